@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -64,12 +65,7 @@ class StreamDriver:
         """
         self.options = options
         self.clock = clock
-        self.claim = Claim(
-            driver=str(uuid.uuid4()),
-            queue=", ".join(options.names),
-            fail_on_data_loss=options.fail_on_data_loss,
-            fail_on_missing_receipts=options.fail_on_missing_receipts,
-        )
+        self.claim = Claim(options=options, driver=str(uuid.uuid4()))
         self.queues = dict(zip(options.names, options.addresses, strict=True))
         self.looks = dict.fromkeys(options.names, PeekState())
         self.ramp = Ramp(options.concurrency)
@@ -112,13 +108,27 @@ class StreamDriver:
 
     def report(self) -> dict[str, Any]:
         """Report what the progress shows as `sources[].latestOffset`, in messages and seconds."""
-        return peek.report_stream(
-            self.claim.queue,
-            {name: look.found for name, look in self.looks.items()},
-            self.ramp,
-            None if self._acknowledged.stream is None else self._closed,
-            most=self.options.max_messages,
-        )
+        now, most, closed = datetime.now(UTC), self.options.max_messages, self._closed
+        queues = [
+            peek.report_queue(name, look.found, most, now) for name, look in self.looks.items()
+        ]
+        ages = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
+        report: dict[str, Any] = {
+            "queue": self.claim.queue,
+            "backlog": sum(each["backlog"] for each in queues),
+            "backlogIsEstimate": any(each["backlogIsEstimate"] for each in queues),
+            "oldestWaited": max(ages, default=None),
+            "tasks": self.ramp.tasks,
+            "ramp": {"successes": self.ramp.successes, "failures": self.ramp.failures},
+        }
+        if self._acknowledged.stream is not None:
+            report["lastBatch"] = closed.report()
+        if len(queues) > 1:
+            for each in queues:
+                if each["queue"] in closed.queues:
+                    each["lastBatch"] = closed.queues[each["queue"]].report()
+            report["queues"] = queues
+        return report
 
     def close(self) -> None:
         self._session.close()
@@ -382,13 +392,7 @@ def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: fl
     """
     Delete every message of some queues, in one transaction; waits for those that others hold.
 
-    Each queue gets an entry in the audit trail, if there is one.
-
-    Returns:
-        How many. A second call deletes what has arrived in between as well.
-
-    Raises:
-        QueueNotFound, RightMissing, TimedOut: nothing was deleted.
+    Returns how many. Each queue gets an entry in the audit trail, if there is one.
     """
     with transaction(connection, timeout=timeout):
         recorded, total = has_trail(connection), 0

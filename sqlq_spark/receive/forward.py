@@ -127,7 +127,6 @@ class Forwarding:
     def _lock(self, addresses: Iterable[QueueAddress]) -> dict[QueueAddress, errors.SqlQueueError]:
         """Look up all destinations at once, lock and check them; why some cannot be sent to."""
         failed = self.destinations.find_refused(addresses, RETURNED)
-        self._check_trust(failed.values())
         for address in [each for each in addresses if each not in failed]:
             reason = self._attempt(partial(self.destinations.lock, address))
             if isinstance(reason, errors.TimedOut):
@@ -136,16 +135,12 @@ class Forwarding:
             if reason is not None:
                 failed[address] = reason
         locked = [address for address in addresses if address not in failed]
-        refused = self.destinations.check_locked(locked, RETURNED)
-        self._check_trust(refused.values())
-        return failed | refused
-
-    def _check_trust(self, reasons: Iterable[errors.SqlQueueError]) -> None:
-        """Fail if a table is not trusted and there is no error queue."""
-        for reason in reasons:
+        failed |= self.destinations.check_locked(locked, RETURNED)
+        for reason in failed.values():  # a trap stops a stream that has no error queue
             refused = isinstance(reason, errors.DestinationRefused)
             if refused and self.task.options.error_address is None:
                 raise reason
+        return failed
 
     def _attempt(self, work: Callable[[], None]) -> errors.SqlQueueError | None:
         """

@@ -13,15 +13,15 @@ found and gives the next one, or None at the end. driver.py runs the queries.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 
 if TYPE_CHECKING:
-    from sqlq_spark.receive.pace import Outcome, Plan, Ramp
-    from sqlq_spark.receive.receipts import Acknowledged
+    from datetime import datetime
+
+    from sqlq_spark.receive.pace import Outcome, Plan
 
 LAST_LOOKED_AT = HIGHEST_SEQ - 1  # what is one higher still must be a number of the database
 # A query from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
@@ -109,7 +109,7 @@ def answer_look(
     pause: float,
 ) -> tuple[PeekState, Query | None]:
     """
-    Take the answer of a query.
+    Take what a query found.
 
     Messages behind those that others hold are received first, before a look tries the held ones
     again.
@@ -117,9 +117,9 @@ def answer_look(
     Args:
         state: before the answer.
         query: the one that was asked.
-        found: what it found.
+        found: its answer.
         now: monotonic seconds when the look started.
-        took: seconds.
+        took: seconds that the query took.
         receipts: False: transactionMode=none, so that only this look shows what a batch received.
         pause: seconds that a queue rests in which nothing was found.
 
@@ -179,12 +179,7 @@ def freeze(state: PeekState, last: int | None) -> PeekState:
 
 
 def plan(state: PeekState, asked: Plan) -> tuple[PeekState, int, tuple[int, ...]]:
-    """
-    Cut what the last look found into ranges, and remember the batch.
-
-    Returns:
-        The state, and as `cut` the share of each range and the bounds.
-    """
+    """Cut what the last look found into ranges, as `cut` gives them, and remember the batch."""
     share, bounds = cut(state.found, asked)
     planned = Planned(state.found, stop=bounds[-1], asked=asked.messages)
     return replace(wake(state), planned=planned), share, bounds
@@ -192,11 +187,11 @@ def plan(state: PeekState, asked: Plan) -> tuple[PeekState, int, tuple[int, ...]
 
 def cut(found: Found, asked: Plan) -> tuple[int, tuple[int, ...]]:
     """
-    Cut a batch into ranges of seqs, at the marks of a query.
+    Cut a batch into at most `asked.tasks` ranges of seqs, at the marks of a query.
 
     Returns:
         How many messages each range holds, the last one perhaps fewer, and the ranges' bounds:
-        range i is [bounds i, bounds i+1). There are at most `asked.tasks` ranges.
+        range i is [bounds i, bounds i+1).
     """
     grains = -(-asked.messages // found.grain)
     step = -(-grains // asked.tasks)
@@ -227,46 +222,6 @@ def wake(state: PeekState) -> PeekState:
 # ---------------------------------------------------------------- what the progress shows
 
 
-def report_stream(
-    name: str,
-    found: dict[str, Found],
-    ramp: Ramp,
-    last: Acknowledged | None,
-    *,
-    most: int,
-) -> dict[str, Any]:
-    """
-    Report on a stream as a whole, and on each queue if there are several.
-
-    Args:
-        name: of its queue, or of all of them.
-        found: by queue, at the last look.
-        ramp: how many tasks may run now, and what led there.
-        last: the batch that was acknowledged last, if there was one.
-        most: where a look stops counting.
-    """
-    now = datetime.now(UTC)
-    queues = [report_queue(each, seen, most, now) for each, seen in found.items()]
-    ages = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
-    report: dict[str, Any] = {
-        "queue": name,
-        "backlog": sum(each["backlog"] for each in queues),
-        "backlogIsEstimate": any(each["backlogIsEstimate"] for each in queues),
-        "oldestWaited": max(ages, default=None),
-        "tasks": ramp.tasks,
-        "ramp": {"successes": ramp.successes, "failures": ramp.failures},
-    }
-    if last is not None:
-        report["lastBatch"] = report_batch(last)
-    if len(queues) > 1:
-        batches = {} if last is None else last.queues
-        report["queues"] = [
-            queue | ({"lastBatch": report_batch(batches[name])} if name in batches else {})
-            for name, queue in zip(found, queues, strict=True)
-        ]
-    return report
-
-
 def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str, Any]:
     """Report what waits in a queue; beyond the limit of a batch that is only estimated."""
     full = found.messages >= most
@@ -275,15 +230,6 @@ def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str,
         "backlog": max(found.messages, found.span) if full else found.messages,
         "backlogIsEstimate": full,
         "oldestWaited": seconds_since(found.sent, now),
-    }
-
-
-def report_batch(last: Acknowledged) -> dict[str, Any]:
-    return {
-        "batch": last.batch,
-        "tasks": last.outcome.tasks,
-        "emptyTasks": last.outcome.empty,
-        **last.counts,
     }
 
 

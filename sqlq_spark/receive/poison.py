@@ -62,11 +62,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     """
     Put poison into the error queue. Without one it is delivered, its invalid UTF-8 as U+FFFD.
 
-    Returns:
-        The other rows, all texts valid.
-
-    Raises:
-        DestinationRefused: the error queue would run code of an owner that is not trusted.
+    Returns the other rows, all texts valid. Raises as `store_in_error_queue`.
     """
     errors = task.options.error_address
     unread = find_undecodable(live["headers"])
@@ -129,13 +125,11 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     """
     Move messages that are larger than maxMessageBytes to the error queue, on the server.
 
-    `short`: the task got less than it was planned for and may hold.
+    `short`: the task got less than it was planned for and may hold. Raises MessageTooLarge if there
+    is no error queue.
 
     Returns:
         How many were moved, and how many had expired and are gone.
-
-    Raises:
-        MessageTooLarge: there is no error queue.
     """
     errors, largest = task.options.error_address, task.options.max_message_bytes
     # `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then

@@ -68,21 +68,19 @@ MISSING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The claim of one driver process on a stream, with the queues that it reads."""
+    """The claim of one driver process on a stream, with the queues that its options name."""
 
+    options: SourceOptions
     driver: str  # a fresh id for each driver process
-    queue: str  # the canonical address; of several queues joined by ", "
     stream: str | None = None  # for which the process speaks already
-    fail_on_data_loss: bool = True
-    fail_on_missing_receipts: bool = False
+
+    @property
+    def queue(self) -> str:
+        """The canonical address; of several queues joined by ", "."""
+        return ", ".join(self.options.names)
 
     def check(self, queue: str) -> None:
-        """
-        Accept the queues of a stream's row: others may have come or gone since, but not all.
-
-        Raises:
-            StreamOfOtherQueue: none of them is read here.
-        """
+        """Accept the queues of a stream's row: others may have come or gone since, but not all."""
         mine = set(split_canonical(self.queue))
         if queue != self.queue and mine.isdisjoint(split_canonical(queue)):
             raise errors.StreamOfOtherQueue(found=queue, asked=self.queue)
@@ -103,12 +101,7 @@ class StreamRow:
 
 
 def lock_stream(connection: Connection, stream: str) -> StreamRow:
-    """
-    Lock a stream's row until commit; that waits for running tasks.
-
-    Raises:
-        StreamNotFound: there is none.
-    """
+    """Lock a stream's row until commit; that waits for running tasks. Raises StreamNotFound."""
     found = connection.rows("lock_stream", stream=stream)
     if not found:
         raise errors.StreamNotFound(
@@ -119,21 +112,17 @@ def lock_stream(connection: Connection, stream: str) -> StreamRow:
 
 def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -> str | None:
     """
-    Lock a stream's row, so that a batch can get its plan. A batch never gets a second plan.
+    Lock a stream's row, so that a batch can get its plan; or return the text of the one it has.
 
     Two plans of one batch would share its receipts. Messages that only one of them receives would
-    be lost.
+    be lost. So a batch whose plan's commit had no answer keeps that plan.
 
     The caller has acknowledged the batch before, in an earlier transaction. If the row has not, the
     database has lost commits since: a standby that was behind took over from under a query that
     runs.
 
-    Returns:
-        The text of the plan that is there, if the answer of its commit was lost.
-
     Raises:
-        StreamNotFound, DatabaseRolledBack.
-        StreamTakenOver: another driver speaks for the stream.
+        StreamNotFound, DatabaseRolledBack, StreamTakenOver.
     """
     row = lock_stream(connection, stream)
     if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
@@ -147,16 +136,16 @@ def went_back(connection: Connection, stream: str, start: int, row: StreamRow, w
     """Refuse a database that is older than the checkpoint."""
     server = connection.server
     error = errors.DatabaseRolledBack(stream=stream, start=start, acked=row.acked, server=server)
-    accept_or_raise(error, who)
+    accept_or_raise(error, who.options)
 
 
 def accept_or_raise(
     error: errors.CheckpointFailure,
-    rules: Claim | SourceOptions,
+    options: SourceOptions,
     instead: str = "the stream goes on after data loss",
 ) -> None:
     """Raise an error, unless the user accepts what happens instead."""
-    if rules.fail_on_data_loss:
+    if options.fail_on_data_loss:
         raise error
     log.warning("%s because failOnDataLoss=false: %s", instead, error)
 
@@ -184,8 +173,7 @@ class StoredReceipt:
         """
         Unpack the messages, in rows of QUEUE_ROW: at most so many, none of more bytes.
 
-        Raises:
-            PayloadRefused: someone has changed the receipt.
+        Raises PayloadRefused if someone has changed the receipt.
         """
         rows = min(self.messages, messages)
         expected = Expected(
@@ -258,6 +246,12 @@ class Acknowledged:
     def counts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in COUNTS}
 
+    def report(self) -> dict[str, Any]:
+        """Give what the progress shows as `lastBatch`."""
+        outcome = self.outcome
+        facts = {"batch": self.batch, "tasks": outcome.tasks, "emptyTasks": outcome.empty}
+        return facts | self.counts
+
 
 def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged:
     """
@@ -282,7 +276,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
         raise errors.StreamTakenOver(stream=stream)
     if row.acked > batch:
         error = errors.CheckpointRolledBack(stream=stream, start=batch, acked=row.acked)
-        accept_or_raise(error, who)
+        accept_or_raise(error, who.options)
         return Acknowledged(batch=row.acked, plan=row.plan)
     # a batch that a return or a drop has closed keeps its other receipts
     first = min(row.acked + 1, batch)
@@ -294,15 +288,15 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     total = count_batch(batch, counts)
     found = total.outcome.tasks
     if row.acked < batch and found < end.tasks:
-        if who.fail_on_missing_receipts:
+        if who.options.fail_on_missing_receipts:
             missing = errors.ReceiptsMissing(
                 stream=stream, batch=batch, tasks=end.tasks, found=found
             )
-            accept_or_raise(missing, who)
+            accept_or_raise(missing, who.options)
         else:
             log.warning(MISSING, who.queue, batch, end.tasks, found)
     origin = name_in_spark(counts)
-    passed = not (who.fail_on_data_loss or total.outcome.got)
+    passed = not (who.options.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
     if counts or row.acked < batch:
         connection.run(
@@ -321,12 +315,12 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:
     """Give Spark's names for a batch, by the rows of `outcome`; none where they differ."""
-    names = {(query, number) for *_, query, number in counts}
-    queries = {query for query, number in names if number is not None}
+    names = {(query, number) for *_, query, number in counts if number is not None}
+    queries = {query for query, _ in names}
     if len(queries) != 1 or None in queries:
         return Origin()
-    last = max(number for _, number in names if number is not None)
-    return Origin(query_id=queries.pop(), query_batch=last)
+    query, last = max(names)
+    return Origin(query_id=query, query_batch=last)
 
 
 def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:

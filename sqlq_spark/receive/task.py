@@ -93,11 +93,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
     """
     Take what the task may take, or what an earlier attempt of it took.
 
-    Args:
-        connection: no transaction open.
-        task: its range, limits and identity.
-        timeout: seconds for each statement and wait.
-        origin: Spark's names for this batch.
+    `timeout` is in seconds, for each statement and wait; `origin` has Spark's names for this batch.
 
     Returns:
         Messages of QUEUE_ROW in the order of seq. They have left the queue, committed.
@@ -133,17 +129,11 @@ def fence(
     connection: Connection, task: Task, origin: Origin = NO_STREAM
 ) -> tuple[bool, int | None]:
     """
-    Make sure that the batch is open.
-
-    With failOnDataLoss=false a closed batch raises no error: the task hands out its receipt if it
-    still has one, and receives nothing.
+    Make sure that the batch is open. Raises StreamNotFound, StaleTask.
 
     Returns:
         Whether the batch is open, and the last batch that Spark's query has received for by
         another plan; None: by none. Both hold until the transaction ends.
-
-    Raises:
-        StreamNotFound, StaleTask.
     """
     stream, batch, number = task.key
     row = connection.rows("fence", stream=stream, query_id=origin.query_id)
@@ -158,46 +148,38 @@ def fence(
 
 def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
     """
-    Whether Spark's batch is above the high-water mark of its query.
+    Whether Spark's batch is above the high-water mark of its query; raises CheckpointIncomplete.
 
     Spark runs a batch only by the plans that it has stored before the first task of the batch. A
     task of another plan means that the checkpoint lost entries. A task without Spark's names, as in
     a thread that a user's function started, is not checked.
-
-    Raises:
-        CheckpointIncomplete.
     """
     if high_water is None or origin.query_batch is None or origin.query_batch > high_water:
         return True
-    accept_or_raise(name_lost_files(task, origin, high_water), task.options, NOTHING)
+    accept_lost_files(task, origin, high_water, NOTHING)
     return False
 
 
 def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
-    """
-    Refuse to hand out a receipt for another batch of the same query: a sink may hold that batch.
-
-    Raises:
-        CheckpointIncomplete.
-    """
+    """Refuse to hand out a receipt for another batch of its query: a sink may hold that one."""
     received, asked = stored.query_batch, origin.query_batch
     if stored.query_id != origin.query_id or received is None or asked is None or asked == received:
         return
-    lost = name_lost_files(task, origin, received)
-    accept_or_raise(lost, task.options, "this task hands out its receipt")
+    accept_lost_files(task, origin, received, "this task hands out its receipt")
 
 
-def name_lost_files(task: Task, origin: Origin, received: int) -> CheckpointIncomplete:
-    """Return the error of a checkpoint that lost the files of a batch up to the one received."""
+def accept_lost_files(task: Task, origin: Origin, received: int, instead: str) -> None:
+    """Raise that a checkpoint lost the files of a batch up to the one received, or accept it."""
     batch = origin.query_batch or 0
     last = max(batch, received)
-    return CheckpointIncomplete(
+    error = CheckpointIncomplete(
         query=origin.query_id,
         batch=batch,
         high_water=received,
         task=task.name,
         files=f"{batch}" if batch == last else f"{batch} to {last}",
     )
+    accept_or_raise(error, task.options, instead)
 
 
 # ---------------------------------------------------------------- the messages

@@ -253,7 +253,7 @@ class Bench:
     @property
     def who(self) -> Claim:
         """The one driver of `new_stream`'s streams."""
-        return Claim(driver="the driver", queue=self.stated)
+        return Claim(options=self.source(), driver="the driver")
 
     def ack(self, stream: str, batch: int, connection: Connection | None = None) -> Acknowledged:
         """Acknowledge a batch, as the driver of `new_stream`."""

@@ -155,8 +155,8 @@ HISTORY = [
         promise="With failOnMissingReceipts a batch with fewer receipts than tasks is an error.",
         fixed="82bd485",
         file="receive/receipts.py",
-        old="        if who.fail_on_missing_receipts:\n",
-        new="        if who.fail_on_missing_receipts and not found:\n",
+        old="        if who.options.fail_on_missing_receipts:\n",
+        new="        if who.options.fail_on_missing_receipts and not found:\n",
         tests=[
             "conformance/test_receipts.py::test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it"
         ],
