@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 13104, "tokens": 73133},
-    "everything else": {"files": 103, "lines": 14396, "tokens": 77874},
+    "core": {"files": 64, "lines": 12869, "tokens": 72380},
+    "everything else": {"files": 103, "lines": 14396, "tokens": 77872},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 167, "lines": 27500, "tokens": 151007},
+    "package": {"files": 167, "lines": 27265, "tokens": 150252},
     "sql": {"statement lines": 2564},
-    "tests": {"files": 305, "lines": 54076, "tokens": 363095},
+    "tests": {"files": 303, "lines": 53907, "tokens": 361461},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
