@@ -36,11 +36,15 @@ FILES = (
 PARTS = (
     "message_bytes",
     "received_row",
+    "closed_batch",
     "page",
     "take_lock",
+    "allocated",
     "table_figures",
+    "autovacuum",
     "asked_table",
     "code_parts",
+    "source_owner",
     "state_faults",
 )
 COMMENTS = re.compile(r"^ *--.*\n?", re.MULTILINE)
