@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 12869, "tokens": 72380},
+    "core": {"files": 64, "lines": 12868, "tokens": 72372},
     "everything else": {"files": 103, "lines": 14396, "tokens": 77872},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 167, "lines": 27265, "tokens": 150252},
-    "sql": {"statement lines": 2564},
-    "tests": {"files": 303, "lines": 53907, "tokens": 361461},
+    "package": {"files": 167, "lines": 27264, "tokens": 150244},
+    "sql": {"statement lines": 2433},
+    "tests": {"files": 303, "lines": 53908, "tokens": 361473},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

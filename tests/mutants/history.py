@@ -543,9 +543,12 @@ RETURNING""",
         promise="A table whose descendants could run code of another owner is not trusted.",
         fixed="f45a72c",
         file="database/postgresql/trust.sql",
-        statement="destinations",
-        old=" OR c.relhassubclass)",
-        new=")",
+        statement="table_code",
+        old="""
+    UNION
+    SELECT t.root, i.inhrelid FROM tables AS t JOIN pg_inherits AS i ON i.inhparent = t.id
+""",
+        new="\n",
         tests=["hostile/test_destinations.py::test_a_delayed_table_of_an_attacker_runs_nothing"],
     ),
 ]
