@@ -24,11 +24,10 @@ from sqlq_spark.send.frame import MOMENT
 from sqlq_spark.send.sender import CHUNK_DELAYS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sqlq_spark.database import Connection
     from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.send.insert import Inserts
     from sqlq_spark.wire.address import QueueAddress
 
@@ -56,7 +55,6 @@ def store_delayed(
     Insert delayed messages into the tables where they wait, Due by the database's clock.
 
     A time in the past is stored as it is, as the transport does. The next mover takes it.
-    The insert is part of the transaction that sends the rest of the chunk.
 
     A message for a queue whose own table is missing can be set aside. The table of the option
     `delayedQueue`, for all queues, must be there. Each row of the chunk is delayed, and `chosen`
@@ -73,33 +71,22 @@ def store_delayed(
     if common is not None:
         try:
             inserts.destinations.lock_and_check([common], DELAYED)
-        except (QueueNotFound, NotAQueue):
-            raise _not_found(connection, common, next(iter(chosen))) from None
+        except (QueueNotFound, NotAQueue) as error:
+            raise _with_queue(connection, error, common, next(iter(chosen))) from None
         connection.load(common, rows)
         return
     for queue, mine in chosen.items():
         table = delayed_of(queue)
-        reason = _lock(inserts, table, queue) or inserts.copy_rows(table, rows.filter(mine))
+        try:
+            reason = inserts.lock([table], DELAYED).get(table)
+        except (QueueNotFound, NotAQueue) as error:
+            raise _with_queue(connection, error, table, queue) from None
+        if reason is None:
+            reason = inserts.copy_rows(table, rows.filter(mine))
+        else:
+            reason = _with_queue(connection, reason, table, queue)
         if reason is not None:
             inserts.set_aside(chunk.filter(mine), queue, reason)
-
-
-def _lock(inserts: Inserts, table: QueueAddress, queue: QueueAddress) -> SqlQueueError | None:
-    """Lock the table in which messages for a queue wait, and check it; return why not, or None."""
-    try:
-        reason = inserts.lock([table], DELAYED).get(table)
-    except (QueueNotFound, NotAQueue):
-        raise _not_found(inserts.connection, table, queue) from None
-    missing = isinstance(reason, QueueNotFound | NotAQueue)
-    return _not_found(inserts.connection, table, queue) if missing else reason
-
-
-def _not_found(
-    connection: Connection, table: QueueAddress, queue: QueueAddress
-) -> DelayedQueueNotFound:
-    return DelayedQueueNotFound(
-        table=connection.printed(table), queue=connection.printed(queue), server=connection.server
-    )
 
 
 def check_table(destinations: Destinations, table: QueueAddress) -> None:
@@ -109,24 +96,27 @@ def check_table(destinations: Destinations, table: QueueAddress) -> None:
     Raises:
         DelayedQueueNotFound, DestinationRefused.
     """
-    connection = destinations.connection
     for reason in destinations.find_refused([table], DELAYED).values():
-        if isinstance(reason, QueueNotFound | NotAQueue):
-            raise DelayedQueueNotFound(
-                table=connection.printed(table),
-                queue="the option delayedQueue",
-                server=connection.server,
-            )
-        raise reason
+        raise _with_queue(destinations.connection, reason, table, None)
+
+
+def _with_queue(
+    connection: Connection, reason: SqlQueueError, table: QueueAddress, queue: QueueAddress | None
+) -> SqlQueueError:
+    """Return why messages for a queue cannot wait in a table; None: in the option's table."""
+    if not isinstance(reason, QueueNotFound | NotAQueue):
+        return reason
+    return DelayedQueueNotFound(
+        table=connection.printed(table),
+        queue="the option delayedQueue" if queue is None else connection.printed(queue),
+        server=connection.server,
+    )
 
 
 def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     """Return when each row is due; the database computes each distinct delay or time once."""
-    coded = {
-        name: chunk[name].combine_chunks().dictionary_encode()
-        for name in CHUNK_DELAYS
-        if name in chunk.column_names
-    }
+    names = [name for name in CHUNK_DELAYS if name in chunk.column_names]
+    coded = {name: chunk[name].combine_chunks().dictionary_encode() for name in names}
     texts = {name: each.dictionary.cast(pa.string()).to_pylist() for name, each in coded.items()}
     delays, moments = connection.rows(
         "dues",
@@ -154,28 +144,10 @@ class Moved:
 class Mover:
     """Moves due messages into their queue; remembers the time zone of its endpoints."""
 
-    def __init__(
-        self,
-        queue: QueueAddress,
-        *,
-        zone: str | None,
-        timeout: float,
-        allowed: Sequence[QueueAddress] = (),
-    ) -> None:
-        """
-        Begin.
-
-        Args:
-            queue: whose table of delayed messages it is.
-            zone: the option endpointTimeZone.
-            timeout: seconds for each statement and wait.
-            allowed: the option allowedDestinations.
-        """
+    def __init__(self, queue: QueueAddress, options: DatabaseOptions) -> None:
         self.queue = queue
-        self.allowed = allowed
+        self.options = options
         self.delayed = delayed_of(queue)
-        self.timeout = timeout
-        self._given_zone = zone
         self._zone: str | None = None
 
     def move(self, connection: Connection, most: int = DUE_BATCH) -> Moved:
@@ -195,12 +167,12 @@ class Mover:
         """
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
-            with transaction(connection, timeout=self.timeout):
-                known = Destinations(connection, self.allowed, source=self.queue)
+            with transaction(connection, timeout=self.options.query_timeout):
+                known = Destinations(connection, self.options.allowed, source=self.queue)
                 # what leaves the delayed table must run no code of an untrusted owner
                 for reason in known.find_refused([self.delayed], DELAYED).values():
                     raise reason
-                zone = self._zone or endpoint_zone(connection, self._given_zone)
+                zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
                 moved, renamed = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most
                 )[0]
@@ -208,7 +180,7 @@ class Mover:
         except (QueueNotFound, NotAQueue) as error:
             if error.queue != connection.printed(self.delayed):
                 raise
-            raise _not_found(connection, self.delayed, self.queue) from None
+            raise _with_queue(connection, error, self.delayed, self.queue) from None
         self._zone = zone
         if renamed:
             log.warning(
@@ -248,16 +220,10 @@ def pause(before: float, moved: Moved) -> float:
 class DueMessagePoller:
     """Moves what is due before a stream's peeks, as an endpoint does beside its receiver."""
 
-    def __init__(self, options: SourceOptions, queue: QueueAddress) -> None:
-        """Begin; nothing is done without the option delayedDelivery."""
+    def __init__(self, queue: QueueAddress, options: SourceOptions) -> None:
         self.options = options
-        self.mover = Mover(
-            queue,
-            zone=options.endpoint_time_zone,
-            timeout=options.query_timeout,
-            allowed=options.allowed,
-        )
-        self._next = -1e9 if options.delayed_delivery else 1e18
+        self.mover = Mover(queue, options)
+        self._next = -1e9 if options.delayed_delivery else 1e18  # monotonic seconds
 
     def poll(self, connection: Connection, now: float) -> bool:
         """
@@ -272,15 +238,14 @@ class DueMessagePoller:
         """
         if now < self._next:
             return False
-        options = self.options
-        moved = self._move(connection, options.max_messages)
+        most, wait = self.options.max_messages, self.options.peek_delay
+        moved = self._move(connection, most)
         if moved is None:
-            self._next = now + max(LONGEST, options.peek_delay)
+            self._next = now + max(LONGEST, wait)
             return False
-        wait = options.peek_delay
         if moved.next_due is not None and moved.next_due > 0:
             wait = min(wait, moved.next_due)
-        self._next = now if moved.messages == options.max_messages else now + wait
+        self._next = now if moved.messages == most else now + wait
         return moved.messages > 0
 
     def finish(self, connection: Connection) -> None:
@@ -291,11 +256,9 @@ class DueMessagePoller:
 
     def _move(self, connection: Connection, most: int | None) -> Moved | None:
         """
-        Move due messages.
+        Move due messages, or return None where there is no table.
 
-        Returns:
-            None: there is no table. The queue of an instance need not have one, because its
-            endpoint has one for all.
+        The queue of an instance need not have one, because its endpoint has one for all.
         """
         try:
             return self.mover.move_all(connection, most)

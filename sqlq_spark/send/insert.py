@@ -106,19 +106,13 @@ def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions)
     """
     messages, without_subscriber = 0, Counter[str]()
     for chunk in chunks:
-        without_subscriber += session.run_with_retries(
-            partial(send_chunk, chunk=chunk, options=options)
-        )
+        work = partial(Inserts.insert, chunk=chunk)
+        inserts = session.run_with_retries(partial(send_in_transaction, options=options, work=work))
+        inserts.log_set_aside(session.application)
+        without_subscriber += inserts.without_subscriber
         messages += chunk.num_rows
     publish.log_without_subscriber(session.application, without_subscriber)
     return messages
-
-
-def send_chunk(connection: Connection, chunk: pa.Table, options: SinkOptions) -> Counter[str]:
-    """Insert a chunk in a transaction of its own; return the topics that nobody subscribed to."""
-    inserts = send_in_transaction(connection, options, lambda inserts: inserts.insert(chunk))
-    inserts.log_set_aside(connection.application)
-    return inserts.without_subscriber
 
 
 class Inserts:
@@ -132,26 +126,18 @@ class Inserts:
         *,
         isolate_failures: bool = False,
     ) -> None:
-        """
-        Prepare; nothing is sent to the database yet.
-
-        Args:
-            connection: in a transaction.
-            options: the sink's.
-            destinations: which tables may be sent to; None: by the options alone.
-            isolate_failures: whether the messages for a destination that refuses are set aside, and
-                the transaction goes on.
-        """
-        self.connection = connection
+        self.connection = connection  # in a transaction
         self.options = options
+        # which tables may be sent to
         self.destinations = destinations or Destinations(connection, options.allowed)
+        # whether the messages for a destination that refuses are set aside, and the others sent
         self.isolate_failures = isolate_failures
         # lists of topics without a subscriber, and how many messages had them
         self.without_subscriber: Counter[str] = Counter()
         self.messages_aside = 0  # in the error queue
         self.reasons: dict[str, SqlQueueError] = {}  # why, by destination
         self._texts: list[str] = []  # headers of what goes to the error queue with this chunk
-        self._bodies: list[pa.ChunkedArray] = []
+        self._bodies: list[pa.Array] = []
 
     def insert(self, chunk: pa.Table) -> None:
         """Insert a chunk's messages; it has the columns CHUNK_ROW, and others of CHUNK_OPTIONAL."""
@@ -172,7 +158,7 @@ class Inserts:
         if topics is not None:
             copies, reasons = publish.find_copies(self, topics)
             for place, mine in copies.items():
-                if isinstance(place, str):
+                if isinstance(place, str) or place in reasons:
                     self.set_aside(chunk.filter(mine), place, reasons[place])
                 else:
                     chosen[place] = pc.or_(chosen[place], mine) if place in chosen else mine
@@ -187,15 +173,7 @@ class Inserts:
     def lock(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> dict[QueueAddress, SqlQueueError]:
-        """
-        Lock destinations and check them.
-
-        Returns:
-            Those that cannot be sent to, and why.
-
-        Raises:
-            DatabaseFailure: one cannot be sent to, and failures are not isolated.
-        """
+        """Lock destinations; return or, if failures are not isolated, raise why one is refused."""
         if not self.isolate_failures:
             self.destinations.lock_and_check(queues, columns)
             return {}
@@ -210,12 +188,7 @@ class Inserts:
         return refused | self.destinations.check_locked(locked, columns)
 
     def copy_rows(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
-        """
-        Insert rows at their destination; return why not, if it refuses them.
-
-        Raises:
-            DatabaseFailure: the destination refuses, and failures are not isolated.
-        """
+        """Insert rows; return or, if failures are not isolated, raise why they are refused."""
         if self.isolate_failures:
             return self._attempt(partial(load_checked, self.connection, queue, rows))
         self.connection.load(queue, rows)
@@ -245,10 +218,7 @@ class Inserts:
                 failures[name] = self._describe(name, reason)
         if not failures:
             return chunk
-        bad = pc.is_in(chunk["queue"], value_set=pa.array(list(failures), pa.string()))
-        topics = publish.topics_of(chunk)
-        if topics is not None:
-            bad = pc.and_(bad, pc.is_null(topics))
+        bad = _find_named(chunk, failures)
         rows = chunk.filter(bad)
         self._set_aside(rows, [failures[name] for name in rows["queue"].to_pylist()])
         return chunk.filter(pc.invert(bad))
@@ -266,15 +236,14 @@ class Inserts:
         """Add the headers that say why; they replace FailedQ, and the destination of a delay."""
         waiting = delayed.find_waiting(rows)
         delays = [False] * rows.num_rows if waiting is None else waiting.to_pylist()
-        for text, failure, is_delayed in zip(
-            rows["headers"].to_pylist(), failures, delays, strict=True
-        ):
+        texts = rows["headers"].to_pylist()
+        for text, failure, is_delayed in zip(texts, failures, delays, strict=True):
             headers = parse_headers(text) or {}
             headers.pop(FAILED_Q, None)
             if is_delayed:
                 headers.pop(FORWARD_DESTINATION, None)
             self._texts.append(dumps(headers | failure))
-        self._bodies.append(rows["body"])
+        self._bodies += rows["body"].chunks
 
     def _load_set_aside(self) -> None:
         """
@@ -287,8 +256,7 @@ class Inserts:
         if errors is None or not self._texts:
             return
         self.destinations.lock_and_check([errors])
-        parts = [part for bodies in self._bodies for part in bodies.chunks]
-        bodies = pa.chunked_array(parts, pa.binary())
+        bodies = pa.chunked_array(self._bodies, pa.binary())
         self.connection.load(errors, rows_to_store(self._texts, bodies))
         self.messages_aside += len(self._texts)
         self._texts, self._bodies = [], []
@@ -315,20 +283,13 @@ def rows_by_queue(
 
     With a connection all spellings of a queue are one, so that its rows keep their order.
     """
-    own, topics = chunk["queue"], publish.topics_of(chunk)
     names = {name: destination_of(name, options) for name in _names_of_queues(chunk)}
     spellings: dict[QueueAddress, list[str | None]] = {}
     several = len(set(names.values())) > 1
     first = unite(connection, names.values()) if connection and several else {}
     for name, queue in names.items():
         spellings.setdefault(first.get(queue, queue), []).append(name)
-    chosen = {
-        queue: pc.is_in(own, value_set=pa.array(texts, pa.string()))
-        for queue, texts in spellings.items()
-    }
-    if topics is None:
-        return chosen
-    return {queue: pc.and_(mine, pc.is_null(topics)) for queue, mine in chosen.items()}
+    return {queue: _find_named(chunk, texts) for queue, texts in spellings.items()}
 
 
 def _names_of_queues(chunk: pa.Table) -> list[str | None]:
@@ -338,6 +299,13 @@ def _names_of_queues(chunk: pa.Table) -> list[str | None]:
         own if topics is None else own.filter(pc.is_null(topics))
     ).to_pylist()
     return names
+
+
+def _find_named(chunk: pa.Table, names: Iterable[str | None]) -> pa.ChunkedArray:
+    """Return which rows, of those that are not published, name one of some queues."""
+    mask = pc.is_in(chunk["queue"], value_set=pa.array([*names], pa.string()))
+    topics = publish.topics_of(chunk)
+    return mask if topics is None else pc.and_(mask, pc.is_null(topics))
 
 
 def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
