@@ -57,11 +57,7 @@ def store_delayed(
     A time in the past is stored as it is, as the transport does. The next mover takes it.
 
     A message for a queue whose own table is missing can be set aside. The table of the option
-    `delayedQueue`, for all queues, must be there. Each row of the chunk is delayed, and `chosen`
-    says which rows are for which queue.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
+    `delayedQueue`, for all queues, must be there. `chosen` says which rows are for which queue.
     """
     connection, options = inserts.connection, inserts.options
     zone = endpoint_zone(connection, options.endpoint_time_zone)
@@ -90,12 +86,7 @@ def store_delayed(
 
 
 def check_table(destinations: Destinations, table: QueueAddress) -> None:
-    """
-    Check the table of the option `delayedQueue`, without a lock.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused.
-    """
+    """Raise why the table of the option `delayedQueue` cannot be used; lock nothing."""
     for reason in destinations.find_refused([table], DELAYED).values():
         raise _with_queue(destinations.connection, reason, table, None)
 
@@ -154,9 +145,8 @@ class Mover:
         """
         Move up to `most` messages, those that have been due for longest, in one transaction.
 
-        The caller may run it again after a lost answer. A message is in one of the tables at any
-        time, so it is moved once; the second run moves other messages. Several movers share the
-        work.
+        The caller may run it again after a lost answer: a message is in one of the tables at any
+        time, and the second run moves others. Several movers share the work.
 
         A copy by hand or a restored table can leave an id that is in the queue already. Such a
         message gets a new id there. To pass it over would stop the mover for ever, and to drop it
@@ -173,9 +163,9 @@ class Mover:
                 for reason in known.find_refused([self.delayed], DELAYED).values():
                     raise reason
                 zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
-                moved, renamed = connection.rows(
+                ((moved, renamed),) = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most
-                )[0]
+                )
                 next_due = connection.rows("next_due", tables=tables, zone=zone)[0][0]
         except (QueueNotFound, NotAQueue) as error:
             if error.queue != connection.printed(self.delayed):
@@ -203,15 +193,10 @@ class Mover:
 
 def pause(before: float, moved: Moved) -> float:
     """
-    Count how long a mover sleeps, as the transport's does.
+    Return how many seconds a mover sleeps after no full batch, as the transport's does.
 
-    Args:
-        before: seconds that it slept last, 0 if it has moved something since.
-        moved: what it found now, after no full batch.
-
-    Returns:
-        Seconds: 1, then twice as many each time up to 60, but not beyond the next due time. Another
-        mover moves what is due and was not moved, so it does not shorten the pause.
+    It is 1 s, then twice what it slept `before`, up to 60 s, but not beyond the next due time. What
+    is due and was not moved does not shorten the pause, because another mover moves it.
     """
     seconds = min(LONGEST, max(SHORTEST, 0.0 if moved.messages else 2 * before))
     return seconds if (moved.next_due or 0.0) <= 0 else min(seconds, moved.next_due or 0.0)
@@ -228,10 +213,6 @@ class DueMessagePoller:
     def poll(self, connection: Connection, now: float) -> bool:
         """
         Move up to a micro-batch, if it is time: at a due time, and every peekDelay.
-
-        Args:
-            connection: no transaction open.
-            now: monotonic seconds.
 
         Returns:
             Whether there is something new in the queue.

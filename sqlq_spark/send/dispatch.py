@@ -20,23 +20,14 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.send.insert import send_in_transaction
 from sqlq_spark.send.publish import log_without_subscriber
 from sqlq_spark.send.sender import CHUNK_OPTIONAL, CHUNK_ROW
-from sqlq_spark.wire.payload import (
-    CHUNK_KEY,
-    Expected,
-    Packed,
-    Seal,
-    in_row,
-    pack,
-    pages,
-    unpack,
-)
+from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 if TYPE_CHECKING:
@@ -78,7 +69,7 @@ class Staged:
     batch: int
     messages: int
     # in the order in which the task wrote them; the seals do not pass through the database
-    chunks: dict[ChunkKey, Seal] = field(default_factory=dict)
+    chunks: dict[ChunkKey, payload.Seal] = field(default_factory=dict)
     origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
 
 
@@ -105,27 +96,27 @@ def stage(
     Spark computes the chunks while no transaction is open.
     """
     attempt, messages = str(uuid.uuid4()), 0
-    sealed: dict[ChunkKey, Seal] = {}
+    sealed: dict[ChunkKey, payload.Seal] = {}
     for chunk in chunks:
-        payload = pack(chunk)
-        key = ChunkKey(sink, batch, attempt, len(sealed))
+        packed, key = payload.pack(chunk), ChunkKey(sink, batch, attempt, len(sealed))
         timeout = session.options.query_timeout
-        session.run_with_retries(partial(_stage_chunk, key, payload, chunk.num_rows, timeout))
-        sealed[key] = payload.seal
+        session.run_with_retries(partial(_stage_chunk, key, packed, chunk.num_rows, timeout))
+        sealed[key] = packed.seal
         messages += chunk.num_rows
     return Staged(sink, batch, messages, sealed, origin)
 
 
 def _stage_chunk(
-    key: ChunkKey, payload: Packed, messages: int, timeout: float, connection: Connection
+    key: ChunkKey, packed: payload.Packed, messages: int, timeout: float, connection: Connection
 ) -> None:
     while True:
         with transaction(connection, timeout=timeout):
             # the sink's drivers wait for the commit; a new sink has no row
             if connection.rows("sink_open", sink=key.sink):
-                values: dict[str, Any] = {**key._asdict(), "messages": messages}
-                if connection.rows("stage", **values, payload=in_row(payload.bytes)):
-                    connection.store("staging_page", pages(payload.bytes, CHUNK_KEY, key))
+                small = payload.in_row(packed.bytes)
+                if connection.rows("stage", **key._asdict(), messages=messages, payload=small):
+                    pages = payload.pages(packed.bytes, payload.CHUNK_KEY, key)
+                    connection.store("staging_page", pages)
                 return
         # in a transaction of its own: no task waits for the first chunk of another, which may hang
         with transaction(connection, timeout=timeout):
@@ -139,10 +130,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
     """
     Send what the attempts that won staged, once, in one transaction.
 
-    Args:
-        connection: no transaction open.
-        staged: of one sink and batch, one for each task.
-        options: the sink's; its queue takes the rows that name none.
+    `staged` is of one sink and batch, one for each task. No transaction is open.
 
     Returns:
         How many messages were sent now; 0 where the batch was sent before.
@@ -193,14 +181,9 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:
     """
-    Delete the chunks of a batch and of the batches before it.
+    Delete the chunks of a batch that failed and of the batches before it; no transaction is open.
 
-    Args:
-        connection: no transaction open.
-        sink: who would have sent.
-        batch: the one that failed.
-        final: whether the batch is never tried again. Then tasks that still run cannot stage.
-        timeout: seconds for each statement and wait.
+    `final`: the batch is never tried again, and tasks that still run cannot stage.
     """
     with transaction(connection, timeout=timeout):
         lock_exclusive(connection, sink)
@@ -230,12 +213,7 @@ def settle(connection: Connection, origin: Origin) -> None:
 
 
 def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa.Table]:
-    """
-    Yield what was staged, in the order of tasks and rows.
-
-    Raises:
-        ChunksMissing: the staging lacks a chunk.
-    """
+    """Yield what was staged, in the order of tasks and rows; raise ChunksMissing for less."""
     sink, batch = staged[0].sink, staged[0].batch
     wanted = {key: seal for each in staged for key, seal in each.chunks.items()}
     there = set(connection.rows("chunks", sink=sink, batch=batch))
@@ -253,11 +231,11 @@ def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa
             yield ahead.result()
 
 
-def _fetch(connection: Connection, key: ChunkKey, seal: Seal) -> Callable[[], pa.Table]:
+def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callable[[], pa.Table]:
     """Read a chunk, and return what unpacks it; it raises PayloadRefused if the seal is another."""
-    ((payload,),) = connection.rows("chunk", **key._asdict())
-    stored = [] if payload else connection.rows("chunk_pages", **key._asdict())
-    expected = Expected(
+    ((small,),) = connection.rows("chunk", **key._asdict())
+    pages = [] if small else connection.rows("chunk_pages", **key._asdict())
+    expected = payload.Expected(
         where=f"staged chunk {key.chunk} of attempt {key.attempt}, batch {key.batch} "
         f"of sink {key.sink}",
         schema=CHUNK_ROW,
@@ -266,7 +244,7 @@ def _fetch(connection: Connection, key: ChunkKey, seal: Seal) -> Callable[[], pa
         size=seal.size,
         seal=seal,
     )
-    return partial(unpack, payload, stored, expected)
+    return partial(payload.unpack, small, pages, expected)
 
 
 def delete_abandoned(connection: Connection) -> None:

@@ -23,30 +23,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark import errors
 from sqlq_spark.database import attempt, load_checked, transaction, unite
 from sqlq_spark.database.sessions import TRANSIENT
 from sqlq_spark.database.trust import SENT, Destinations
-from sqlq_spark.errors import (
-    BadAddress,
-    BadInput,
-    Cancelled,
-    DatabaseFailure,
-    MissingOption,
-    TimedOut,
-)
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish, subscriptions
 from sqlq_spark.send.sender import CHUNK_LEGACY
+from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.header_columns import parse_headers
-from sqlq_spark.wire.headers import (
-    EXCEPTION_INFO,
-    FAILED_Q,
-    FORWARD_DESTINATION,
-    TIME_OF_FAILURE,
-    dumps,
-    wire_time,
-)
 from sqlq_spark.wire.rows import rising_ids
 
 if TYPE_CHECKING:
@@ -61,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 # failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
-PASSING = (*TRANSIENT, Cancelled, TimedOut)
+PASSING = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
 MOST_NAMED = 5  # destinations in a warning
 LONGEST_REASON = 16_384  # as the transport cuts ExceptionInfo.Message
 NOWHERE = "the row has no queue, and the sink has no option queue; a reply needs a ReplyToAddress"
@@ -73,10 +59,8 @@ def send_in_transaction(
     """
     Run a transaction that sends; if a destination refuses, run it again and isolate that failure.
 
-    Args:
-        connection: no transaction open.
-        options: the sink's. Without an error queue the failure is raised.
-        work: all that is done between begin and commit.
+    Without an error queue in the options the failure is raised. `work` is all that is done between
+    begin and commit.
     """
     isolate = False
     while True:
@@ -85,10 +69,8 @@ def send_in_transaction(
             with transaction(connection, timeout=options.query_timeout):
                 work(inserts)
                 inserts.destinations.confirm()
-        except PASSING:
-            raise
-        except DatabaseFailure:
-            if isolate or options.undeliverable_address is None:
+        except errors.DatabaseFailure as error:
+            if isolate or options.undeliverable_address is None or isinstance(error, PASSING):
                 raise
             isolate = True
         else:
@@ -163,8 +145,8 @@ class Inserts:
                 else:
                     chosen[place] = pc.or_(chosen[place], mine) if place in chosen else mine
         for queue, mine in chosen.items():
-            refused = self.copy_rows(queue, add_ids(rows if whole else rows.filter(mine)))
-            if refused is not None:
+            copied = add_ids(rows if whole else rows.filter(mine))
+            if refused := self.copy_rows(queue, copied):
                 self.set_aside(chunk.filter(mine), queue, refused)
         self._load_set_aside()
 
@@ -179,11 +161,9 @@ class Inserts:
             return {}
         new = self.destinations.undecided(queues, columns)
         refused = self.destinations.find_refused(new, columns)
-        for queue in new:
-            if queue not in refused:
-                reason = self._attempt(partial(self.destinations.lock, queue))
-                if reason is not None:
-                    refused[queue] = reason
+        for queue in [queue for queue in new if queue not in refused]:
+            if reason := self._attempt(partial(self.destinations.lock, queue)):
+                refused[queue] = reason
         locked = [queue for queue in new if queue not in refused]
         return refused | self.destinations.check_locked(locked, columns)
 
@@ -199,9 +179,9 @@ class Inserts:
         try:
             with attempt(self.connection):
                 work()
-        except PASSING:
-            raise
-        except DatabaseFailure as error:
+        except errors.DatabaseFailure as error:
+            if isinstance(error, PASSING):
+                raise
             return error
         return None
 
@@ -210,11 +190,11 @@ class Inserts:
     def _set_unreadable_aside(self, chunk: pa.Table) -> pa.Table:
         """Return the rows whose destination can be read; the others go to the error queue."""
         failures: dict[str | None, dict[str, str]] = {}
-        for name in _names_of_queues(chunk):
+        for name in names_of_queues(chunk):
             try:
                 destination_of(name, self.options)
-            except BadInput as error:
-                reason = BadAddress(text="", reason=NOWHERE) if name is None else error
+            except errors.BadInput as error:
+                reason = errors.BadAddress(text="", reason=NOWHERE) if name is None else error
                 failures[name] = self._describe(name, reason)
         if not failures:
             return chunk
@@ -239,25 +219,20 @@ class Inserts:
         texts = rows["headers"].to_pylist()
         for text, failure, is_delayed in zip(texts, failures, delays, strict=True):
             headers = parse_headers(text) or {}
-            headers.pop(FAILED_Q, None)
+            headers.pop(wire.FAILED_Q, None)
             if is_delayed:
-                headers.pop(FORWARD_DESTINATION, None)
-            self._texts.append(dumps(headers | failure))
+                headers.pop(wire.FORWARD_DESTINATION, None)
+            self._texts.append(wire.dumps(headers | failure))
         self._bodies += rows["body"].chunks
 
     def _load_set_aside(self) -> None:
-        """
-        Insert what was set aside into the error queue, all at once and without expiry.
-
-        Raises:
-            DatabaseFailure: the error queue refuses it, so nothing must be sent.
-        """
-        errors = self.options.undeliverable_address
-        if errors is None or not self._texts:
+        """Insert what was set aside into the error queue, all at once and without expiry."""
+        queue = self.options.undeliverable_address
+        if queue is None or not self._texts:
             return
-        self.destinations.lock_and_check([errors])
+        self.destinations.lock_and_check([queue])
         bodies = pa.chunked_array(self._bodies, pa.binary())
-        self.connection.load(errors, rows_to_store(self._texts, bodies))
+        self.connection.load(queue, rows_to_store(self._texts, bodies))
         self.messages_aside += len(self._texts)
         self._texts, self._bodies = [], []
 
@@ -283,7 +258,7 @@ def rows_by_queue(
 
     With a connection all spellings of a queue are one, so that its rows keep their order.
     """
-    names = {name: destination_of(name, options) for name in _names_of_queues(chunk)}
+    names = {name: destination_of(name, options) for name in names_of_queues(chunk)}
     spellings: dict[QueueAddress, list[str | None]] = {}
     several = len(set(names.values())) > 1
     first = unite(connection, names.values()) if connection and several else {}
@@ -292,12 +267,12 @@ def rows_by_queue(
     return {queue: _find_named(chunk, texts) for queue, texts in spellings.items()}
 
 
-def _names_of_queues(chunk: pa.Table) -> list[str | None]:
+def names_of_queues(chunk: pa.Table) -> list[str | None]:
     """Return the distinct queues of the rows that are not published; None stands for the sink's."""
     own, topics = chunk["queue"], publish.topics_of(chunk)
-    names: list[str | None] = pc.unique(
-        own if topics is None else own.filter(pc.is_null(topics))
-    ).to_pylist()
+    if topics is not None:
+        own = own.filter(pc.is_null(topics))
+    names: list[str | None] = pc.unique(own).to_pylist()
     return names
 
 
@@ -312,7 +287,7 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
     """Return where a row goes; `name` is its own queue, untrusted, or None for the sink's."""
     if name is None:
         if options.address is None:
-            raise MissingOption(
+            raise errors.MissingOption(
                 option="queue", example="a queue's name, or a column queue without nulls"
             )
         return options.address
@@ -320,12 +295,7 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
 
 
 def check_tables(connection: Connection, options: SinkOptions) -> None:
-    """
-    Make sure that the tables that the options name are there; no transaction is open.
-
-    Raises:
-        QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
-    """
+    """Raise why a table that the options name cannot be used; no transaction is open."""
     named = (options.address, options.undeliverable_address)
     with transaction(connection, timeout=options.query_timeout):
         destinations = Destinations(connection, options.allowed)
@@ -367,20 +337,17 @@ def failure_headers(
     """
     Return the headers that a failure adds; `retry` returns the message to where it was to go.
 
-    Args:
-        connection: whose url is left out of the reason.
-        destination: an address, which is untrusted; None: there is none, and no header FailedQ.
-        reason: why the message cannot go there.
+    The destination is untrusted. Without one there is no header FailedQ.
     """
     # headers that contain the url may leave this database
     text = str(reason).replace(connection.server, "this database")
     headers = {
-        f"{EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
-        f"{EXCEPTION_INFO}Message": text[:LONGEST_REASON],
-        TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
+        f"{wire.EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
+        f"{wire.EXCEPTION_INFO}Message": text[:LONGEST_REASON],
+        wire.TIME_OF_FAILURE: wire.wire_time(datetime.now(UTC)),
     }
     if destination is not None:
-        headers[FAILED_Q] = destination[:LONGEST_ADDRESS]
+        headers[wire.FAILED_Q] = destination[:LONGEST_ADDRESS]
     return headers
 
 

@@ -47,10 +47,6 @@ def find_copies(
     """
     Find the queues of each row's subscribers, and lock them; count rows that no queue gets.
 
-    Args:
-        inserts: of the transaction that sends.
-        topics: a list of each row; null where it is not published.
-
     Returns:
         Which rows are copied into which queue, as booleans; and which of these queues cannot be
         sent to, and why. A text is an address that cannot be read.
@@ -84,10 +80,7 @@ def _find_subscribers(
     if reasons and inserts.options.undeliverable_address is None:
         first = next(iter(reasons.values()))
         raise SubscriberUnreachable(
-            endpoint=first.endpoint,
-            topic=first.topic,
-            address=first.address,
-            reason=first.reason,
+            endpoint=first.endpoint, topic=first.topic, address=first.address, reason=first.reason
         )
     queues = [at for at in places if not isinstance(at, str) and at not in reasons]
     for queue, reason in inserts.lock(queues).items():
@@ -98,11 +91,7 @@ def _find_subscribers(
 def _look_up(
     inserts: Inserts, names: list[str]
 ) -> tuple[dict[QueueAddress | str, list[str]], dict[QueueAddress | str, SqlQueueError]]:
-    """
-    Return the same as `_find_subscribers`, by what is known now, and lock nothing.
-
-    The queues have their schemas, so that two spellings of one are one.
-    """
+    """Do `_find_subscribers` by what is known now, without locks; two spellings are one queue."""
     connection, destinations = inserts.connection, inserts.destinations
     subscribed = subscriptions.cache.find(connection, inserts.options, names)
     parsed: dict[Subscription, QueueAddress] = {}

@@ -30,7 +30,7 @@ from sqlq_spark.database.trust import RETURNED, Destinations, find_destinations
 from sqlq_spark.send import publish, subscriptions
 from sqlq_spark.send.delayed import find_waiting
 from sqlq_spark.send.dispatch import last_sent
-from sqlq_spark.send.insert import destination_of
+from sqlq_spark.send.insert import destination_of, names_of_queues
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
@@ -180,19 +180,15 @@ def names_of_options(options: SinkOptions) -> Names:
 
 
 def names_of_chunk(chunk: pa.Table) -> Names:
-    """
-    Return what the rows of a chunk name.
-
-    Those of delayed rows are left out. They reach their queue only when they are due.
-    """
+    """Return what the rows of a chunk name, but for delayed ones, which reach no queue now."""
     waiting = find_waiting(chunk)
     if waiting is not None:
         chunk = chunk.filter(pc.invert(waiting))
-    own, topics, names = chunk["queue"], publish.topics_of(chunk), set()
+    names: Names = {("queue", queue) for queue in names_of_queues(chunk)}
+    topics = publish.topics_of(chunk)
     if topics is not None:
-        names = {("topic", topic) for topic in pc.unique(pc.list_flatten(topics)).to_pylist()}
-        own = own.filter(pc.is_null(topics))
-    return names | {("queue", queue) for queue in pc.unique(own).to_pylist()}
+        names |= {("topic", topic) for topic in pc.unique(pc.list_flatten(topics)).to_pylist()}
+    return names
 
 
 def record_names(chunks: Iterable[pa.Table], names: Names) -> Iterator[pa.Table]:
