@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 12868, "tokens": 72372},
-    "everything else": {"files": 103, "lines": 14396, "tokens": 77872},
+    "core": {"files": 63, "lines": 12569, "tokens": 72037},
+    "everything else": {"files": 103, "lines": 14395, "tokens": 77855},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 167, "lines": 27264, "tokens": 150244},
+    "package": {"files": 166, "lines": 26964, "tokens": 149892},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 303, "lines": 53908, "tokens": 361473},
+    "tests": {"files": 303, "lines": 53918, "tokens": 361473},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

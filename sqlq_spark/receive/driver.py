@@ -69,7 +69,7 @@ class StreamDriver:
         self.queues = dict(zip(options.names, options.addresses, strict=True))
         self.looks = dict.fromkeys(options.names, PeekState())
         self.ramp = Ramp(options.concurrency)
-        self.due_pollers = {name: DueMessagePoller(options, at) for name, at in self.queues.items()}
+        self.due_pollers = {name: DueMessagePoller(at, options) for name, at in self.queues.items()}
         self._receipts = options.transaction_mode == "receiveOnly"
         session = StateSession if self._receipts else Session
         self._session = session(options, f"driver {name_queues(options)}")
