@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 13635, "tokens": 74121},
-    "everything else": {"files": 103, "lines": 14396, "tokens": 77888},
+    "core": {"files": 63, "lines": 12583, "tokens": 72124},
+    "everything else": {"files": 89, "lines": 13622, "tokens": 74732},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 167, "lines": 28031, "tokens": 152009},
-    "sql": {"statement lines": 2564},
-    "tests": {"files": 303, "lines": 53865, "tokens": 361049},
-    "words": {"words": 69683},
+    "other files in tests": {"files": 70, "lines": 1361},
+    "package": {"files": 152, "lines": 26205, "tokens": 146856},
+    "sql": {"statement lines": 2423},
+    "tests": {"files": 303, "lines": 53836, "tokens": 361071},
+    "words": {"words": 69606},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

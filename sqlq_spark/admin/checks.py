@@ -286,7 +286,7 @@ def of_state(connection: Connection) -> list[Finding]:
     missing = [each for each in missing_parts(connection) if each.severity == "error"]
     name = "state"
     try:
-        check_state(connection, connection.state)
+        check_state(connection)
     except (StateNotInstalled, StateTooOld, StateTooNew, RightMissing) as error:
         match error:
             case StateNotInstalled():

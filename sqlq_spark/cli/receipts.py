@@ -235,7 +235,7 @@ def find_message(
     Raises:
         PayloadRefused: someone has changed a receipt.
     """
-    from sqlq_spark.receive.receipts import find_receipt, rows_of  # noqa: PLC0415 - see cli
+    from sqlq_spark.receive.receipts import find_receipt  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
@@ -243,7 +243,7 @@ def find_message(
         with transaction(connection, timeout=timeout):
             stored = find_receipt(connection, each.key)
         if stored is not None:
-            rows = rows_of(stored, each.key)
+            rows = stored.unpack(each.key)
             for row in without_odd_expiries(rows.filter(has_id(rows, [name]))).to_pylist():
                 yield each, inspect.message(row)
 

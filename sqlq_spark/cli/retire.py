@@ -341,7 +341,7 @@ def find_schemas(connection: Connection, state: str | None) -> tuple[list[str], 
     """
     if state is not None:
         try:
-            check_state(connection, state)
+            check_state(connection)
         except StateNotInstalled:
             return [], {}
         return [state], {}
@@ -350,7 +350,7 @@ def find_schemas(connection: Connection, state: str | None) -> tuple[list[str], 
     for each in states:
         try:
             with use_state(connection, each):
-                check_state(connection, each)
+                check_state(connection)
                 inspect.receipts(connection, stream="")
         except ConnectionLost:
             raise
