@@ -28,6 +28,7 @@ from conftest import placed
 
 import sqlq_spark
 from sqlq_spark import demo, errors, functions, testing
+from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
 from sqlq_spark.errors import BadFrame, SqlQueueError
 from sqlq_spark.jobs.frame import main as jobs
@@ -107,6 +108,8 @@ def of_metrics() -> Facts:
     last = replace(its, queues={"a": its})
     report = report_stream("s", {"a": Found(), "b": Found()}, Ramp(tasks=1), last, most=1)
     yield from keys("metrics", report)
+    for name, _ in watch.GAUGES.values():
+        yield "gauges of stats --openmetrics", f"sqlqueue_{name}"
 
 
 def keys(place: str, value: object) -> Facts:

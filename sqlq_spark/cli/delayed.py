@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin.formats import quantity, span
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
-    CTRL_C,
     STOPPED,
     TIMEOUT,
     AsJson,
@@ -22,8 +22,7 @@ from sqlq_spark.cli.options import (
     Url,
     source_options,
 )
-from sqlq_spark.cli.screens import progress, screen
-from sqlq_spark.cli.screens.screen import say
+from sqlq_spark.cli.screen import CTRL_C, say
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.send import DUE_BATCH
 
@@ -67,7 +66,7 @@ def move_due(
     with (
         stopped_by_signals() as stop,
         Session(options, "move-due") as session,
-        progress.progress("message", quiet=as_json or watch) as advance,
+        screen.progress("message", quiet=as_json or watch) as advance,
     ):
         name = session.open().printed(options.address)
         for moved in rounds(session, mover, batch, stop, watch=watch):

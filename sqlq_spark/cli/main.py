@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import delayed, receipts, retry, subscriptions, trail
+from sqlq_spark.cli import delayed, figures, receipts, retry, screen, subscriptions, trail
 from sqlq_spark.cli import messages as cli_messages
-from sqlq_spark.cli.options import CTRL_C, DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
-from sqlq_spark.cli.queues import create, doctor, purge, report, retire, stats
-from sqlq_spark.cli.screens import screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.options import DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
+from sqlq_spark.cli.queues import create, doctor, purge, retire
+from sqlq_spark.cli.screen import CTRL_C, say, say_error
 from sqlq_spark.errors import BadInput, MissingPackage, SqlQueueError
 from sqlq_spark.java import NoJava
 
@@ -50,8 +49,7 @@ app.add_typer(create.app)
 app.add_typer(purge.app)
 app.add_typer(doctor.app)
 app.add_typer(cli_messages.app)
-app.add_typer(stats.app)
-app.add_typer(report.app)
+app.add_typer(figures.app)
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(trail.app)
 app.add_typer(subscriptions.app)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlq_spark.admin import inspect
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     TIMEOUT,
     AsJson,
@@ -20,8 +21,7 @@ from sqlq_spark.cli.options import (
     sink_options,
     source_options,
 )
-from sqlq_spark.cli.screens import queues, screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 
@@ -140,7 +140,7 @@ def browse(
             zone = options.endpoint_time_zone
             found = inspect.delayed_messages(connection, address, zone=zone, **how)
             if not as_json:
-                queues.show_delayed(found)
+                screen.show_delayed(found)
                 return
             show_json(found)
         elif as_json:
@@ -152,7 +152,7 @@ def browse(
 def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> None:
     """Print one line of JSON for each message."""
     for each in messages:
-        screen.print_json(screen.whole(each))
+        screen.print_json(screen.message_as_json(each))
 
 
 # ---------------------------------------------------------------- input

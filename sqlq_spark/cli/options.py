@@ -9,17 +9,14 @@ from typing import Annotated
 
 import typer
 
-from sqlq_spark.cli.screens.screen import say, say_error
-from sqlq_spark.errors import BadOption, Cancelled, MissingOption
+from sqlq_spark.cli.screen import say, say_error
+from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import EXAMPLES, with_password
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 TIMEOUT = "30s"  # default of --query-timeout
-
-# Ctrl-C raises one of these: while a statement runs, the database driver cancels the statement
-CTRL_C = (KeyboardInterrupt, Cancelled)
 
 Url = Annotated[
     str | None,

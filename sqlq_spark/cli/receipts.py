@@ -9,6 +9,7 @@ import typer
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     TIMEOUT,
@@ -23,8 +24,7 @@ from sqlq_spark.cli.options import (
     confirm,
     database_options,
 )
-from sqlq_spark.cli.screens import progress, screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
@@ -88,7 +88,7 @@ def list_(
         for each in found:
             screen.print_json(asdict(each))
     else:
-        screen.show_receipts(found)
+        screen.show_rows(screen.RECEIPT, found, "receipts")
 
 
 @app.command()
@@ -118,7 +118,9 @@ def show(
         found = list(receipt_messages.find(connection, held_by, message, timeout=timeout))
     for each in found:
         if as_json:
-            screen.print_json({"receipt": each.receipt.name, **screen.whole(each.message)})
+            screen.print_json(
+                {"receipt": each.receipt.name, **screen.message_as_json(each.message)}
+            )
         else:
             screen.show_received(each.receipt, each.message)
     if not found:
@@ -170,7 +172,7 @@ def return_(
             )
         recorded = keeps_trail(session.open())
         batches = return_all(session.open(), open_, options, without or (), recorded=recorded)
-        messages = progress.follow(batches, "message", held(open_), quiet=as_json, done="returned")
+        messages = screen.follow(batches, "message", held(open_), quiet=as_json, done="returned")
     if as_json:
         names = [each.name for each in settled]
         result = {"returned": messages, "receipts": len(open_), "settled": names}
@@ -205,7 +207,7 @@ def drop(
         confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=as_json)
         recorded = keeps_trail(session.open())
         batches = drop_all(session.open(), found, options, recorded=recorded)
-        messages = progress.follow(batches, "message", held(found), quiet=as_json, done="dropped")
+        messages = screen.follow(batches, "message", held(found), quiet=as_json, done="dropped")
     if as_json:
         screen.print_json({"dropped": messages, "receipts": len(found), "recorded": recorded})
     else:
@@ -287,5 +289,5 @@ def choose(
         say_error(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
         raise typer.Exit(FOUND)
     if not quiet:
-        screen.show_receipts(found)
+        screen.show_rows(screen.RECEIPT, found, "receipts")
     return found

@@ -9,6 +9,7 @@ import typer
 
 from sqlq_spark.admin import retire
 from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     TIMEOUT,
@@ -22,8 +23,7 @@ from sqlq_spark.cli.options import (
     confirm,
     sink_options,
 )
-from sqlq_spark.cli.screens import screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.names import parse_queue

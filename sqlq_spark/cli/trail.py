@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     TIMEOUT,
     AsJson,
@@ -16,7 +17,6 @@ from sqlq_spark.cli.options import (
     Url,
     database_options,
 )
-from sqlq_spark.cli.screens import screen
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import NO_TRAIL, has_trail
 from sqlq_spark.database.sessions import StateSession

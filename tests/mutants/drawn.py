@@ -252,9 +252,9 @@ DRAWN = [
     Fault(
         id="cli-1",
         promise="stats shows how many delayed messages are due.",
-        file="cli/screens/queues.py",
-        old="None if each.delayed is None else each.delayed.due,",
-        new="None if each.delayed is not None else each.delayed.due,",
+        file="admin/watch.py",
+        old='Column("due", "delayed.due", key="due"),',
+        new='Column("due", "delayed.messages", key="due"),',
         tests=["cli/test_stats.py::test_stats_and_browse_show_delayed_messages"],
     ),
     Fault(
@@ -272,9 +272,11 @@ DRAWN = [
         promise="receipts show prints JSON only with --json.",
         file="cli/receipts.py",
         old="""        if as_json:
-            screen.print_json({"receipt\"""",
+            screen.print_json(
+                {"receipt\"""",
         new="""        if not (as_json):
-            screen.print_json({"receipt\"""",
+            screen.print_json(
+                {"receipt\"""",
         tests=["cli/test_receipts.py::test_show_finds_a_message_by_either_of_its_ids"],
     ),
     Fault(

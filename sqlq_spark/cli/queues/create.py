@@ -21,7 +21,7 @@ from sqlq_spark.cli.options import (
     location,
     source_options,
 )
-from sqlq_spark.cli.screens.screen import print_json, say
+from sqlq_spark.cli.screen import print_json, say
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption

@@ -9,6 +9,7 @@ import typer
 
 from sqlq_spark.admin import checks, queue_tables, subscribers
 from sqlq_spark.admin.finding import no_address, state_unread
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     TIMEOUT,
@@ -21,8 +22,7 @@ from sqlq_spark.cli.options import (
     Url,
     database_options,
 )
-from sqlq_spark.cli.screens import queues as screen_queues
-from sqlq_spark.cli.screens.screen import NO_QUEUES, print_json, say
+from sqlq_spark.cli.screen import NO_QUEUES, print_json, say
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption
@@ -93,7 +93,7 @@ def doctor(
     else:
         if not (asked or unnamed):
             say(f"no queue was checked: {NO_QUEUES.partition(': ')[2]}")
-        screen_queues.show_findings(found)
+        screen.show_findings(found)
     if any(each.is_problem for each in found):
         raise typer.Exit(FOUND)
 

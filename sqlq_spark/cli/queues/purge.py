@@ -8,6 +8,7 @@ import typer
 
 from sqlq_spark.admin import inspect, purge
 from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     TIMEOUT,
     AsJson,
@@ -21,8 +22,7 @@ from sqlq_spark.cli.options import (
     confirm,
     source_options,
 )
-from sqlq_spark.cli.screens import progress
-from sqlq_spark.cli.screens.screen import print_json, say
+from sqlq_spark.cli.screen import print_json, say
 from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
@@ -66,7 +66,7 @@ def purge_(
         batches = purge.purge_parts(
             connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
         )
-        gone = progress.follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
+        gone = screen.follow(batches, "message", depth.messages, quiet=as_json, done="deleted")
     if as_json:
         print_json({"queue": depth.queue, "deleted": gone, "recorded": recorded})
     else:
@@ -88,7 +88,7 @@ def purge_expired(
         connection = session.open()
         depth = measure(connection, options)
         batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
-        gone = progress.follow(
+        gone = screen.follow(
             batches, "expired message", depth.expired or 0, quiet=as_json, done="deleted"
         )
     if as_json:

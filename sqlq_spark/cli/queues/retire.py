@@ -10,6 +10,7 @@ import typer
 
 from sqlq_spark.admin import retire
 from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     TIMEOUT,
@@ -25,8 +26,7 @@ from sqlq_spark.cli.options import (
     confirm,
     sink_options,
 )
-from sqlq_spark.cli.screens import screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.cli.subscriptions import show_subscriptions
 from sqlq_spark.database.schema import NO_TRAIL, has_trail
 from sqlq_spark.database.sessions import Session
