@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 63, "lines": 12583, "tokens": 72124},
-    "everything else": {"files": 89, "lines": 13622, "tokens": 74732},
-    "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1361},
-    "package": {"files": 152, "lines": 26205, "tokens": 146856},
+    "everything else": {"files": 84, "lines": 14643, "tokens": 83089},
+    "other files in sqlq_spark": {"files": 2, "lines": 168},
+    "other files in tests": {"files": 70, "lines": 1363},
+    "package": {"files": 147, "lines": 27226, "tokens": 155213},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53836, "tokens": 361071},
-    "words": {"words": 69606},
+    "tests": {"files": 309, "lines": 55352, "tokens": 369449},
+    "words": {"words": 69746},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

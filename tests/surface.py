@@ -28,6 +28,7 @@ from conftest import placed
 
 import sqlq_spark
 from sqlq_spark import demo, errors, functions, testing
+from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
 from sqlq_spark.errors import BadFrame, SqlQueueError
 from sqlq_spark.jobs.frame import main as jobs
@@ -108,6 +109,8 @@ def of_metrics() -> Facts:
     last = replace(its, queues={options.names[0]: its})
     driver._note(Offset(stream="s", batch=1), last)  # noqa: SLF001 - as if it was acknowledged
     yield from keys("metrics", driver.report())
+    for name, _ in watch.GAUGES.values():
+        yield "gauges of stats --openmetrics", f"sqlqueue_{name}"
 
 
 def keys(place: str, value: object) -> Facts:

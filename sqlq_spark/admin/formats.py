@@ -1,8 +1,17 @@
-"""Formats of numbers, sizes and times, for reports and terminals."""
+"""
+Formats of numbers, sizes and times, and of tables of figures.
+
+A table's columns are declared once. The terminal, the page, JSON and metrics read them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 
 def clean(text: str) -> str:
@@ -15,14 +24,15 @@ def quantity(how_many: int, what: str) -> str:
     return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
 
 
-def estimate(how_many: int, *, estimated: bool) -> str:
-    """`2,000`, or `~2,000` if it is an estimate."""
-    return f"~{how_many:,}" if estimated else f"{how_many:,}"
-
-
 def part(how_many: int, total: int, what: str) -> str:
     """`1 of 2,000 messages`, `1 of 1 message`."""
     return f"{how_many:,} of {quantity(total, what)}"
+
+
+def percent(count: int, of: int) -> str:
+    """A part in percent."""
+    found = 100 * count / of if of else 0.0
+    return "under 0.1 %" if 0 < found < 0.1 else f"{found:.1f} %"  # noqa: PLR2004
 
 
 def span(seconds: float) -> str:
@@ -47,6 +57,11 @@ def byte_size(size: float) -> str:
     return f"{size:.3g} TB"
 
 
+def rate(value: float) -> str:
+    """Messages per second, with one decimal place below ten."""
+    return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004
+
+
 def ago(moment: datetime) -> str:
     """How long ago, by this machine's clock: `5 min ago`."""
     seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
@@ -54,3 +69,73 @@ def ago(moment: datetime) -> str:
         if seconds >= length:
             return f"{seconds // length} {unit} ago"
     return f"{seconds} s ago"
+
+
+def plain(value: object) -> str:
+    """A value as a table shows it."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}"
+    return clean(str(value))
+
+
+# ---------------------------------------------------------------- tables
+
+
+class Cell(NamedTuple):
+    """A cell of a table."""
+
+    text: str
+    is_number: bool
+    mark: str  # a severity, `ok`, or nothing
+
+
+def make_cell(
+    value: object, form: Callable[[Any], str] = plain, about: str = "", mark: str = ""
+) -> Cell:
+    """The cell of a value; `about` precedes one that is known."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Cell("-" if value is None else about + form(value), is_number, mark)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of a row, and who shows it."""
+
+    name: str
+    path: str = ""  # of the row's attribute, `depth.messages`; by default the name
+    form: Callable[[Any], str] = plain  # of a value that is known
+    only: str = ""  # the views that have the column; by default all
+    key: str = ""  # in JSON, if the column is there
+    estimated: str = ""  # path of what says that the number is an estimate
+    mark: str = ""  # path of the cell's mark
+
+    def value(self, row: object) -> Any:  # noqa: ANN401 - a row of any class
+        """The row's value; None if it, or an object on its path, is None."""
+        return follow(row, self.path or self.name)
+
+    def cell(self, row: object) -> Cell:
+        """The row's cell."""
+        about = "~" if self.estimated and follow(row, self.estimated) else ""
+        return make_cell(self.value(row), self.form, about, self.mark and follow(row, self.mark))
+
+
+def follow(row: object, path: str) -> Any:  # noqa: ANN401 - as above
+    """Follow a path of attributes; None where one is None."""
+    for name in path.split("."):
+        row = None if row is None else getattr(row, name)
+    return row
+
+
+def view(columns: Iterable[Column], name: str) -> list[Column]:
+    """The columns that a view shows."""
+    return [each for each in columns if not each.only or name in each.only.split()]
+
+
+def json_row(columns: Iterable[Column], row: object) -> dict[str, Any]:
+    """A row as a JSON object."""
+    return {each.key: each.value(row) for each in columns if each.key}

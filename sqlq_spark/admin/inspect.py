@@ -64,6 +64,8 @@ class Stream:
     seen: datetime
     receipts: int
     held: int  # messages in them
+    lag: int | None = None  # messages that wait in its queues, and those held; of a look
+    pace: float | None = None  # messages per second since the look before
 
     @property
     def queues(self) -> list[str]:

@@ -1,5 +1,5 @@
 """
-The figures of `sqlqueue report`: the current state of queues, their headers, and failures.
+The figures of `sqlqueue report`, and its page: queues, their headers, and failures.
 
 If a queue is deep, the headers of a sample are read, spread evenly over its seqs. Bodies are not
 read, and neither are headers that are longer than what a statement returns of them. The times of
@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from sqlq_spark.admin import inspect, queue_tables, watch
+from sqlq_spark.admin import formats, inspect, queue_tables, watch
+from sqlq_spark.admin.formats import Column, view
 from sqlq_spark.admin.problems import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadAddress
@@ -30,7 +32,7 @@ from sqlq_spark.wire.headers import full_name, split_types
 from sqlq_spark.wire.rows import with_readable_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
@@ -40,9 +42,12 @@ PAGE = 1_000  # rows of headers per page; at most 64 MB, because each is cut at 
 SPREAD = 40  # places in a deep queue from which the sample is read
 NAMES = 200  # message types, or exceptions, that are counted separately; the rest are "others"
 LONGEST = 500  # characters of an untrusted text that are kept
+LONGEST_SHOWN = 300  # and that the page shows
+BARS = 12  # of one chart; the rest is one more bar
 BINS = 24  # columns of a chart over time
 OTHERS = "others"
 NONE = "(none)"
+FORMS = (formats.byte_size, formats.part, formats.percent, formats.quantity, formats.span)
 AGES = (
     (60.0, "under 1 min"),
     (600.0, "1 to 10 min"),
@@ -64,6 +69,19 @@ class Sizes:
     live: int | None  # rows, an estimate
     dead: int | None  # rows that a vacuum has not removed yet; None if they are not counted
     cleaned: datetime | None
+
+    @property
+    def note(self) -> str:
+        """How much of the table a vacuum would free."""
+        if self.dead is None:
+            return "The database does not count dead rows of this table."
+        live = self.live or 0
+        when = "never" if self.cleaned is None else f"{self.cleaned:%Y-%m-%d %H:%M} UTC"
+        return (
+            f"By the database's statistics {formats.quantity(live, 'live row')} and "
+            f"{formats.quantity(self.dead, 'dead row')} "
+            f"({formats.percent(self.dead, live + self.dead)}); last vacuum: {when}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +117,11 @@ class Group:
     last: datetime | None = None
     example: str | None = None  # its message
 
+    @property
+    def places(self) -> str:
+        """The three queues where most of them failed."""
+        return ", ".join(sorted(self.queues, key=lambda name: -self.queues[name])[:3])
+
     def add(self, queue: str | None, failed: datetime | None, message: str | None) -> None:
         """Count one failure."""
         self.messages += 1
@@ -110,6 +133,16 @@ class Group:
         if failed is not None:
             self.first = failed if self.first is None else min(self.first, failed)
             self.last = failed if self.last is None else max(self.last, failed)
+
+
+EXCEPTIONS = (
+    Column("messages"),
+    Column("first failed", "first"),
+    Column("last failed", "last"),
+    Column("failed in", "places"),
+    Column("an example", "example"),
+    Column("exception"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +163,7 @@ class Report:
     look: watch.Look
     queues: list[QueueReport]
     failures: Failures | None
-    errors: dict[str, int] = field(default_factory=dict)  # in error queues, by where they failed
+    errors: dict[str, int]  # messages of the error queues, by where they failed
 
 
 # ---------------------------------------------------------------- look
@@ -158,7 +191,12 @@ def report(
     named = bool(names)
     queues = [one(connection, each, options, most=most, named=named) for each in now.queues]
     found = None if errors is None else failures(connection, errors, options, most=most)
-    return Report(connection.server, now, queues, found, failed_in(connection, queues))
+    failed = failed_in(connection, queues)
+    queues = [
+        replace(each, look=replace(each.look, errors=failed.get(each.look.queue)))
+        for each in queues
+    ]
+    return Report(connection.server, now, queues, found, failed)
 
 
 def failed_in(connection: Connection, queues: Sequence[QueueReport]) -> dict[str, int]:
@@ -320,12 +358,57 @@ def histogram(known: Sequence[datetime]) -> tuple[list[datetime], float, list[in
     return begins, width, [counts[at] for at in range(BINS)]
 
 
-# ---------------------------------------------------------------- JSON
+# ---------------------------------------------------------------- page and JSON
+
+
+def write_page(found: Report) -> str:
+    """
+    The page: escaped, without scripts and external resources.
+
+    Names, types and exceptions are untrusted. The page's content security policy forbids scripts
+    and requests.
+    """
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - with --html only
+
+    page = Environment(autoescape=True, undefined=StrictUndefined, finalize=shown)
+    page.globals.update({each.__name__: each for each in (bars, shown, *FORMS)})
+    template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    looks = [each.look for each in found.queues]
+    waiting = [each for each in looks if each.kind != "error queue"]
+    failures = found.failures
+    return page.from_string(template).render(
+        report=found,
+        looks=looks,
+        waiting=[(each.queue, each.depth.messages) for each in waiting],
+        oldest=max((each.oldest for each in waiting if each.oldest is not None), default=None),
+        failed=sum(each.depth.messages for each in looks if each.kind == "error queue"),
+        exceptions=[(each.exception, each.messages) for each in failures.groups]
+        if failures
+        else [],
+        columns={"queues": view(watch.QUEUE, "page"), "streams": view(watch.STREAM, "page")}
+        | {"exceptions": EXCEPTIONS},
+    )
+
+
+def shown(value: object) -> object:
+    """A value of the page: without control characters, cut if it is too long."""
+    if hasattr(value, "__html__"):
+        return value
+    text = formats.plain(value)
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+
+
+def bars(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The rows of a chart: the largest, and one for all others."""
+    rows = sorted(rows, key=lambda row: -row[1])
+    rest = sum(count for _, count in rows[BARS:])
+    more = [(formats.quantity(len(rows) - BARS, "other"), rest)] if rest else []
+    return [*rows[:BARS], *more]
 
 
 def to_json(found: Report) -> dict[str, Any]:
     """A report as a JSON object."""
-    look = watch.to_json(None, found.look)
+    look = watch.to_json(found.look)
     queues = [
         base | {"sizes": each.sizes and asdict(each.sizes), "sample": asdict(each.sample)}
         for base, each in zip(look["queues"], found.queues, strict=True)

@@ -12,11 +12,12 @@ rolled back counts as in and out. Over several intervals the figures are correct
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import checks, inspect, queue_tables
+from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, rate, span
 from sqlq_spark.admin.problems import absent, delayed_alone, of_look
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.schema import check_state, delayed_of
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
     Locks = Mapping[str, Sequence[Finding]]  # by the canonical address of a queue
-
-Json = dict[str, Any]
 
 # the state of a queue with a problem, where the problem's name does not say it
 STATES = {"locked_messages": "held", "delayed_alone": "no queue"}
@@ -55,12 +54,30 @@ class QueueLook:
     kind: str = "queue"
     is_read: bool = True  # if not, the depth is an estimate of the catalogue
     problems: Sequence[Finding] = ()
+    # messages per second since the previous look; None if unknown
+    incoming: float | None = None
+    outgoing: float | None = None
+    errors: int | None = None  # messages of the error queues that failed here; only a report counts
 
     @property
     def state(self) -> str:
         """`ok`, or what its worst problem is."""
-        worst = min(self.problems, key=lambda each: each.rank, default=None)
+        worst = self._worst
         return "ok" if worst is None else STATES.get(worst.name, worst.name.replace("_", " "))
+
+    @property
+    def mark(self) -> str:
+        """`ok`, or the severity of its worst problem."""
+        return "ok" if self._worst is None else self._worst.severity
+
+    @property
+    def _worst(self) -> Finding | None:
+        return min(self.problems, key=lambda each: each.rank, default=None)
+
+    @property
+    def faults(self) -> int:
+        """How many problems it has."""
+        return len(self.problems)
 
     @property
     def queue(self) -> str:
@@ -71,14 +88,6 @@ class QueueLook:
     def highest(self) -> int | None:
         """The highest known seq."""
         return self.given if self.depth.last is None else self.depth.last
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """Messages per second between two looks; None if unknown."""
-
-    incoming: float | None = None
-    outgoing: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +106,61 @@ class Look:
         return sorted(found, key=lambda each: each.rank)
 
 
-UNKNOWN = Flow()
+# ---------------------------------------------------------------- columns
+
+# The last column of a view names the row.
+QUEUE = (
+    Column("backlog", "depth.messages", key="messages", estimated="depth.estimated"),
+    Column("oldest", form=span, key="oldest"),
+    Column("in/s", "incoming", rate, only="watch", key="inPerSecond"),
+    Column("out/s", "outgoing", rate, only="watch", key="outPerSecond"),
+    Column("errors", only="page"),
+    Column("expired", "depth.expired", key="expired"),
+    Column("delayed", "delayed.messages", key="delayed", estimated="delayed.estimated"),
+    Column("due", "delayed.due", key="due"),
+    Column("receipts", key="receipts"),
+    Column("held", key="held"),
+    Column("size", "depth.bytes", byte_size, key="bytes"),
+    Column("first seq", "depth.first", only="once", key="first"),
+    Column("last seq", "depth.last", only="once", key="last"),
+    Column("kind", key="kind"),
+    Column("state", key="state", mark="mark"),
+    Column("queue", key="queue"),
+    Column("highest seq", "highest", only="json", key="seq"),
+    Column("estimated", "depth.estimated", only="json", key="estimated"),
+    Column("delayed size", "delayed.bytes", only="json", key="delayedBytes"),
+    Column("delayed estimated", "delayed.estimated", only="json", key="delayedEstimated"),
+    Column("read", "is_read", only="json", key="read"),
+    Column("problems", "faults", only="metrics"),
+)
+# a column's metric: its name after `sqlqueue_`, and its help
+GAUGES = {
+    "backlog": ("messages", "Messages that wait; an estimate for a table above 256 MiB."),
+    "oldest": ("oldest_seconds", "Age of the message with the lowest seq, by its TimeSent."),
+    "expired": ("expired_messages", "Messages that wait although they have expired."),
+    "delayed": ("delayed_messages", "Messages in the table of delayed messages."),
+    "due": ("due_messages", "Delayed messages that should have been moved to the queue."),
+    "receipts": ("receipts", "Receipts that the streams of this state schema hold."),
+    "held": ("held_messages", "Messages in these receipts."),
+    "size": ("bytes", "Size of the table and its indexes."),
+    "highest seq": ("highest_seq", "The highest seq; it grows by one for each message sent."),
+    "problems": ("problems", "Errors and warnings that `sqlqueue stats` reports."),
+}
+STREAM = (
+    Column("lag", key="lag"),
+    Column("messages/s", "pace", rate, only="watch", key="perSecond"),
+    Column("batch", only="once", key="batch"),
+    Column("messages", only="once page", key="messages"),
+    Column("expired", only="once", key="expired"),
+    Column("diverted", only="once", key="diverted"),
+    Column("forwarded", only="once", key="forwarded"),
+    Column("receipts", key="receipts"),
+    Column("held", key="held"),
+    Column("seen", form=ago, key="seen"),
+    Column("since", "created", only="page", key="created"),
+    Column("stream", key="stream"),
+    Column("queue", key="queue"),
+)
 
 
 # ---------------------------------------------------------------- look
@@ -127,6 +190,11 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     else:
         queues = look_at_all(connection, options, streams or (), receipts, locks)
     server = checks.of_any_server(connection, timeout=options.query_timeout)
+    waiting = Counter({each.queue: each.depth.messages for each in queues})
+    streams = streams and [
+        replace(each, lag=sum(waiting[name] for name in each.queues) + each.held)
+        for each in streams
+    ]
     return Look(
         at=read_clock(connection),
         queues=queues,
@@ -257,87 +325,70 @@ def look_at_delayed(
 # ---------------------------------------------------------------- between two looks
 
 
-def flow(before: QueueLook | None, now: QueueLook) -> Flow:
-    """
-    The rates in and out, as the module describes; never below 0.
+def add_rates(before: Look | None, now: Look) -> Look:
+    """Add what flowed since the previous look, as the module describes it."""
+    if before is None:
+        return now
+    queues = {each.queue: each for each in before.queues}
+    counts = {each.stream: each.messages for each in before.streams or ()}
+    seconds = (now.at - before.at).total_seconds()
+    streams = now.streams and [
+        replace(each, pace=round(max(0, each.messages - counts[each.stream]) / seconds, 2))
+        if each.stream in counts and seconds > 0
+        else each
+        for each in now.streams
+    ]
+    return replace(
+        now, queues=[flow(queues.get(each.queue), each) for each in now.queues], streams=streams
+    )
 
-    Returns:
-        UNKNOWN at the first look, and if the sequence was restarted.
-    """
+
+def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
+    """Add the rates in and out, never below 0; none if the sequence was restarted."""
     if before is None or not (before.is_read and now.is_read):
-        return UNKNOWN
+        return now
     if before.highest is None or now.highest is None:
-        return UNKNOWN
+        return now
     seconds = (now.at - before.at).total_seconds()
     came = now.highest - before.highest
     if seconds <= 0 or came < 0:
-        return UNKNOWN
-    went = came - (now.depth.messages - before.depth.messages)
-    return Flow(came / seconds, max(0, went) / seconds)
+        return now
+    went = max(0, came - (now.depth.messages - before.depth.messages))
+    return replace(now, incoming=round(came / seconds, 2), outgoing=round(went / seconds, 2))
 
 
-def flows(before: Look | None, now: Look) -> dict[str, Flow]:
-    """The flow of each queue, by its address."""
-    earlier = {} if before is None else {each.queue: each for each in before.queues}
-    return {each.queue: flow(earlier.get(each.queue), each) for each in now.queues}
+# ---------------------------------------------------------------- for programs
 
 
-def paces(before: Look | None, now: Look) -> dict[str, float | None]:
-    """Messages per second that each stream acknowledged since the previous look."""
-    if before is None:
-        return {}
-    seconds = (now.at - before.at).total_seconds()
-    counts = {each.stream: each.messages for each in before.streams or ()}
-    return {
-        each.stream: max(0, each.messages - counts[each.stream]) / seconds
-        for each in now.streams or ()
-        if each.stream in counts and seconds > 0
-    }
-
-
-def lag(stream: inspect.Stream, now: Look) -> int:
-    """Messages that wait in a stream's queues, and those in its receipts."""
-    waiting = Counter({each.queue: each.depth.messages for each in now.queues})
-    return sum(waiting[name] for name in stream.queues) + stream.held
-
-
-# ---------------------------------------------------------------- JSON
-
-
-def to_json(before: Look | None, now: Look) -> Json:
+def to_json(now: Look) -> dict[str, Any]:
     """A look as a JSON object; figures per second are null at the first look."""
-    found, speeds = flows(before, now), paces(before, now)
     return {
         "at": now.at,
-        "queues": [queue_to_json(each, found[each.queue]) for each in now.queues],
+        "queues": [json_row(QUEUE, each) for each in now.queues],
         "problems": [asdict(each) for each in now.problems],
-        "streams": [
-            asdict(each) | {"lag": lag(each, now), "perSecond": round_rate(speeds.get(each.stream))}
-            for each in now.streams or ()
-        ],
+        "streams": [json_row(STREAM, each) for each in now.streams or ()],
     }
 
 
-def queue_to_json(each: QueueLook, its: Flow) -> Json:
-    """A queue as a JSON object."""
-    delayed = each.delayed
-    return asdict(each.depth) | {
-        "seq": each.highest,
-        "oldest": each.oldest,
-        "inPerSecond": round_rate(its.incoming),
-        "outPerSecond": round_rate(its.outgoing),
-        "delayed": None if delayed is None else delayed.messages,
-        "due": None if delayed is None else delayed.due,
-        "delayedBytes": None if delayed is None else delayed.bytes,
-        "delayedEstimated": None if delayed is None else delayed.estimated,
-        "receipts": each.receipts,
-        "held": each.held,
-        "kind": each.kind,
-        "state": each.state,
-        "read": each.is_read,
-    }
+def to_metrics(now: Look, state_schema: str) -> str:
+    """
+    The queues as gauges, in the text format that Prometheus and OpenMetrics share.
+
+    What is not known is left out.
+    """
+    lines = []
+    for column in QUEUE:
+        if column.name in GAUGES:
+            name, text = GAUGES[column.name]
+            lines += [f"# HELP sqlqueue_{name} {text}", f"# TYPE sqlqueue_{name} gauge"]
+            for each in now.queues:
+                if (value := column.value(each)) is not None:
+                    labels = f"queue={label(each.queue)},state_schema={label(state_schema)}"
+                    lines.append(f"sqlqueue_{name}{{{labels}}} {value}")
+    return "\n".join([*lines, "# EOF\n"])
 
 
-def round_rate(value: float | None) -> float | None:
-    """Round a rate to two decimal places."""
-    return None if value is None else round(value, 2)
+def label(text: str) -> str:
+    """The untrusted value of a label, in quotes."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -26,12 +26,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
+from sqlq_spark.cli import figures, receipts, retire, retry, screen, setup, subscriptions, upkeep
 from sqlq_spark.cli import messages as cli_messages
-from sqlq_spark.cli import receipts, retire, retry, setup, subscriptions, upkeep
 from sqlq_spark.cli.options import FOUND, OfflineCommand, Shared, end_by, fail
-from sqlq_spark.cli.queues import report, stats
-from sqlq_spark.cli.screens import screen
-from sqlq_spark.cli.screens.screen import say
+from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
 
 if TYPE_CHECKING:
@@ -46,8 +44,7 @@ app = typer.Typer(
 )
 app.add_typer(setup.app)
 app.add_typer(cli_messages.app)
-app.add_typer(stats.app)
-app.add_typer(report.app)
+app.add_typer(figures.app)
 app.add_typer(upkeep.app)
 app.add_typer(retry.app)
 app.add_typer(receipts.app, name="receipts")

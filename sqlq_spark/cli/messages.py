@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlq_spark.admin import inspect
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import TABLE, Command, EndpointTimeZone, Queue, Shared
-from sqlq_spark.cli.screens import queues, screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 
@@ -112,7 +112,7 @@ def browse(
     how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
     with Session(options, "browse") as session:
         connection, address = session.open(), options.address
-        show: Callable[[Any], None] = queues.show_delayed if delayed_ else screen.show_messages
+        show: Callable[[Any], None] = screen.show_delayed if delayed_ else screen.show_messages
         if shared.as_json:
             show = show_json
         if delayed_:
@@ -125,7 +125,7 @@ def browse(
 def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> None:
     """Print one line of JSON for each message."""
     for each in messages:
-        screen.print_json(screen.whole(each))
+        screen.print_json(screen.message_as_json(each))
 
 
 def queue_and_file(

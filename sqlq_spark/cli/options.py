@@ -16,12 +16,11 @@ import typer
 import typer.main
 from typer.core import TyperCommand
 
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import CTRL_C, say, say_error
 from sqlq_spark.database.schema import NO_TRAIL, has_trail
 from sqlq_spark.errors import (
     BadInput,
     BadOption,
-    Cancelled,
     MissingOption,
     MissingPackage,
     SqlQueueError,
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
-
-# Ctrl-C raises one of these: while a statement runs, the database driver cancels the statement
-CTRL_C = (KeyboardInterrupt, Cancelled)
 
 # \\[ is a bracket that is no markup
 TABLE = 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[schema].'

@@ -9,6 +9,7 @@ import typer
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     Allow,
@@ -21,8 +22,7 @@ from sqlq_spark.cli.options import (
     fail,
     keeps_trail,
 )
-from sqlq_spark.cli.screens import progress, screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import StateSession
@@ -72,7 +72,7 @@ def list_(
         for each in found:
             screen.print_json(asdict(each))
     else:
-        screen.show_receipts(found)
+        screen.show_rows(screen.RECEIPT, found, "receipts")
 
 
 @app.command(cls=StateCommand)
@@ -94,7 +94,7 @@ def show(
         found = list(find_message(connection, held_by, message, timeout=options.query_timeout))
     for receipt, its in found:
         if shared.as_json:
-            screen.print_json({"receipt": receipt.name, **screen.whole(its)})
+            screen.print_json({"receipt": receipt.name, **screen.message_as_json(its)})
         else:
             screen.show_received(receipt, its)
     if not found:
@@ -137,7 +137,7 @@ def return_(
             )
         recorded = keeps_trail(connection)
         batches = return_all(connection, open_, options, without or (), recorded=recorded)
-        messages = progress.follow(
+        messages = screen.follow(
             batches, "message", held(open_), quiet=shared.as_json, done="returned"
         )
     if shared.as_json:
@@ -170,7 +170,7 @@ def drop(
         confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=shared.as_json)
         recorded = keeps_trail(connection)
         batches = drop_all(connection, found, options, recorded=recorded)
-        messages = progress.follow(
+        messages = screen.follow(
             batches, "message", held(found), quiet=shared.as_json, done="dropped"
         )
     if shared.as_json:
@@ -190,7 +190,7 @@ def choose(
     if not found:
         fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
     if not quiet:
-        screen.show_receipts(found)
+        screen.show_rows(screen.RECEIPT, found, "receipts")
     return found
 
 

@@ -19,6 +19,7 @@ import typer
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.subscribers import subscriptions_of
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     Command,
     MaybeQueue,
@@ -32,8 +33,7 @@ from sqlq_spark.cli.options import (
     confirm,
     fail,
 )
-from sqlq_spark.cli.screens import screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.cli.subscriptions import PATIENCE, show_subscriptions
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     Allow,
@@ -18,8 +19,7 @@ from sqlq_spark.cli.options import (
     answerable,
     confirm,
 )
-from sqlq_spark.cli.screens import progress
-from sqlq_spark.cli.screens.screen import print_json, say, say_error, show
+from sqlq_spark.cli.screen import print_json, say, say_error, show
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.options.names import parse_queue
@@ -157,7 +157,7 @@ def first_of(ids: list[str]) -> str:
 def follow(batches: Iterable[Returned], messages: int, *, quiet: bool) -> list[Returned]:
     """Show the progress; returns the result of each batch."""
     done = []
-    with progress.progress("message", messages, quiet=quiet, done="returned") as advance:
+    with screen.progress("message", messages, quiet=quiet, done="returned") as advance:
         for each in batches:
             done.append(each)
             advance(each.messages)

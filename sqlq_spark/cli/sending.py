@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.cli.screens.progress import progress
-from sqlq_spark.cli.screens.screen import say_error
+from sqlq_spark.cli.screen import progress, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadInput, BadMessage, BadOption
 from sqlq_spark.send import delayed

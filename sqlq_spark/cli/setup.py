@@ -10,7 +10,7 @@ import typer
 
 from sqlq_spark.admin.script import Domain, Roles, endpoint, script
 from sqlq_spark.cli.options import TABLE, Command, OfflineCommand, Queue, Shared
-from sqlq_spark.cli.screens.screen import print_json, say
+from sqlq_spark.cli.screen import print_json, say
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     Command,
@@ -17,8 +18,7 @@ from sqlq_spark.cli.options import (
     answerable,
     confirm,
 )
-from sqlq_spark.cli.screens import screen
-from sqlq_spark.cli.screens.screen import say, say_error
+from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options.names import parse_queue

@@ -13,8 +13,8 @@ import typer
 from sqlq_spark.admin import checks, inspect, purge, queue_tables, subscribers
 from sqlq_spark.admin.formats import quantity, span
 from sqlq_spark.admin.problems import no_address, state_unread
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
-    CTRL_C,
     FOUND,
     STOPPED,
     Command,
@@ -30,9 +30,7 @@ from sqlq_spark.cli.options import (
     confirm,
     keeps_trail,
 )
-from sqlq_spark.cli.screens import progress
-from sqlq_spark.cli.screens import queues as screen_queues
-from sqlq_spark.cli.screens.screen import NO_QUEUES, print_json, say
+from sqlq_spark.cli.screen import CTRL_C, NO_QUEUES, print_json, say
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import Session
@@ -78,7 +76,7 @@ def purge_(context: typer.Context, queue: Queue, *, yes: Yes = False) -> None:
         batches = purge.purge_parts(
             connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
         )
-        gone = progress.follow(
+        gone = screen.follow(
             batches, "message", depth.messages, quiet=shared.as_json, done="deleted"
         )
     if shared.as_json:
@@ -96,7 +94,7 @@ def purge_expired(context: typer.Context, queue: Queue) -> None:
         connection = session.open()
         depth = measure(connection, options)
         batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
-        gone = progress.follow(
+        gone = screen.follow(
             batches, "expired message", depth.expired or 0, quiet=shared.as_json, done="deleted"
         )
     if shared.as_json:
@@ -137,7 +135,7 @@ def move_due(
     with (
         stopped_by_signals() as stop,
         Session(options, "move-due") as session,
-        progress.progress("message", quiet=shared.as_json or watch) as advance,
+        screen.progress("message", quiet=shared.as_json or watch) as advance,
     ):
         name = session.open().printed(options.address)
         for moved in rounds(session, mover, batch, stop, watch=watch):
@@ -250,7 +248,7 @@ def doctor(
     else:
         if not (asked or unnamed):
             say(f"no queue was checked: {NO_QUEUES.partition(': ')[2]}")
-        screen_queues.show_findings(found)
+        screen.show_findings(found)
     if any(each.is_problem for each in found):
         raise typer.Exit(FOUND)
 

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin.problems import Finding
-from sqlq_spark.cli.screens.queues import show_findings
+from sqlq_spark.cli.screen import show_findings
 
 from .database import STREAM, address, as_role, count, received
 

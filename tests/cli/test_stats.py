@@ -12,18 +12,22 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import prometheus_client.openmetrics.parser as openmetrics
+import prometheus_client.parser as prometheus
 import pytest
 from waiting import PATIENCE
 
-from sqlq_spark.admin.watch import Look
-from sqlq_spark.cli.queues import stats
-from sqlq_spark.cli.screens.screen import NO_QUEUES
-from sqlq_spark.cli.screens.watch import Lines, lines, sparkline
+from sqlq_spark.admin import watch
+from sqlq_spark.admin.inspect import Depth
+from sqlq_spark.admin.problems import Finding
+from sqlq_spark.cli import figures
+from sqlq_spark.cli.screen import NO_QUEUES
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import ConnectionLost, NotReachable
+from sqlq_spark.errors import NotReachable
 from sqlq_spark.options import SourceOptions
 
 from .database import STREAM, address, received
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 SIZE = {"COLUMNS", "LINES"}  # these variables win over the size that a terminal reports
 WATCH = ("--watch", "--interval", "0.1")
+EMPTY = watch.Look(at=datetime.now(UTC), queues=[], streams=None)
 
 
 def test_stats_counts_what_waits_and_what_streams_hold(
@@ -78,7 +83,9 @@ def test_stats_lists_each_queue_of_a_stream(
     assert held["queue"] == orders
 
 
-def test_stats_reports_what_is_absent(run: Run, queue: str, state: tuple[str, str]) -> None:
+def test_stats_reports_what_is_absent(
+    run: Run, queue: str, state: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """State tables, or a queue to look at; without a stream the queues are shown."""
     shown, nothing = run("stats", queue, *state), run("stats", *state)
     watched = run("stats", *WATCH, "--count", "1", *state)
@@ -87,7 +94,8 @@ def test_stats_reports_what_is_absent(run: Run, queue: str, state: tuple[str, st
     assert f"no state tables in schema {state[1]}" in shown.out
     assert queue in nothing.out
     assert f" {queue}: backlog 0" in watched.out
-    assert lines(None, Look(at=datetime.now(UTC), queues=[], streams=None))[0].endswith(NO_QUEUES)
+    figures.print_look(EMPTY, "sqlqueue", as_lines=True)
+    assert capsys.readouterr().out.endswith(f"{NO_QUEUES}\n")
 
 
 def test_stats_warns_before_the_seqs_are_used_up(
@@ -116,7 +124,7 @@ def test_stats_and_browse_show_delayed_messages(
     shown = run("browse", queue, "--delayed").out
     lines = run("browse", queue, "--delayed", "--json")
 
-    assert re.search(r"messages +oldest +expired +delayed +due ", table)
+    assert re.search(r"backlog +oldest +expired +delayed +due ", table)
     assert re.search(r"^ +0 +- +0 +1 +0 ", table, flags=re.MULTILINE)
     assert "x·[2J" in shown
     (found,) = lines.objects
@@ -184,19 +192,16 @@ def test_a_watch_goes_on_when_the_database_was_away(
         f" WHERE application_name LIKE 'sqlqueue {place.schema}%'"
     )
     with Session(options, place.schema) as session:
-        found = stats.looks(session, [orders], options, 0.01)
+        found = figures.looks(session, [orders], options, 0.01)
         first = next(found)
         assert place.sql(end)
-        lost, after = next(found), next(found)
+        after = next(found)
 
-    Lines().fail(str(lost))
-    assert isinstance(first, Look)
-    assert isinstance(lost, ConnectionLost)
-    assert isinstance(after, Look)
+    assert first.at < after.at
     assert capsys.readouterr().err.endswith(". Trying again.\n")
     nowhere = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "q"})
     with Session(nowhere, "test") as session, pytest.raises(NotReachable):
-        next(stats.looks(session, ["q"], nowhere, 0.01))
+        next(figures.looks(session, ["q"], nowhere, 0.01))
 
 
 def follow(leader: int, screen: bytearray, wanted: bytes) -> None:
@@ -239,13 +244,78 @@ def test_the_live_screen_ends_with_ctrl_c_and_restores_the_terminal(
     assert text.index("\x1b[?1049h") < text.index("backlog") < text.rindex("\x1b[?1049l")
     assert orders in text
     assert "Press Ctrl-C to end" in text
-    assert "██" in text  # its backlog at both looks
     assert "Traceback" not in text
     assert after == before
 
 
-def test_a_line_of_bars_shows_the_course_of_the_backlog() -> None:
-    """The highest bar for the most; flat where nothing waited."""
-    assert sparkline([0, 1, 4, 8]) == "▁▂▅█"
-    assert sparkline([0, 0]) == "▁▁"
-    assert sparkline([7]) == "█"
+# ---------------------------------------------------------------- metrics
+
+
+def gauges(text: str) -> dict[str, dict[str, float]]:
+    """The samples of each metric, by queue, as Prometheus's own parsers read them."""
+    families = [*openmetrics.text_string_to_metric_families(text)]  # type: ignore[no-untyped-call]
+    older = [*prometheus.text_string_to_metric_families(text)]
+    assert {each.type for each in families} == {"gauge"}
+    assert [each.samples for each in families] == [each.samples for each in older]
+    samples = {each.name: each.samples for each in families}
+    assert {label for its in samples.values() for each in its for label in each.labels} == {
+        *("queue", "state_schema")
+    }
+    return {
+        name: {each.labels["queue"]: each.value for each in its} for name, its in samples.items()
+    }
+
+
+def test_prometheus_reads_the_figures_of_each_queue(
+    run: Run, orders: str, place: Place, state: tuple[str, str], tmp_path: Path
+) -> None:
+    """The file is replaced at once by one that all may read; what is unknown is left out."""
+    run("send", orders, "--time-to-be-received", "00:00:00", stdin='{"body": "1"}')
+    run("send", orders, stdin='{"body": "2"}\n{"body": "3"}')
+    received(place, messages=2)
+    file = tmp_path / "sqlqueue.prom"
+    file.write_text("before")
+
+    written = run("stats", orders, "--openmetrics", str(file), *state)
+    printed = run("stats", orders, "--openmetrics", "-", *state)
+
+    assert written == (0, "", "")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert [*tmp_path.iterdir()] == [file]
+    found = gauges(file.read_text(encoding="utf-8"))
+    assert found.keys() == gauges(printed.out).keys()
+    names = ("messages", "expired_messages", "held_messages", "problems")
+    assert [found[f"sqlqueue_{name}"] for name in names] == [
+        {orders: value} for value in (1, 0, 1, 0)
+    ]
+    assert found["sqlqueue_delayed_messages"] == {}
+
+
+def test_a_hostile_name_stays_one_label() -> None:
+    """Quotes, backslashes and line ends among its characters; a problem is counted."""
+    name = '"a"\\n\n\r\t{}#\u2028 1\n# EOF'
+    problem = Finding(where=name, name="dead_rows", severity="error", found="", fix="")
+    depth = Depth(name, 7, None, 8192, None, None, estimated=True)
+    look = watch.QueueLook(
+        at=EMPTY.at, depth=depth, given=None, oldest=None, delayed=None, problems=[problem]
+    )
+
+    found = gauges(watch.to_metrics(replace(EMPTY, queues=[look]), "sqlqueue"))
+
+    assert found["sqlqueue_messages"] == {name: 7}
+    assert found["sqlqueue_problems"] == {name: 1}
+    assert found["sqlqueue_expired_messages"] == {}
+
+
+def test_a_file_that_cannot_be_replaced_is_left_as_it_was(run: Run, tmp_path: Path) -> None:
+    """Nothing else is left in the folder. A program is not asked for two forms."""
+    folder = tmp_path / "taken"
+    folder.mkdir()
+
+    failed = run("stats", "--openmetrics", str(folder))
+    both = run("stats", "--openmetrics", "-", "--json")
+
+    assert (failed.code, both.code) == (2, 2)
+    assert "expected a file to write (Is a directory)" in failed.err
+    assert "expected no --json with it" in both.err
+    assert [*tmp_path.iterdir()] == [folder]

@@ -69,7 +69,7 @@ def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
     assert counts(first, second) == (None, None)  # no seq was ever given out before
     assert counts(second, third) == (4, 3)
     assert counts(third, fourth) == (1, 7)
-    assert watch.flow(None, first) == watch.UNKNOWN
+    assert watch.flow(None, first) == first
 
 
 def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
@@ -92,21 +92,20 @@ def test_a_look_at_streams_finds_their_lag_and_pace(bench: Bench) -> None:
     bench.receive(bench.task(stream, messages=4))
     before = watch.look(bench.desk, [], bench.source())
     bench.ack(stream, 1)
-    now = watch.look(bench.desk, [], bench.source())
+    now = watch.add_rates(before, watch.look(bench.desk, [], bench.source()))
 
     (queue,) = [each for each in before.queues if each.queue == bench.printed]
-    (its,) = before.streams or []
+    streams = [each for look in (before, now) for each in look.streams or []]
     assert (queue.queue, queue.depth.messages, queue.receipts, queue.held) == (
         bench.printed,
         6,
         1,
         4,
     )
-    assert watch.lag(its, before) == 10
-    assert watch.lag((now.streams or [])[0], now) == 6
+    assert [each.lag for each in streams] == [10, 6]
     seconds = (now.at - before.at).total_seconds()
-    assert round((watch.paces(before, now)[stream] or 0) * seconds) == 4
-    assert watch.paces(None, now) == {}
+    assert streams[0].pace is None
+    assert round((streams[1].pace or 0) * seconds) == 4
 
 
 def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:

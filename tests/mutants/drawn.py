@@ -249,9 +249,9 @@ DRAWN = [
     Fault(
         id="cli-1",
         promise="stats shows how many delayed messages are due.",
-        file="cli/screens/queues.py",
-        old="None if each.delayed is None else each.delayed.due,",
-        new="None if each.delayed is not None else each.delayed.due,",
+        file="admin/watch.py",
+        old='Column("due", "delayed.due", key="due"),',
+        new='Column("due", "delayed.messages", key="due"),',
         tests=["cli/test_stats.py::test_stats_and_browse_show_delayed_messages"],
     ),
     Fault(

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 import browser
 import psycopg
 from psycopg import sql
-from rich.console import Console, Group
+from rich.console import Console
 
 from sqlq_spark.admin import watch
-from sqlq_spark.cli.screens.watch import Screen
+from sqlq_spark.cli import figures
 from sqlq_spark.database import schema
 from sqlq_spark.demo import embedded
 from sqlq_spark.options import SourceOptions
@@ -41,8 +41,6 @@ from sqlq_spark.wire.rows import NO_STREAM
 from .page import ROOT
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from sqlq_spark.admin.watch import Look
     from sqlq_spark.testing import Queue
 
@@ -136,22 +134,15 @@ class Sample:
 
 def screen(looks: list[Look]) -> str:
     """The live screen after the last look, as SVG."""
-    live = Screen(2.0)
-    for before, now in zip([None, *looks], looks, strict=False):
-        parts = shown(live, before, now)
+    before: Look | None = None
+    for now in looks:
+        before = watch.add_rates(before, now)
+    assert before is not None
     console = Console(record=True, width=COLUMNS, file=StringIO(), highlight=False)
-    console.print(parts)
+    console.print(figures.draw(before, 2.0))
     found = console.export_svg(title="sqlqueue stats --watch")
     # nothing is loaded from elsewhere: the font is the one that is there
     return re.sub(r"@font-face \{.*?\}\s*", "", found, flags=re.DOTALL)
-
-
-def shown(live: Screen, before: Look | None, now: Look) -> RenderableType:
-    """What the live screen shows for a look."""
-    live.show(before, now)
-    found = live._live.renderable  # noqa: SLF001 - no terminal is there to show it
-    assert isinstance(found, Group)
-    return found
 
 
 def report(sample: Sample, folder: Path) -> bytes:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sqlq_spark import demo
 from sqlq_spark.admin.formats import part, quantity
-from sqlq_spark.cli.screens.screen import out, say_error, show, type_and_time
+from sqlq_spark.cli.screen import out, say_error, show, type_and_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
