@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12583, "tokens": 72124},
-    "everything else": {"files": 84, "lines": 14643, "tokens": 83089},
+    "core": {"files": 63, "lines": 12583, "tokens": 72131},
+    "everything else": {"files": 80, "lines": 13002, "tokens": 71897},
     "other files in sqlq_spark": {"files": 2, "lines": 168},
     "other files in tests": {"files": 70, "lines": 1363},
-    "package": {"files": 147, "lines": 27226, "tokens": 155213},
+    "package": {"files": 143, "lines": 25585, "tokens": 144028},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 309, "lines": 55352, "tokens": 369449},
+    "tests": {"files": 303, "lines": 53894, "tokens": 361501},
     "words": {"words": 69746},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -175,7 +175,7 @@ class Place:
         facts = asdict(self) | {"reason": reason, "code": code, "fix": fix}
         facts |= {"schema": self.state, "queue": self.target, "table": self.target}
         named = {name for _, name, *_ in Formatter().parse(kind.template) if name}
-        return kind(**{name: facts[name] for name in named})
+        return kind(**{name: facts[name] for name in named - {*errors.NAMED_OPTIONS}})
 
 
 class Dialect(Protocol):
