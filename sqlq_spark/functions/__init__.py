@@ -349,20 +349,20 @@ def _effect(  # noqa: PLR0917 - what reply, send and publish take
         )
     found = present_values(of(received, "headers"), CAUSES, json=json)
     message_id = F.coalesce(found[wire.MESSAGE_ID], of(received, "id"))
-    made: dict[str, Column | str | None] = {
-        wire.MESSAGE_INTENT: intent,
+    types = {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
+    own: dict[str, Column | str | None] = {**types, **(headers or {})}
+    made = {
+        wire.MESSAGE_INTENT: F.lit(intent),
         wire.CORRELATION_ID: F.coalesce(found[wire.CORRELATION_ID], message_id),
         wire.CONVERSATION_ID: found[wire.CONVERSATION_ID],
         wire.RELATED_TO: message_id,
         **{name: found[name] for name in TRACING},
         **({name: found[source] for name, source in SAGA.items()} if intent == "Reply" else {}),
-        wire.ENCLOSED_MESSAGE_TYPES: message_type,
-        wire.CONTENT_TYPE: content_type,
-        **(headers or {}),
+        **{name: literal(value) for name, value in own.items() if value is not None},
     }
     # a struct is faster than a map without nulls, also on the way through Arrow into the sink
-    given = [literal(value).alias(name) for name, value in made.items() if value is not None]
-    text = F.to_json(F.struct(*given), {"ignoreNullFields": "true"})
+    whole = F.struct(*(value.alias(name) for name, value in made.items()))
+    text = F.to_json(whole, {"ignoreNullFields": "true"})
     return [column(body).alias("body"), text.alias("headers")]
 
 
