@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12569, "tokens": 72037},
-    "everything else": {"files": 103, "lines": 14395, "tokens": 77855},
+    "core": {"files": 63, "lines": 12563, "tokens": 71952},
+    "everything else": {"files": 103, "lines": 14369, "tokens": 77785},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 166, "lines": 26964, "tokens": 149892},
+    "package": {"files": 166, "lines": 26932, "tokens": 149737},
     "sql": {"statement lines": 2433},
     "tests": {"files": 303, "lines": 53918, "tokens": 361473},
     "words": {"words": 69682},
