@@ -267,7 +267,7 @@ class StreamDriver:
         if stream is None:  # the first plan creates the stream
             stream = str(uuid.uuid4())
             self._warn_of_orphans(connection)
-            connection.run(
+            connection.rows(
                 "new_stream",
                 stream=stream,
                 queue_name=self.claim.queue,
@@ -278,7 +278,7 @@ class StreamDriver:
             if stored is not None:
                 plan = read_plan(stored, stream, batch)
                 return Offset(stream=stream, batch=batch, plan=plan)
-        connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+        connection.rows("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
         return Offset(stream=stream, batch=batch, plan=plan)
 
     def _plan(self, connection: Connection, now: float, turn: int) -> BatchPlan:

@@ -98,4 +98,4 @@ def _stage_chunk(
                 return
         # in a transaction of its own: no task waits for the first chunk of another, which may hang
         with transaction(connection, timeout=timeout):
-            connection.run("new_sink", sink=key.sink)
+            connection.rows("new_sink", sink=key.sink)
