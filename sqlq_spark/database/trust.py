@@ -57,7 +57,6 @@ class Destination:
     owner: str
     same_owner: bool  # whether its owner is that of the queue that is read
     trusted: bool  # whether, once locked, no untrusted owner can replace it by another table
-    plain: bool  # whether an INSERT runs no code that must be checked
     code: str | None = None  # the first code of an untrusted owner that an INSERT would run
     locks: str | None = None  # what this transaction has locked by this name; None: not read
 
@@ -193,8 +192,8 @@ def find_destinations(
     read = None if source is None else connection.names.quote_address(source)
     rows = connection.rows("destinations", places=json.dumps(places), source_table=read)
     found = {queues[at]: Destination(*facts) for at, *facts in rows}
-    odd = {queue: each.identity for queue, each in found.items() if not each.plain}
-    code = find_code(connection, odd, "insert", read)
+    identities = {queue: each.identity for queue, each in found.items()}
+    code = find_code(connection, identities, "insert", read)
     return {queue: replace(each, code=code.get(each.identity)) for queue, each in found.items()}
 
 

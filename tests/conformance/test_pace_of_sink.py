@@ -14,7 +14,7 @@ from waiting import until
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.datasource.write import BatchWriter, Written
 from sqlq_spark.errors import BadOption, RightMissing
-from sqlq_spark.send.staging import Staged
+from sqlq_spark.send.dispatch import Staged
 from sqlq_spark.send.throttle import (
     Names,
     check_source,
@@ -52,7 +52,7 @@ def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
 
 def task(bench: Bench, *, batch: int = 1, sink: str = "sink", origin: Origin = NO_STREAM) -> Staged:
     """Name what a task staged; its sessions bear the bench's name."""
-    return Staged(f"{bench.name} {sink}", batch, "attempt", 0, origin=origin)
+    return Staged(f"{bench.name} {sink}", batch, 0, origin=origin)
 
 
 def wait(

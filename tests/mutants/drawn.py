@@ -133,11 +133,8 @@ DRAWN = [
         id="receive-8",
         promise="A trap stops a stream that has no error queue.",
         file="receive/forward.py",
-        old="""
-        self._check_trust(reasons)
-        return there, reasons""",
-        new="""
-        return there, reasons""",
+        old="            if refused and self.task.options.error_address is None:",
+        new="            if refused and self.task.options.error_address is not None:",
         tests=[
             (
                 "hostile/test_destinations.py"
