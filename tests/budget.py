@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12563, "tokens": 71952},
+    "core": {"files": 63, "lines": 12553, "tokens": 71906},
     "everything else": {"files": 103, "lines": 14369, "tokens": 77785},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 166, "lines": 26932, "tokens": 149737},
+    "package": {"files": 166, "lines": 26922, "tokens": 149691},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 303, "lines": 53918, "tokens": 361473},
+    "tests": {"files": 305, "lines": 54111, "tokens": 363303},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
