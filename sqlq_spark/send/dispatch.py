@@ -140,11 +140,8 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         SubscriptionsNotFound, NothingToSettle, BatchClosed, DispatchLogAhead: nothing was
         sent.
     """
-    if not staged:
-        return 0
     sink, batch = staged[0].sink, staged[0].batch
     where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)
-
     before: str | None = None  # the login that began the sink, if the batch was sent before
 
     def send(inserts: Inserts) -> None:

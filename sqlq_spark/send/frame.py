@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names, QueueAddress
 
 SPAN = 'string "hh:mm:ss", interval day to second or bigint milliseconds'
+TEXT = ("string", {"string"})
 # column → what an error names as expected, and its types; beside them, intervals can be spans
 COLUMNS = {
     "body": ("binary or string", {"binary", "string"}),
-    "id": ("string", {"string"}),
+    "id": TEXT,
     "headers": ("map<string,string> or string (JSON)", {"map<string,string>", "string"}),
-    "correlationId": ("string", {"string"}),
-    "replyToAddress": ("string", {"string"}),
+    "correlationId": TEXT,
+    "replyToAddress": TEXT,
     "timeToBeReceived": (SPAN, {"string", "bigint", "int"}),
-    "queue": ("string", {"string"}),
+    "queue": TEXT,
     "topics": ("array<string>", {"array<string>"}),
     "deliverAt": ("timestamp", {"timestamp"}),
     "delay": (SPAN, {"string", "bigint", "int"}),
@@ -177,7 +178,7 @@ class Frame:
             return texts
         same = pc.fill_null(pc.equal(texts, own.text(wire.REPLY_TO_ADDRESS)), fill_value=False)
         return self.convert(
-            pc.if_else(same, pa.scalar(None, pa.string()), texts),
+            pc.if_else(same, None, texts),
             pa.string(),
             lambda text: write(parse_reply_address("replyToAddress", text, naming, in_row=True)),
             lambda error: f"column replyToAddress is {error.found!r}: expected {error.expected}",
