@@ -18,6 +18,7 @@ from waiting import until
 
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import TimedOut
+from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import acknowledge
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send.dispatch import Staged, discard, dispatch, stage
@@ -87,7 +88,8 @@ class Waiting:
 
         def do(connection: Connection) -> int:
             with transaction(connection, timeout=TIMEOUT):
-                return acknowledge(connection, self.stream, 1, self.bench.who, claim=False).batch
+                end = Offset(stream=self.stream, batch=1)
+                return acknowledge(connection, end, self.bench.who).batch
 
         return self.session.run_with_retries(do)
 

@@ -127,6 +127,7 @@ KINDS = {
             "{0}.spy()"
         ),
         "exclusion": "ALTER TABLE {0}.trap ADD EXCLUDE (({0}.steal(headers)) WITH =)",
+        "statistics": "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {0}.trap",
         "type of headers": (
             "CREATE TYPE {0}.e AS ENUM ('a');"
             "ALTER TABLE {0}.trap ALTER headers TYPE {0}.e USING 'a'::{0}.e"
@@ -143,9 +144,6 @@ KINDS = {
             "CREATE TABLE {0}.child () INHERITS ({0}.trap);"
             "CREATE TRIGGER t BEFORE INSERT ON {0}.child FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
         ),
-    },
-    "select own": {
-        "statistics": "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {0}.trap",
     },
     "select": {
         "child": "CREATE TABLE {0}.child () INHERITS ({0}.trap)",
