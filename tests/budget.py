@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12553, "tokens": 71906},
+    "core": {"files": 63, "lines": 12517, "tokens": 71779},
     "everything else": {"files": 103, "lines": 14369, "tokens": 77785},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 166, "lines": 26922, "tokens": 149691},
+    "package": {"files": 166, "lines": 26886, "tokens": 149564},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 305, "lines": 54111, "tokens": 363303},
+    "tests": {"files": 305, "lines": 54110, "tokens": 363283},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
