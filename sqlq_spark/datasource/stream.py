@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from sqlq_spark import spark_api
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.datasource import warn_once
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset, by_partition
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import Task, receive
-from sqlq_spark.spark_api import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-    column_types,
-    origin,
-    to_arrow_schema,
-)
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
 
@@ -35,8 +28,6 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SourceOptions
 
-log = logging.getLogger("sqlq_spark")
-
 
 @dataclass
 class TaskPartition(InputPartition):
@@ -45,12 +36,12 @@ class TaskPartition(InputPartition):
     tasks: list[Task]
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow):
     """`spark.readStream`: receives, by receive/driver.py on the driver and receive/task.py."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Start; Spark builds several of these, only one of them speaks to the database."""
-        options.check_columns(column_types(schema))
+        options.check_columns(spark_api.column_types(schema))
         self.options = options
         self.columns = schema
         self._driver: StreamDriver | None = None
@@ -69,14 +60,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give a constant, as Spark asks for it more than once."""
         return INITIAL.to_json()
 
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> spark_api.ReadLimit:
         """Give what Spark hands back to latestOffset."""
-        return ReadMaxRows(self.options.max_messages)
+        return spark_api.ReadMaxRows(self.options.max_messages)
 
     def latestOffset(
         self,
         start: dict[str, Any] | None = None,
-        limit: ReadLimit | None = None,  # noqa: ARG002
+        limit: spark_api.ReadLimit | None = None,  # noqa: ARG002
     ) -> dict[str, Any]:
         """
         Acknowledge `start`, and plan the batch after it.
@@ -85,7 +76,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log at every start, and call this only if that batch is in the commit log.
         """
         if start is None:
-            warn_of_single_batches()
+            warn_once(
+                "Spark %s runs one micro-batch for each Trigger.AvailableNow of this format: start "
+                "the query again until it receives nothing, or use Spark 4.2",
+                pyspark.__version__,
+            )
         end = self._planned if start is None else Offset.parse(start)
         return self.driver.latest(end).to_json()
 
@@ -114,8 +109,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def receive(self, task: Task) -> Iterator[pa.RecordBatch]:
         """Run one task. Its rows are dropped before the next one of its partition begins."""
-        schema, options = to_arrow_schema(self.columns), self.options
-        work = partial(receive, task=task, timeout=options.query_timeout, origin=origin())
+        schema, options = spark_api.to_arrow_schema(self.columns), self.options
+        work = partial(receive, task=task, timeout=options.query_timeout, origin=spark_api.origin())
         with Session(options, task.name, worker=True, reached=True) as session:
             rows = session.run_with_retries(work)
             queue = session.open().canonical(task.queue)
@@ -132,13 +127,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End the driver's session; Spark does not always call this."""
         if self._driver is not None:
             self._driver.close()
-
-
-@cache
-def warn_of_single_batches() -> None:
-    """Say, once in a process, what Trigger.AvailableNow does on Spark 4.0 and 4.1."""
-    log.warning(
-        "Spark %s runs one micro-batch for each Trigger.AvailableNow of this format: start the "
-        "query again until it receives nothing, or use Spark 4.2",
-        pyspark.__version__,
-    )
