@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12583, "tokens": 72131},
-    "everything else": {"files": 80, "lines": 13002, "tokens": 71897},
+    "core": {"files": 62, "lines": 12437, "tokens": 71668},
+    "everything else": {"files": 82, "lines": 13213, "tokens": 72982},
     "other files in sqlq_spark": {"files": 2, "lines": 168},
     "other files in tests": {"files": 70, "lines": 1363},
-    "package": {"files": 143, "lines": 25585, "tokens": 144028},
+    "package": {"files": 144, "lines": 25650, "tokens": 144650},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53894, "tokens": 361501},
+    "tests": {"files": 305, "lines": 54087, "tokens": 363329},
     "words": {"words": 69746},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -25,10 +25,10 @@ from sqlq_spark.errors import (
     MissingPackage,
     SqlQueueError,
 )
-from sqlq_spark.java import NoJava
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import EXAMPLES, with_password
+from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection

@@ -307,7 +307,7 @@ class Retirement:
             left = self._look()
             left.check(name, expected)
             for table in tables:
-                connection.run("drop_queue", tables={"queue": table})
+                connection.rows("drop_queue", tables={"queue": table})
             for state in trails:
                 with use_state(connection, state):
                     record_action(connection, "retire", name, left.total)
