@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAMED_OPTIONS = ("queryTimeout", "stateSchema")  # that a template names
+
 
 class SqlQueueError(Exception):
     """
@@ -25,7 +30,14 @@ class SqlQueueError(Exception):
         vars(self).update(facts)
 
     def __str__(self) -> str:
-        return self.template.format_map(vars(self))
+        return self.describe({})
+
+    def describe(self, spelled: Mapping[str, str]) -> str:
+        """Return the text; `spelled` maps options to other spellings, as those of a command."""
+        facts = {name: spelled.get(name, name) for name in NAMED_OPTIONS} | vars(self)
+        if "option" in facts:
+            facts["option"] = spelled.get(facts["option"], facts["option"])
+        return self.template.format_map(facts)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -173,7 +185,7 @@ class CertificateRefused(LoginRefused):
 class CredentialsFailed(DatabaseFailure):
     """The function or the service of the option `credentials` raised an error."""
 
-    template = "option credentials is {credentials!r}, but it gave no password: {reason}"
+    template = "option {option} is {credentials!r}, but it gave no password: {reason}"
 
 
 class ServerNotVerified(DatabaseFailure):
@@ -220,7 +232,7 @@ class TimedOut(DatabaseFailure):
     """A statement, or the wait for a lock, took longer than queryTimeout."""
 
     template = (
-        "{statement} took longer than {seconds:g} s: {reason}. Raise the option queryTimeout."
+        "{statement} took longer than {seconds:g} s: {reason}. Raise the option {queryTimeout}."
     )
 
 
@@ -492,7 +504,7 @@ class StateNotInstalled(DatabaseFailure):
 
     template = (
         "the state tables were not found in schema {schema} of {server}. Run `sqlqueue install` "
-        "once, set the option stateSchema to your team's schema, or ask for membership in a role "
+        "once, set the option {stateSchema} to your team's schema, or ask for membership in a role "
         "that may use it."
     )
 
@@ -524,7 +536,7 @@ class StateOfOther(DatabaseFailure):
         "nothing is installed in schema {schema} of {server}: {found}. The owner of a state table, "
         "or of a trigger on it, can run code as the logins that use it. Trusted are this login, "
         "superusers and the owner of the database. Ask a DBA to drop or rename what is there, or "
-        "name another schema in the option stateSchema."
+        "name another schema in the option {stateSchema}."
     )
 
 

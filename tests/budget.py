@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12569, "tokens": 72037},
-    "everything else": {"files": 95, "lines": 13787, "tokens": 75151},
+    "core": {"files": 63, "lines": 12583, "tokens": 72124},
+    "everything else": {"files": 84, "lines": 14643, "tokens": 83089},
     "other files in sqlq_spark": {"files": 2, "lines": 168},
-    "other files in tests": {"files": 70, "lines": 1362},
-    "package": {"files": 158, "lines": 26356, "tokens": 147188},
-    "sql": {"statement lines": 2433},
-    "tests": {"files": 303, "lines": 53982, "tokens": 361921},
-    "words": {"words": 69822},
+    "other files in tests": {"files": 70, "lines": 1363},
+    "package": {"files": 147, "lines": 27226, "tokens": 155213},
+    "sql": {"statement lines": 2423},
+    "tests": {"files": 309, "lines": 55352, "tokens": 369449},
+    "words": {"words": 69746},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -129,7 +129,7 @@ def of_commands() -> Facts:
     """Arguments and options of each command, and the exit codes."""
     groups = {"sqlqueue": typer.main.get_command(main.app)}
     for name, command in (groups | COMMANDS).items():
-        hints = get_type_hints(command.callback)
+        hints = get_type_hints(options.Shared) | get_type_hints(command.callback)
         for each in command.params:
             words = [each.param_type_name, *each.opts, *each.secondary_opts]
             words += [inspect.formatannotation(hints[each.name])] if each.name in hints else []

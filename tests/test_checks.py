@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from sqlq_spark.admin.checks import lifetime, short_lifetimes
+from sqlq_spark.admin.problems import lifetime, short_lifetimes
 
 EXPIRES = datetime(2026, 6, 30, 17, 5, 19, 500_000)  # noqa: DTZ001 - as the column has it
 SENT = "2026-06-30 17:05:09:000000 Z"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.admin.endpoint import Endpoint, endpoint
+from sqlq_spark.admin.script import Endpoint, endpoint
 from sqlq_spark.errors import BadOption
 from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 

@@ -14,6 +14,7 @@ import pytest
 from surface import error_classes
 
 import sqlq_spark
+from sqlq_spark.errors import NAMED_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,8 @@ PACKAGE = Path(sqlq_spark.__path__[0])
 def facts(error: type[SqlQueueError]) -> set[str]:
     """What an error needs: the facts of its text, and those that its class declares."""
     declared = inspect.get_annotations(error).keys() - {"template"}
-    return {name for _, name, *_ in Formatter().parse(error.template) if name} | declared
+    named = {name for _, name, *_ in Formatter().parse(error.template) if name}
+    return named - {*NAMED_OPTIONS} | declared
 
 
 def test_each_call_gives_the_facts_of_the_text() -> None:

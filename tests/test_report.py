@@ -16,8 +16,8 @@ import browser
 import pytest
 
 from sqlq_spark.admin import report, watch
-from sqlq_spark.admin.finding import Finding
 from sqlq_spark.admin.inspect import Delayed, Depth, Stream
+from sqlq_spark.admin.problems import Finding
 from sqlq_spark.admin.report import Failures, Group, QueueReport, Report, Sample, Sizes
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sqlq_spark.admin.endpoint import endpoint
-from sqlq_spark.admin.script import Roles, script
-from sqlq_spark.cli.queues import create
+from sqlq_spark.admin.script import Roles, endpoint, script
+from sqlq_spark.cli import setup
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, rows
 from sqlq_spark.database.statements import Statements
@@ -245,7 +244,7 @@ def test_a_uniqueidentifier_is_turned_into_network_order(ids: list[uuid.UUID]) -
     "name",
     [
         *("peek", "sample", "top", "browse", "browse_seq", "stats", "check_rows", "next_due"),
-        *("weigh", "check_owner", "check_owner_delayed"),
+        *("weigh", "check_owner"),
     ],
 )
 def test_what_only_looks_waits_for_no_row_and_keeps_no_lock(name: str) -> None:
@@ -466,7 +465,7 @@ def test_the_command_prints_it_and_connects_to_nothing() -> None:
     """Names are read in the notation of that database."""
     words = ["script", "Shop.Orders@[sales]", "--dialect", "sqlserver", "--error", "error"]
 
-    found = CliRunner().invoke(create.app, words)
+    found = CliRunner().invoke(setup.app, words)
 
     assert found.exit_code == 0
     assert "CREATE TABLE [sales].[Shop.Orders] (" in found.stdout

@@ -47,7 +47,6 @@ SPARE = {
 }
 # function that executes what it is given → statement, its tables and values
 FORWARDED: dict[str, list[tuple[str, set[str], set[str]]]] = {
-    "read": [("check_owner", {"queue"}, set()), ("check_owner_delayed", {"delayed"}, set())],
     "_delete": [
         ("purge_range", {"queue"}, {"first", "stop"}),
         ("purge_expired", {"queue"}, {"messages"}),

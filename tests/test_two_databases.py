@@ -6,7 +6,7 @@ import pytest
 import stamina
 
 from sqlq_spark import errors
-from sqlq_spark.cli import options
+from sqlq_spark.cli.options import Shared
 from sqlq_spark.database import sessions
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.wire.address import QueueAddress
@@ -42,9 +42,9 @@ def test_a_password_of_the_environment_is_added_to_a_url_without_one(
     url: str, added: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of either database; the options never show it."""
-    without = options.database_options(url)
+    without = Shared(url=url).database()
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
-    found = options.database_options(url)
+    found = Shared(url=url).database()
 
     assert (without.url, found.url) == (url, url + added)
     assert "hush" not in repr(found)

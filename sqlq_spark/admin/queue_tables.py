@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin.finding import Finding
+from sqlq_spark.admin.problems import Finding, finding, warning
 from sqlq_spark.database.trust import find_code
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from sqlq_spark.database import Connection
 
@@ -51,20 +51,20 @@ def tables(connection: Connection, only: QueueAddress | None = None) -> list[Tab
     ]
 
 
-def queues(found: Iterable[Table]) -> list[Table]:
+def queues(found: Sequence[Table]) -> list[Table]:
     """The queues among tables."""
     return [each for each in found if not each.is_delayed]
 
 
-def without_queue(found: Iterable[Table]) -> list[Table]:
+def without_queue(found: Sequence[Table]) -> list[Table]:
     """The tables of delayed messages that have no queue."""
-    found = list(found)
-    names = {(each.address.schema, each.address.table) for each in queues(found)}
-    delayed = [each for each in found if each.is_delayed and each.address.table.endswith(DELAYED)]
+    names = {(each.address.schema, f"{each.address.table}{DELAYED}") for each in queues(found)}
     return [
         each
-        for each in delayed
-        if (each.address.schema, each.address.table.removesuffix(DELAYED)) not in names
+        for each in found
+        if each.is_delayed
+        and each.address.table.endswith(DELAYED)
+        and (each.address.schema, each.address.table) not in names
     ]
 
 
@@ -85,24 +85,13 @@ def delayed(connection: Connection, table: QueueAddress) -> Table | None:
 
 def refusal(where: str, danger: str, *, name: str = "not_read") -> Finding:
     """The finding for a table that is not read, because nobody named its queue."""
-    return Finding(
-        where=where,
-        name=name,
-        severity="warning",
-        found=f"it is not read, because it could run code of its owner: {danger}",
-        fix="name the queue in the command, if you trust its owner",
-    )
+    problem = f"it is not read, because it could run code of its owner: {danger}"
+    return warning(where, name, problem, "name the queue in the command, if you trust its owner")
 
 
 def blockers(connection: Connection) -> list[Finding]:
     """Find transactions that have locked tables of this database, or messages for long."""
     return [
-        Finding(
-            where=connection.printed(QueueAddress(table, schema)),
-            name=name,
-            severity=severity,
-            found=found,
-            fix=fix,
-        )
+        finding(connection.printed(QueueAddress(table, schema)), (name, severity, found, fix))
         for schema, table, name, severity, found, fix in connection.rows("blockers", seconds=HELD)
     ]

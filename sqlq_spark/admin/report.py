@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from sqlq_spark.admin import formats, inspect, queue_tables, watch
-from sqlq_spark.admin.checks.sight import CUT
 from sqlq_spark.admin.formats import Column, view
+from sqlq_spark.admin.problems import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.options.names import parse_table

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import checks, inspect, queue_tables
-from sqlq_spark.admin.finding import absent, delayed_alone
 from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, rate, span
+from sqlq_spark.admin.problems import absent, delayed_alone, of_look
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.schema import check_state, delayed_of
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from sqlq_spark.admin.finding import Finding
+    from sqlq_spark.admin.problems import Finding
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
@@ -280,7 +280,7 @@ def look_at(
             if danger is not None:
                 return unread(connection, name, unnamed, [queue_tables.refusal(name, danger)])
         depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
-        kind, problems = checks.of_look(connection, queue, depth)
+        kind, problems = of_look(connection, queue, depth)
         given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
         sent = None
         if depth.first is not None:

@@ -18,18 +18,7 @@ from rich.text import Text
 from sqlq_spark.admin import watch
 from sqlq_spark.admin.formats import clean, quantity, view
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import (
-    TIMEOUT,
-    AsJson,
-    Credentials,
-    EndpointTimeZone,
-    Patience,
-    Queues,
-    State,
-    Url,
-    database_options,
-    use_flags,
-)
+from sqlq_spark.cli.options import FLAGS, EndpointTimeZone, Queues, Shared, StateCommand
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import (
@@ -42,13 +31,13 @@ from sqlq_spark.errors import (
     SqlQueueError,
     TimedOut,
 )
-from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqlq_spark.admin.watch import Look
+    from sqlq_spark.options.connection import DatabaseOptions
 
 app = typer.Typer()
 
@@ -65,8 +54,9 @@ LEGEND = (
 # ---------------------------------------------------------------- stats
 
 
-@app.command()
+@app.command(cls=StateCommand)
 def stats(
+    context: typer.Context,
     queues: Queues = None,
     *,
     watch_: Annotated[bool, typer.Option("--watch", help="Continue until Ctrl-C.")] = False,
@@ -81,11 +71,6 @@ def stats(
         typer.Option(metavar="FILE", help="Write gauges for Prometheus; - is the standard output."),
     ] = None,
     endpoint_time_zone: EndpointTimeZone = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Show the depth of queues, delayed messages and streams, and what is wrong.
@@ -97,21 +82,16 @@ def stats(
     backlog.
     --openmetrics replaces the file at once, also at each look of --watch.
     """
-    options = database_options(
-        url,
-        state_schema,
-        endpointTimeZone=endpoint_time_zone,
-        queryTimeout=query_timeout,
-        credentials=credentials,
-    )
+    shared: Shared = context.obj
+    options = shared.database(endpointTimeZone=endpoint_time_zone)
     names = queues or []
     for name in names:
         parse_queue("QUEUE", name, options.naming)  # before anything is connected
     if count is not None and not watch_:
         raise BadOption(option="--count", found=str(count), expected="--watch with it")
-    if openmetrics is not None and as_json:
+    if openmetrics is not None and shared.as_json:
         raise BadOption(option="--openmetrics", found=openmetrics, expected="no --json with it")
-    on_screen = watch_ and openmetrics is None and not as_json and sys.stdout.isatty()
+    on_screen = watch_ and openmetrics is None and not shared.as_json and sys.stdout.isatty()
     live = Live(console=screen.out(), screen=True, auto_refresh=False) if on_screen else None
     with (
         Session(options, "stats") as session,
@@ -122,11 +102,11 @@ def stats(
             if live is not None:
                 live.update(draw(now, interval), refresh=True)
             elif openmetrics is not None:
-                write_metrics(openmetrics, watch.to_metrics(now, state_schema))
-            elif as_json:
+                write_metrics(openmetrics, watch.to_metrics(now, shared.state_schema))
+            elif shared.as_json:
                 screen.print_json(watch.to_json(now))
             else:
-                print_look(now, state_schema, as_lines=watch_)
+                print_look(now, shared.state_schema, as_lines=watch_)
             sys.stdout.flush()
             if not watch_ or done == count:
                 return
@@ -160,7 +140,7 @@ def looks(
 
 def say_again(error: SqlQueueError, live: Live | None) -> None:
     """Show an error until the next look."""
-    text = use_flags(str(error))
+    text = error.describe(FLAGS)
     text = f"{text} Trying again." if text.endswith(".") else f"{text}. Trying again."
     if live is None:
         say_error(text)
@@ -230,8 +210,9 @@ def draw(now: Look, interval: float) -> Group:
 # ---------------------------------------------------------------- report
 
 
-@app.command()
+@app.command(cls=StateCommand)
 def report(
+    context: typer.Context,
     queues: Queues = None,
     *,
     html: Annotated[Path | None, typer.Option(help="Write the page to this file.")] = None,
@@ -242,11 +223,6 @@ def report(
         int, typer.Option(min=100, help="Read the headers of at most so many messages per queue.")
     ] = 20_000,
     endpoint_time_zone: EndpointTimeZone = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """
     Write one page: what waits, what failed, what is wrong; types, ages, bloat.
@@ -257,17 +233,12 @@ def report(
     """
     from sqlq_spark.admin import report as its  # noqa: PLC0415 - see cli
 
-    if html is None and not as_json:
+    shared: Shared = context.obj
+    if html is None and not shared.as_json:
         raise MissingOption(
             option="--html", example="a file for the page, or use --json to print the figures"
         )
-    options = database_options(
-        url,
-        state_schema,
-        endpointTimeZone=endpoint_time_zone,
-        queryTimeout=query_timeout,
-        credentials=credentials,
-    )
+    options = shared.database(endpointTimeZone=endpoint_time_zone)
     for name in queues or ():
         parse_queue("QUEUE", name, options.naming)  # before anything is connected
     errors = (
@@ -278,7 +249,7 @@ def report(
     if html is not None:
         # the page names queues, logins and failures, and others may be able to read the folder
         write(str(html), its.write_page(found), "--html", 0o600)
-    if as_json:
+    if shared.as_json:
         screen.print_json(its.to_json(found))
     else:
         say(f"the report of {quantity(len(found.queues), 'queue')} is in {html}")

@@ -18,7 +18,6 @@ Names, headers and bodies are untrusted: they are shown without markup or contro
 from __future__ import annotations
 
 import signal
-import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads it at run time
@@ -27,13 +26,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import delayed, figures, receipts, retry, screen, subscriptions, trail
+from sqlq_spark.cli import figures, receipts, retire, retry, screen, setup, subscriptions, upkeep
 from sqlq_spark.cli import messages as cli_messages
-from sqlq_spark.cli.options import DATABASE, FOUND, STOPPED, USAGE, AsJson, use_flags
-from sqlq_spark.cli.queues import create, doctor, purge, retire
-from sqlq_spark.cli.screen import CTRL_C, say, say_error
-from sqlq_spark.errors import BadInput, MissingPackage, SqlQueueError
-from sqlq_spark.java import NoJava
+from sqlq_spark.cli.options import FOUND, OfflineCommand, Shared, end_by, fail
+from sqlq_spark.cli.screen import say
+from sqlq_spark.errors import SqlQueueError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,21 +42,25 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # it would print local variables
 )
-app.add_typer(create.app)
-app.add_typer(purge.app)
-app.add_typer(doctor.app)
+app.add_typer(setup.app)
 app.add_typer(cli_messages.app)
 app.add_typer(figures.app)
+app.add_typer(upkeep.app)
+app.add_typer(retry.app)
 app.add_typer(receipts.app, name="receipts")
-app.add_typer(trail.app)
 app.add_typer(subscriptions.app)
 app.add_typer(retire.app)
-app.add_typer(delayed.app)
-app.add_typer(retry.app)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one command, and end the process with its exit code."""
+    try:
+        app(words)
+    except SqlQueueError as error:
+        end_by(error)
 
 
 def print_version(show: bool) -> None:  # noqa: FBT001 - typer calls it
-    """Print the version and exit, if --version is set."""
     if show:
         say(f"sqlqueue {__version__}")
         raise typer.Exit
@@ -76,23 +77,12 @@ def options(
     """Read the options that precede a command."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Run one command, and end the process with its exit code."""
-    try:
-        app(words)
-    except SqlQueueError as error:
-        if isinstance(error, CTRL_C):
-            sys.exit(STOPPED)
-        say_error(use_flags(str(error)))
-        bad = isinstance(error, (BadInput, MissingPackage, NoJava))
-        sys.exit(USAGE if bad else DATABASE)
-
-
 # ---------------------------------------------------------------- the demo
 
 
-@app.command("demo")
+@app.command("demo", cls=OfflineCommand)
 def demo_(
+    context: typer.Context,
     *,
     messages: Annotated[int, typer.Option(min=1, help="Messages to send.")] = 200_000,
     keep: Annotated[
@@ -101,7 +91,6 @@ def demo_(
     delta: Annotated[
         bool, typer.Option("--delta", help="Write a Delta table instead of Parquet files.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Send messages, receive them, kill the stream twice within a batch, and count; needs Java."""
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -110,19 +99,19 @@ def demo_(
     from sqlq_spark.cli.screens import demo as demo_screen  # noqa: PLC0415 - as above
     from sqlq_spark.demo.process import JobFailed  # noqa: PLC0415 - as above
 
+    shared: Shared = context.obj
     table = "delta" if delta else "parquet"
     try:
         with closing(demo.run(messages=messages, table=table, keep=keep)) as events:
-            result = demo_screen.follow(events, quiet=as_json)
+            result = demo_screen.follow(events, quiet=shared.as_json)
     except JobFailed as error:
-        say_error(str(error))
-        raise typer.Exit(FOUND) from None
-    if as_json:
+        fail(str(error))
+    if shared.as_json:
         figures = {name: value for name, value in asdict(result).items() if name != "rows"}
         screen.print_json(figures | {"good": result.good})
     else:
         demo_screen.show_result(result)
-    if keep is not None and not as_json:
-        say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
+        if keep is not None:
+            say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
     if not result.good:
         raise typer.Exit(FOUND)

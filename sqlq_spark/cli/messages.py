@@ -9,31 +9,21 @@ import typer
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import (
-    TIMEOUT,
-    AsJson,
-    Credentials,
-    EndpointTimeZone,
-    Patience,
-    Queue,
-    QueueToSend,
-    Url,
-    sink_options,
-    source_options,
-)
+from sqlq_spark.cli.options import TABLE, Command, EndpointTimeZone, Queue, Shared
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import BadOption, MissingOption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 app = typer.Typer()
 
 
-@app.command("send")
+@app.command("send", cls=Command)
 def send_(
-    queue: QueueToSend = None,
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Argument(help=TABLE)] = None,
     source: Annotated[
         Path | None, typer.Argument(help="A file of JSON lines; default: standard input.")
     ] = None,
@@ -58,10 +48,6 @@ def send_(
     subscription_table: Annotated[
         str | None, typer.Option(help='The subscription table: a table, or "schema"."table".')
     ] = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
 ) -> None:
     """
     Send messages in one transaction: each line is a JSON object with the field body.
@@ -81,29 +67,27 @@ def send_(
     """
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
 
+    shared: Shared = context.obj
     queue, source = queue_and_file(queue, source, topic, file)
     if source is not None and file is not None:
         raise BadOption(
             option="--file", found=str(file), expected="a file of JSON lines or --file, not both"
         )
-    options = sink_options(
-        url,
+    options = shared.sink(
         queue=queue,
         topics=",".join(topic) if topic else None,
         subscriptionTable=subscription_table,
         messageType=message_type,
         contentType=content_type,
         timeToBeReceived=time_to_be_received,
-        queryTimeout=query_timeout,
-        credentials=credentials,
     )
     headers = dict(pair(text) for text in header or ())
     with Session(options, "send") as session:
         sender = sending.make_sender(session, options)
-        chunks = sending.read(source, file, sender, headers, quiet=as_json)
+        chunks = sending.read(source, file, sender, headers, quiet=shared.as_json)
         sent = sending.Sent(chunks, options)
-        sending.insert(session, chunks, options, sent, quiet=as_json)
-    if as_json:
+        sending.insert(session, chunks, options, sent, quiet=shared.as_json)
+    if shared.as_json:
         screen.print_json(sent.as_json())
     else:
         say(sent.as_text())
@@ -111,8 +95,9 @@ def send_(
         say_error(warning)
 
 
-@app.command()
+@app.command(cls=Command)
 def browse(
+    context: typer.Context,
     queue: Queue,
     *,
     limit: Annotated[int, typer.Option(min=1, help="Messages to show.")] = 20,
@@ -120,42 +105,27 @@ def browse(
         bool, typer.Option("--delayed", help="Show delayed messages, in the order of due times.")
     ] = False,
     endpoint_time_zone: EndpointTimeZone = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
 ) -> None:
     """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
-    options = source_options(
-        url,
-        queue,
-        endpointTimeZone=endpoint_time_zone,
-        queryTimeout=query_timeout,
-        credentials=credentials,
-    )
+    shared: Shared = context.obj
+    options = shared.source(queue, endpointTimeZone=endpoint_time_zone)
     how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
     with Session(options, "browse") as session:
         connection, address = session.open(), options.address
+        show: Callable[[Any], None] = screen.show_delayed if delayed_ else screen.show_messages
+        if shared.as_json:
+            show = show_json
         if delayed_:
             zone = options.endpoint_time_zone
-            found = inspect.delayed_messages(connection, address, zone=zone, **how)
-            if not as_json:
-                screen.show_delayed(found)
-                return
-            show_json(found)
-        elif as_json:
-            show_json(inspect.messages(connection, address, **how))
+            show(inspect.delayed_messages(connection, address, zone=zone, **how))
         else:
-            screen.show_messages(inspect.messages(connection, address, **how))
+            show(inspect.messages(connection, address, **how))
 
 
 def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> None:
     """Print one line of JSON for each message."""
     for each in messages:
         screen.print_json(screen.message_as_json(each))
-
-
-# ---------------------------------------------------------------- input
 
 
 def queue_and_file(
@@ -180,7 +150,6 @@ def queue_and_file(
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Read KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise BadOption(option="--header", found=text, expected="KEY=VALUE")

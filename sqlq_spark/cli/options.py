@@ -1,53 +1,52 @@
-"""What the commands share: options, how they are read, and the question before a change."""
+"""
+What the commands share: options, exit codes, how an error is printed, the question before a change.
+
+A command of the class `Command` has the shared options. It finds their values, as `Shared`, in the
+context: `shared: Shared = context.obj`.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-from typing import Annotated
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import typer
+import typer.main
+from typer.core import TyperCommand
 
-from sqlq_spark.cli.screen import say, say_error
-from sqlq_spark.errors import BadOption, MissingOption
+from sqlq_spark.cli.screen import CTRL_C, say, say_error
+from sqlq_spark.database.schema import NO_TRAIL, has_trail
+from sqlq_spark.errors import (
+    BadInput,
+    BadOption,
+    MissingOption,
+    MissingPackage,
+    SqlQueueError,
+)
+from sqlq_spark.java import NoJava
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import EXAMPLES, with_password
 
-FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
-TIMEOUT = "30s"  # default of --query-timeout
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        envvar="SQLQUEUE_URL",
-        help="postgresql://user@host:5432/database, or sqlserver://user@host:1433/database. "
-        "Set the password in SQLQUEUE_PASSWORD.",
-    ),
-]
-Credentials = Annotated[
-    str | None,
-    typer.Option(
-        "--credentials",
-        envvar="SQLQUEUE_CREDENTIALS",
-        help="What gives the password: azure, aws or package.module:function.",
-    ),
-]
-Patience = Annotated[
-    str,
-    typer.Option("--query-timeout", help="Time limit of each statement, for example 10m."),
-]
-State = Annotated[str, typer.Option("--state-schema", help="Schema of the state tables.")]
+FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
+
+# \\[ is a bracket that is no markup
+TABLE = 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[schema].'
+Queue = Annotated[str, typer.Argument(help=TABLE)]
+MaybeQueue = Annotated[str | None, typer.Argument(help="Show only this queue.")]
+Queues = Annotated[list[str] | None, typer.Argument(help="Queues; by default all of the database.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 States = Annotated[
     str | None,
     typer.Option(
         "--state-schema", help="Look at this schema only; by default at all that you may enter."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 SubscriptionTable = Annotated[
     str, typer.Option("--subscription-table", help='A table, or "schema"."table".')
 ]
@@ -57,66 +56,143 @@ EndpointTimeZone = Annotated[
         "--endpoint-time-zone", help="Time zone of the .NET endpoints' database sessions."
     ),
 ]
-# \\[ is a bracket that is no markup
-TABLE = 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[schema].'
-Queue = Annotated[str, typer.Argument(help=TABLE)]
-QueueToSend = Annotated[str | None, typer.Argument(help=TABLE)]
-MaybeQueue = Annotated[str | None, typer.Argument(help="Show only this queue.")]
-Queues = Annotated[list[str] | None, typer.Argument(help="Queues; by default all of the database.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(help="Also return to this table of another owner; * and ? are wildcards."),
+]
 
 
-# options of the data source that the commands also have
-SHARED = (
-    "url|credentials|stateSchema|queryTimeout|subscriptionTable|endpointTimeZone"
-    "|messageType|contentType|timeToBeReceived"
-)
+# ---------------------------------------------------------------- shared options
 
 
-def use_flags(text: str) -> str:
-    """Replace `option queryTimeout` in the data source's errors by --query-timeout."""
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The options that commands share. A field is an option of the command line."""
 
-    def dashed(match: re.Match[str]) -> str:
-        return "--" + re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", match[0])
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")] = False
+    query_timeout: Annotated[
+        str, typer.Option(help="Time limit of each statement, for example 10m.")
+    ] = "30s"
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SQLQUEUE_URL",
+            help="postgresql://user@host:5432/database, or sqlserver://user@host:1433/database. "
+            "Set the password in SQLQUEUE_PASSWORD.",
+        ),
+    ] = field(default=None, repr=False)
+    credentials: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SQLQUEUE_CREDENTIALS",
+            help="What gives the password: azure, aws or package.module:function.",
+        ),
+    ] = None
+    state_schema: Annotated[str, typer.Option(help="Schema of the state tables.")] = (
+        DatabaseOptions.state_schema
+    )
 
-    return re.sub(rf"(?<=option )(?:{SHARED})\b", dashed, text)
+    @property
+    def location(self) -> str:
+        """The url, with the environment's password unless something else gives one."""
+        if not self.url:
+            raise MissingOption(option="--url", example=f"{EXAMPLES}, or set SQLQUEUE_URL")
+        if self.credentials:
+            return self.url
+        return with_password(self.url, os.environ.get("SQLQUEUE_PASSWORD"))
+
+    def database(self, **more: str | None) -> DatabaseOptions:
+        """Validate the options as the data source does, with `more` by their names there."""
+        return DatabaseOptions.parse(self._texts(more))
+
+    def source(self, queue: str, **more: str | None) -> SourceOptions:
+        """As `database`, for a command on one queue."""
+        return SourceOptions.parse(self._texts(more) | {"queue": queue})
+
+    def sink(self, **more: str | None) -> SinkOptions:
+        """As `database`, for a command that sends."""
+        return SinkOptions.parse(self._texts(more))
+
+    def _texts(self, more: dict[str, str | None]) -> dict[str, str]:
+        texts = {
+            "url": self.location,
+            "credentials": self.credentials,
+            "stateSchema": self.state_schema,
+            "queryTimeout": self.query_timeout,
+            **more,
+        }
+        return {name: text for name, text in texts.items() if text is not None}
 
 
-def location(url: str | None, credentials: str | None) -> str:
-    """
-    Read the url from the option or the environment, and add the environment's password.
-
-    With `credentials` that password is not used.
-    """
-    if not url:
-        raise MissingOption(option="--url", example=f"{EXAMPLES}, or set SQLQUEUE_URL")
-    return url if credentials else with_password(url, os.environ.get("SQLQUEUE_PASSWORD"))
+def _parameters() -> dict[str | None, Any]:
+    """Let typer read the fields of `Shared` as it reads the parameters of a command."""
+    app = typer.Typer(add_completion=False)
+    app.command()(Shared)
+    return {each.name: each for each in typer.main.get_command(app).params}
 
 
-def database_options(
-    url: str | None, state_schema: str = DatabaseOptions.state_schema, **raw: str | None
-) -> DatabaseOptions:
-    """Parse and validate the options of a command, as the data source does."""
-    return DatabaseOptions.parse(_texts(url, state_schema, raw))
+PARAMETERS = _parameters()
 
 
-def source_options(
-    url: str | None, queue: str, state_schema: str = DatabaseOptions.state_schema, **raw: str | None
-) -> SourceOptions:
-    """Parse and validate the options of a command on one queue, as the data source does."""
-    return SourceOptions.parse({**_texts(url, state_schema, raw), "queue": queue})
+class Command(TyperCommand):
+    """A command that connects: it has the shared options but --state-schema."""
+
+    shared: ClassVar[tuple[str, ...]] = ("as_json", "query_timeout", "url", "credentials")
+
+    def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer passes them
+        super().__init__(*args, **settings)
+        self.params += [PARAMETERS[name] for name in self.shared]
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
+        """Put the values of the shared options into the context, and run the command."""
+        ctx.obj = Shared(**{name: ctx.params.pop(name) for name in self.shared})
+        return super().invoke(ctx)
 
 
-def sink_options(
-    url: str | None, state_schema: str = DatabaseOptions.state_schema, **raw: str | None
-) -> SinkOptions:
-    """Parse and validate the options of a command, as a write of the data source does."""
-    return SinkOptions.parse(_texts(url, state_schema, raw))
+class StateCommand(Command):
+    """A command on the state tables."""
+
+    shared = tuple(each.name for each in fields(Shared))
 
 
-def _texts(url: str | None, state_schema: str, raw: dict[str, str | None]) -> dict[str, str]:
-    """Return the options that have a value, by name."""
-    named = {name: text for name, text in raw.items() if text is not None}
-    return {"url": location(url, raw.get("credentials")), "stateSchema": state_schema, **named}
+class OfflineCommand(Command):
+    """A command that connects to no database that the user names."""
+
+    shared = ("as_json",)
+
+
+# ---------------------------------------------------------------- errors
+
+# how the commands spell options of the data source
+FLAGS = {
+    "url": "--url",
+    "credentials": "--credentials",
+    "stateSchema": "--state-schema",
+    "queryTimeout": "--query-timeout",
+    "subscriptionTable": "--subscription-table",
+    "endpointTimeZone": "--endpoint-time-zone",
+    "messageType": "--message-type",
+    "contentType": "--content-type",
+    "timeToBeReceived": "--time-to-be-received",
+}
+
+
+def end_by(error: SqlQueueError) -> NoReturn:
+    """Print an error, and end the process with its exit code."""
+    if isinstance(error, CTRL_C):
+        sys.exit(STOPPED)
+    say_error(error.describe(FLAGS))
+    bad = isinstance(error, (BadInput, MissingPackage, NoJava))
+    sys.exit(USAGE if bad else DATABASE)
+
+
+def fail(text: str) -> NoReturn:
+    """Print what the command found, or why it did nothing, and end with FOUND."""
+    say_error(text)
+    raise typer.Exit(FOUND)
+
+
+# ---------------------------------------------------------------- before a change
 
 
 def answerable(*, yes: bool, as_json: bool) -> None:
@@ -143,5 +219,12 @@ def confirm(what: str, *, yes: bool, as_json: bool = False) -> None:
     answer = sys.stdin.readline()
     if answer.strip().lower() not in {"y", "yes"}:
         hint = "" if answer else " (standard input gives no answer: use --yes)"
-        say_error(f"nothing was done{hint}")
-        raise typer.Exit(FOUND)
+        fail(f"nothing was done{hint}")
+
+
+def keeps_trail(connection: Connection) -> bool:
+    """Whether actions are recorded; if not, print that on standard error."""
+    kept = has_trail(connection)
+    if not kept:
+        say_error(NO_TRAIL.format(connection.state, connection.server))
+    return kept

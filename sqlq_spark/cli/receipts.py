@@ -12,124 +12,98 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
-    TIMEOUT,
-    AsJson,
-    Credentials,
+    Allow,
     MaybeQueue,
-    Patience,
-    State,
-    Url,
+    Shared,
+    StateCommand,
     Yes,
     answerable,
     confirm,
-    database_options,
+    fail,
+    keeps_trail,
 )
 from sqlq_spark.cli.screen import say, say_error
-from sqlq_spark.cli.trail import keeps_trail
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
-from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.options.connection import DatabaseOptions
 
 app = typer.Typer(
     help="List, show, return or drop what streams received and have not acknowledged.",
     no_args_is_help=True,
 )
 
-StreamOption = Annotated[
-    str | None, typer.Option("--stream", help="The stream's id, as `receipts list` shows it.")
-]
-StreamId = Annotated[
-    str, typer.Option("--stream", help="The stream's id, as `receipts list` shows it.")
-]
+STREAM = "The stream's id, as `receipts list` shows it."
+StreamId = Annotated[str, typer.Option("--stream", help=STREAM)]
 Batch = Annotated[int | None, typer.Option(help="Only this batch.")]
 Task = Annotated[int | None, typer.Option(help="Only this task.")]
 MESSAGE = "A row's id, or the header NServiceBus.MessageId."
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(help="Also return to this table of another owner; * and ? are wildcards."),
-]
 Without = Annotated[
     list[str] | None,
     typer.Option(help="Delete this message instead of returning it: a row's id, or the header."),
 ]
 
 
-@app.command("list")
+@app.command("list", cls=StateCommand)
 def list_(
+    context: typer.Context,
     queue: MaybeQueue = None,
     *,
-    stream: StreamOption = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
+    stream: Annotated[str | None, typer.Option("--stream", help=STREAM)] = None,
 ) -> None:
     """List receipts, the oldest first."""
-    options = database_options(
-        url, state_schema, queryTimeout=query_timeout, credentials=credentials
-    )
+    shared: Shared = context.obj
+    options = shared.database()
     address = None if queue is None else parse_queue("queue", queue, options.naming)
     with (
         StateSession(options, "receipts") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
         found = inspect.receipts(session.open(), stream=stream, queue=address)
-    if as_json:
+    if shared.as_json:
         for each in found:
             screen.print_json(asdict(each))
     else:
         screen.show_rows(screen.RECEIPT, found, "receipts")
 
 
-@app.command()
+@app.command(cls=StateCommand)
 def show(
-    stream: Annotated[str, typer.Argument(help="The stream's id, as `receipts list` shows it.")],
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(help=STREAM)],
     *,
     message: Annotated[str, typer.Option(help=MESSAGE)],
     batch: Batch = None,
     task: Task = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """Show headers and body of a message that a stream has received and not acknowledged."""
-    from sqlq_spark.admin import receipt_messages  # noqa: PLC0415 - see cli
-
-    options = database_options(
-        url, state_schema, queryTimeout=query_timeout, credentials=credentials
-    )
-    timeout = options.query_timeout
+    shared: Shared = context.obj
+    options = shared.database()
     with StateSession(options, "receipts show") as session:
         connection = session.open()
-        with transaction(connection, timeout=timeout):
+        with transaction(connection, timeout=options.query_timeout):
             held_by = inspect.receipts(connection, stream=stream, batch=batch, task=task)
-        found = list(receipt_messages.find(connection, held_by, message, timeout=timeout))
-    for each in found:
-        if as_json:
-            screen.print_json(
-                {"receipt": each.receipt.name, **screen.message_as_json(each.message)}
-            )
+        found = list(find_message(connection, held_by, message, timeout=options.query_timeout))
+    for receipt, its in found:
+        if shared.as_json:
+            screen.print_json({"receipt": receipt.name, **screen.message_as_json(its)})
         else:
-            screen.show_received(each.receipt, each.message)
+            screen.show_received(receipt, its)
     if not found:
-        say_error(f"no receipt of stream {stream} holds message {message}")
-        raise typer.Exit(FOUND)
+        fail(f"no receipt of stream {stream} holds message {message}")
 
 
-@app.command("return")
+@app.command("return", cls=StateCommand)
 def return_(
+    context: typer.Context,
     *,
     stream: StreamId,
     batch: Batch = None,
@@ -137,25 +111,16 @@ def return_(
     without: Without = None,
     allow: Allow = None,
     yes: Yes = False,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
-    answerable(yes=yes, as_json=as_json)
-    options = database_options(
-        url,
-        state_schema,
-        queryTimeout=query_timeout,
-        allowedDestinations=", ".join(allow) if allow else None,
-        credentials=credentials,
-    )
+    shared: Shared = context.obj
+    answerable(yes=yes, as_json=shared.as_json)
+    options = shared.database(allowedDestinations=", ".join(allow) if allow else None)
     with StateSession(options, "receipts return") as session:
-        with transaction(session.open(), timeout=options.query_timeout):
-            found = choose(session.open(), stream, batch, task, quiet=as_json)
-            check_logins(session.open(), found, options)
+        connection = session.open()
+        with transaction(connection, timeout=options.query_timeout):
+            found = choose(connection, stream, batch, task, quiet=shared.as_json)
+            check_logins(connection, found, options)
         settled = [each for each in found if each.settled]
         open_ = [each for each in found if not each.settled]
         for each in settled:
@@ -168,12 +133,14 @@ def return_(
                 "Messages that the stream has already written will be received a second time, and "
                 "its checkpoint can no longer be used for these batches",
                 yes=yes,
-                as_json=as_json,
+                as_json=shared.as_json,
             )
-        recorded = keeps_trail(session.open())
-        batches = return_all(session.open(), open_, options, without or (), recorded=recorded)
-        messages = screen.follow(batches, "message", held(open_), quiet=as_json, done="returned")
-    if as_json:
+        recorded = keeps_trail(connection)
+        batches = return_all(connection, open_, options, without or (), recorded=recorded)
+        messages = screen.follow(
+            batches, "message", held(open_), quiet=shared.as_json, done="returned"
+        )
+    if shared.as_json:
         names = [each.name for each in settled]
         result = {"returned": messages, "receipts": len(open_), "settled": names}
         screen.print_json(result | {"recorded": recorded})
@@ -183,35 +150,48 @@ def return_(
         raise typer.Exit(FOUND)
 
 
-@app.command()
+@app.command(cls=StateCommand)
 def drop(
+    context: typer.Context,
     *,
     stream: StreamId,
     batch: Batch = None,
     task: Task = None,
     yes: Yes = False,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = DatabaseOptions.state_schema,
 ) -> None:
     """Delete receipts with their messages. They cannot be restored."""
-    answerable(yes=yes, as_json=as_json)
-    options = database_options(
-        url, state_schema, queryTimeout=query_timeout, credentials=credentials
-    )
+    shared: Shared = context.obj
+    answerable(yes=yes, as_json=shared.as_json)
+    options = shared.database()
     with StateSession(options, "receipts drop") as session:
-        with transaction(session.open(), timeout=options.query_timeout):
-            found = choose(session.open(), stream, batch, task, quiet=as_json)
-        confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=as_json)
-        recorded = keeps_trail(session.open())
-        batches = drop_all(session.open(), found, options, recorded=recorded)
-        messages = screen.follow(batches, "message", held(found), quiet=as_json, done="dropped")
-    if as_json:
+        connection = session.open()
+        with transaction(connection, timeout=options.query_timeout):
+            found = choose(connection, stream, batch, task, quiet=shared.as_json)
+        confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=shared.as_json)
+        recorded = keeps_trail(connection)
+        batches = drop_all(connection, found, options, recorded=recorded)
+        messages = screen.follow(
+            batches, "message", held(found), quiet=shared.as_json, done="dropped"
+        )
+    if shared.as_json:
         screen.print_json({"dropped": messages, "receipts": len(found), "recorded": recorded})
     else:
         say(f"{quantity(messages, 'message')} dropped")
+
+
+# ---------------------------------------------------------------- steps
+
+
+def choose(
+    connection: Connection, stream: str, batch: int | None, task: int | None, *, quiet: bool
+) -> list[inspect.Receipt]:
+    """Find the receipts that the options name, and show them unless quiet; exits if none."""
+    found = inspect.receipts(connection, stream=stream, batch=batch, task=task)
+    if not found:
+        fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
+    if not quiet:
+        screen.show_rows(screen.RECEIPT, found, "receipts")
+    return found
 
 
 def held(found: Sequence[inspect.Receipt]) -> int:
@@ -235,6 +215,37 @@ def check_logins(
         table = find_destinations(connection, [queue], SENT).get(queue)
         if table is not None and not is_allowed(table, options.allowed):
             raise ReceiptRefused(receipt=each.name, login=each.login, queue=each.queue)
+
+
+def find_message(
+    connection: Connection, found: Sequence[inspect.Receipt], name: str, *, timeout: float
+) -> Iterator[tuple[inspect.Receipt, inspect.Message]]:
+    """
+    Look for a message in receipts; changes and locks nothing, no transaction is open.
+
+    Args:
+        connection: no transaction open.
+        found: the receipts.
+        name: the id of the row, or the header NServiceBus.MessageId.
+        timeout: seconds for each statement.
+
+    Yields:
+        Each row that has the id. Ids are not unique: a message may have been sent twice.
+
+    Raises:
+        PayloadRefused: someone has changed a receipt.
+    """
+    from sqlq_spark.receive.receipts import find_receipt  # noqa: PLC0415 - see cli
+    from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
+    from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
+
+    for each in found:
+        with transaction(connection, timeout=timeout):
+            stored = find_receipt(connection, each.key)
+        if stored is not None:
+            rows = stored.unpack(each.key)
+            for row in without_odd_expiries(rows.filter(has_id(rows, [name]))).to_pylist():
+                yield each, inspect.message(row)
 
 
 def return_all(
@@ -278,16 +289,3 @@ def drop_all(
             if recorded:
                 record_action(connection, "drop", each.queue, messages, each.key)
         yield messages
-
-
-def choose(
-    connection: Connection, stream: str, batch: int | None, task: int | None, *, quiet: bool
-) -> list[inspect.Receipt]:
-    """Find the receipts that the options name, and show them unless quiet; exits if none."""
-    found = inspect.receipts(connection, stream=stream, batch=batch, task=task)
-    if not found:
-        say_error(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
-        raise typer.Exit(FOUND)
-    if not quiet:
-        screen.show_rows(screen.RECEIPT, found, "receipts")
-    return found

@@ -11,16 +11,13 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
-    TIMEOUT,
-    AsJson,
-    Credentials,
-    Patience,
+    Allow,
+    Command,
     Queue,
-    Url,
+    Shared,
     Yes,
     answerable,
     confirm,
-    source_options,
 )
 from sqlq_spark.cli.screen import print_json, say, say_error, show
 from sqlq_spark.database.sessions import Session
@@ -30,19 +27,17 @@ from sqlq_spark.options.names import parse_queue
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sqlq_spark.admin.failed_messages import Choice, Plan
-    from sqlq_spark.admin.return_to_source import Returned
-    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.admin.failed_messages import Plan, Returned
 
 app = typer.Typer()
 
-BATCH = 1000  # that of return_to_source, which --help does not import
 SHOWN_IDS = 5  # in one line
 MOMENT = "a time with its zone, for example 2026-06-30T17:05:09Z"
 
 
-@app.command("retry")
+@app.command("retry", cls=Command)
 def retry_(
+    context: typer.Context,
     queue: Queue,
     ids: Annotated[
         list[str] | None, typer.Argument(help="Messages, by message id or row id.")
@@ -64,112 +59,65 @@ def retry_(
     until: Annotated[
         str | None, typer.Option(help="Only messages that failed before this time.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = BATCH,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="Also return to this table of another owner; * and ? are wildcards."),
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the oldest so many of them, to try a fix before the rest."),
     ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = 1000,
+    allow: Allow = None,
     yes: Yes = False,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.
 
     Name messages, or choose them by exception, queue and time (all conditions
-    must match), or use --all.
+    must match), or use --all. With --limit the oldest of them are returned.
     A message that cannot be returned stays in the error queue. The command
     reports it and exits with 1.
     """
-    from sqlq_spark.admin import failed_messages, return_to_source  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.failed_messages import Choice, give_back, plan  # noqa: PLC0415 - see cli
 
-    answerable(yes=yes, as_json=as_json)
-    options = source_options(
-        url,
-        queue,
-        queryTimeout=query_timeout,
-        allowedDestinations=", ".join(allow) if allow else None,
-        credentials=credentials,
+    shared: Shared = context.obj
+    answerable(yes=yes, as_json=shared.as_json)
+    options = shared.source(queue, allowedDestinations=", ".join(allow) if allow else None)
+    choice = Choice(
+        ids=frozenset(ids or ()),
+        exceptions=frozenset(exception or ()),
+        failed_queue=None
+        if failed_queue is None
+        else parse_queue("--failed-queue", failed_queue, options.naming),
+        since=moment("--since", since),
+        until=moment("--until", until),
     )
-    choice = read_choice(
-        options,
-        ids=ids or (),
-        exceptions=exception or (),
-        failed_queue=failed_queue,
-        since=since,
-        until=until,
-    )
-    if everything != (choice == failed_messages.Choice()):
-        raise no_choice(everything=everything)
+    if everything and choice != Choice():
+        raise BadOption(
+            option="--all", found="true", expected="no other choice of messages with it"
+        )
+    if not everything and choice == Choice():
+        raise MissingOption(
+            option="ID", example="the messages to return, or --exception, --failed-queue, or --all"
+        )
     with Session(options, "retry") as session:
         connection = session.open()
         name = connection.printed(options.address)
-        planned = failed_messages.plan(
+        planned = plan(
             connection,
             options.address,
             choice,
             timeout=options.query_timeout,
             allowed=options.allowed,
+            limit=limit,
         )
-        ask(name, planned, yes=yes, as_json=as_json)
-        batches = return_to_source.give_back(
-            session, options.address, planned, batch=batch, allowed=options.allowed
-        )
-        done = follow(batches, planned.messages, quiet=as_json)
+        ask(name, planned, yes=yes, as_json=shared.as_json)
+        batches = give_back(session, options.address, planned, batch=batch, allowed=options.allowed)
+        done = follow(batches, planned.messages, quiet=shared.as_json)
         refused = {connection.printed(each.destination): each for each in done if each.reason}
-    if as_json:
+    if shared.as_json:
         print_json(summary(name, planned, done, refused))
     else:
         report(done, refused)
-    if is_incomplete(planned, done):
+    if planned.staying or planned.missing or any(each.skipped or each.reason for each in done):
         raise typer.Exit(FOUND)
-
-
-def ask(name: str, planned: Plan, *, yes: bool, as_json: bool) -> None:
-    """Show the plan, and ask before messages are returned."""
-    if not as_json:
-        show_plan(planned)
-    if planned.messages:
-        queues = quantity(len(planned.returning), "queue")
-        messages = quantity(planned.messages, "message")
-        confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
-
-
-def no_choice(*, everything: bool) -> Exception:
-    """The error for a choice of nothing, or of all messages and a part of them."""
-    if everything:
-        return BadOption(
-            option="--all", found="true", expected="no other choice of messages with it"
-        )
-    return MissingOption(
-        option="ID", example="the messages to return, or --exception, --failed-queue, or --all"
-    )
-
-
-def read_choice(
-    options: SourceOptions,
-    *,
-    ids: Iterable[str],
-    exceptions: Iterable[str],
-    failed_queue: str | None,
-    since: str | None,
-    until: str | None,
-) -> Choice:
-    """Read which messages the command is to return."""
-    from sqlq_spark.admin import failed_messages  # noqa: PLC0415 - see cli
-
-    queue = None
-    if failed_queue is not None:
-        queue = parse_queue("--failed-queue", failed_queue, options.naming)
-    return failed_messages.Choice(
-        ids=frozenset(ids),
-        exceptions=frozenset(exceptions),
-        failed_queue=queue,
-        since=moment("--since", since),
-        until=moment("--until", until),
-    )
 
 
 def moment(option: str, text: str | None) -> datetime | None:
@@ -179,21 +127,26 @@ def moment(option: str, text: str | None) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise BadOption(option=option, found=text, expected=MOMENT) from None
-    if found.tzinfo is None:
+        found = None
+    if found is None or found.tzinfo is None:
         raise BadOption(option=option, found=text, expected=MOMENT)
     return found
 
 
-def show_plan(planned: Plan) -> None:
-    """Print what will be returned, and what will not."""
-    rows = ((each.messages, each.failed_queue, each.exception) for each in planned.groups)
-    show(("messages", "failed queue", "exception"), rows, "messages to return")
-    for reason, some in planned.staying.items():
-        ids = first_of([each.id for each in some])
-        say_error(f"{quantity(len(some), 'message')} cannot be returned: {reason} ({ids})")
-    if planned.missing:
-        say_error(f"not in the error queue: {first_of(planned.missing)}")
+def ask(name: str, planned: Plan, *, yes: bool, as_json: bool) -> None:
+    """Show what will be returned and what will not, and ask before messages are returned."""
+    if not as_json:
+        rows = ((each.messages, each.failed_queue, each.exception) for each in planned.groups)
+        show(("messages", "failed queue", "exception"), rows, "messages to return")
+        for reason, some in planned.staying.items():
+            ids = first_of([each.id for each in some])
+            say_error(f"{quantity(len(some), 'message')} cannot be returned: {reason} ({ids})")
+        if planned.missing:
+            say_error(f"not in the error queue: {first_of(planned.missing)}")
+    if planned.messages:
+        queues = quantity(len(planned.returning), "queue")
+        messages = quantity(planned.messages, "message")
+        confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
 
 
 def first_of(ids: list[str]) -> str:
@@ -237,17 +190,10 @@ def summary(
 
 def report(done: list[Returned], refused: dict[str, Returned]) -> None:
     """Print the result as lines."""
-    messages, skipped = (sum(getattr(each, of) for each in done) for of in ("messages", "skipped"))
     for queue, each in refused.items():
         say_error(f"{quantity(each.left, 'message')} of {queue} cannot be returned: {each.reason}")
-    if skipped:
+    if skipped := sum(each.skipped for each in done):
         say_error(
             f"{quantity(skipped, 'message')} skipped: another session has locked or received them"
         )
-    say(f"{quantity(messages, 'message')} returned")
-
-
-def is_incomplete(planned: Plan, done: list[Returned]) -> bool:
-    """Whether a chosen message was not returned."""
-    left = any(each.skipped or each.reason for each in done)
-    return left or bool(planned.staying or planned.missing)
+    say(f"{quantity(sum(each.messages for each in done), 'message')} returned")

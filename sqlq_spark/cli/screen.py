@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from sqlq_spark.admin.finding import Finding
     from sqlq_spark.admin.formats import Cell
     from sqlq_spark.admin.inspect import DelayedMessage, Message, Receipt
+    from sqlq_spark.admin.problems import Finding
 
 # Ctrl-C raises one of these: while a statement runs, the database driver cancels the statement
 CTRL_C = (KeyboardInterrupt, Cancelled)

@@ -7,21 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import retire
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
-    TIMEOUT,
-    AsJson,
-    Credentials,
-    Patience,
+    Command,
+    Shared,
     SubscriptionTable,
-    Url,
     Yes,
     answerable,
     confirm,
-    sink_options,
 )
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
@@ -37,30 +32,24 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+PATIENCE = 5  # seconds for which an endpoint keeps the subscribers that it has read
 TOPIC = "A type's full name, for example Shop.OrderPlaced."
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", help=TOPIC)]
 Endpoint = Annotated[str, typer.Option(help="The endpoint's name.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def subscribe(
+    context: typer.Context,
     topics: Topics,
     *,
     endpoint: Endpoint,
     queue: Annotated[str, typer.Option(help="The endpoint's queue, which must exist.")],
-    as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
 ) -> None:
     """Subscribe an endpoint to topics. Creates the subscription table if it is missing."""
-    options = sink_options(
-        url,
-        subscriptionTable=subscription_table,
-        queryTimeout=query_timeout,
-        credentials=credentials,
-    )
+    shared: Shared = context.obj
+    options = shared.sink(subscriptionTable=subscription_table)
     address = parse_queue("--queue", queue, options.naming)
     with Session(options, "subscribe") as session:
         made = subscriptions.subscribe(
@@ -72,32 +61,25 @@ def subscribe(
             timeout=options.query_timeout,
         )
     for each in made:
-        if as_json:
+        if shared.as_json:
             screen.print_json(asdict(each))
         else:
             say(f"{each.endpoint} is subscribed to {each.topic} with {each.address}")
 
 
-@app.command()
+@app.command(cls=Command)
 def unsubscribe(
+    context: typer.Context,
     topics: Topics,
     *,
     endpoint: Endpoint,
     yes: Yes = False,
-    as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
 ) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
-    answerable(yes=yes, as_json=as_json)
-    options = sink_options(
-        url,
-        subscriptionTable=subscription_table,
-        queryTimeout=query_timeout,
-        credentials=credentials,
-    )
+    shared: Shared = context.obj
+    answerable(yes=yes, as_json=shared.as_json)
+    options = shared.sink(subscriptionTable=subscription_table)
     table, timeout = options.subscription_address, options.query_timeout
     with Session(options, "unsubscribe") as session:
         connection = session.open()
@@ -108,7 +90,7 @@ def unsubscribe(
             names = ", ".join(each.topic for each in found)
             queues = ", ".join(sorted({each.address for each in found}))
             what = f"end the subscription of {endpoint} with {queues} to {names}"
-            confirm(what, yes=yes, as_json=as_json)
+            confirm(what, yes=yes, as_json=shared.as_json)
         ended = {
             each.topic: subscriptions.unsubscribe(
                 connection, table, each.topic, endpoint, timeout=timeout
@@ -116,7 +98,7 @@ def unsubscribe(
             for each in found
         }
     for topic in topics:
-        report_end(topic, endpoint, was=ended.get(topic, False), as_json=as_json)
+        report_end(topic, endpoint, was=ended.get(topic, False), as_json=shared.as_json)
     if not all(ended.get(topic, False) for topic in topics):
         raise typer.Exit(FOUND)
 
@@ -128,34 +110,27 @@ def report_end(topic: str, endpoint: str, *, was: bool, as_json: bool) -> None:
     if not was:
         say_error(f"{endpoint} is not subscribed to {topic}; `sqlqueue subscribers` lists who is")
     elif not as_json:
-        seconds = quantity(retire.PATIENCE, "second")
+        seconds = quantity(PATIENCE, "second")
         say(f"{endpoint} is no longer subscribed to {topic}; publishers stop within {seconds}")
 
 
-@app.command()
+@app.command(cls=Command)
 def subscribers(
+    context: typer.Context,
     topic: Annotated[str | None, typer.Argument(help="Show only this topic.")] = None,
     *,
-    as_json: AsJson = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
 ) -> None:
     """List who is subscribed, to one topic or to any."""
-    options = sink_options(
-        url,
-        subscriptionTable=subscription_table,
-        queryTimeout=query_timeout,
-        credentials=credentials,
-    )
+    shared: Shared = context.obj
+    options = shared.sink(subscriptionTable=subscription_table)
     table = options.subscription_address
     with (
         Session(options, "subscribers") as session,
         transaction(session.open(), timeout=options.query_timeout),
     ):
         found = subscriptions.list_subscriptions(session.open(), table, topic)
-    if as_json:
+    if shared.as_json:
         for each in found:
             screen.print_json(asdict(each))
     else:
@@ -163,6 +138,5 @@ def subscribers(
 
 
 def show_subscriptions(found: Sequence[Subscription]) -> None:
-    """Show subscriptions, one per row."""
     rows = ((each.topic, each.endpoint, each.address) for each in found)
     screen.show(("topic", "endpoint", "queue"), rows, "subscriptions")

@@ -231,7 +231,9 @@ def ask_password(url: str, credentials: str) -> str:
         raise
     except Exception as error:  # noqa: BLE001 - of the user's function or of a cloud's package
         reason = describe_error(error) if credentials in tokens else locate_error(error)
-        raise errors.CredentialsFailed(credentials=credentials, reason=reason) from None
+        raise errors.CredentialsFailed(
+            option="credentials", credentials=credentials, reason=reason
+        ) from None
     if not is_password(password):
         expected = "a function that returns the password, a text that is not empty"
         raise errors.BadOption(

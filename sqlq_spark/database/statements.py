@@ -69,8 +69,8 @@ StatementName = Literal[
     # trail.sql
     "trail_kept", "record_action", "trail",
     # checks.sql
-    "check_rows", "check_owner", "check_owner_delayed", "check_queue", "check_delayed",
-    "check_server", "check_state", "state_schemas", "blockers",
+    "check_rows", "check_owner", "check_queue", "check_delayed", "check_server", "check_state",
+    "state_schemas", "blockers",
     # script.sql
     "script_begin", "script_check", "script_roles", "script_role", "script_reader", "script_sender",
     "script_operator", "script_receive", "script_send", "script_produce", "script_move",

@@ -23,8 +23,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import checks, inspect, purge, queue_tables
-from sqlq_spark.admin.checks.doctor import unreadable
-from sqlq_spark.admin.finding import Finding, no_address, of_error
+from sqlq_spark.admin.problems import Finding, no_address, of_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
@@ -282,11 +281,12 @@ def check(
     """Check queues and server; queues that nobody named are read only if that is safe."""
     timeout = options.query_timeout
     if isinstance(options, SourceOptions):
-        return checks.everything(connection, queues, timeout=timeout)
+        return checks.run_all_checks(connection, queues, timeout=timeout)
     there = [each for each in queues if connection.columns(each)]
     absent = [connection.printed(each) for each in queues if each not in there]
-    return checks.everything(connection, there, timeout=timeout, unnamed=there) + [
-        unreadable(each, QueueNotFound(queue=each, server=connection.server)) for each in absent
+    return checks.run_all_checks(connection, there, timeout=timeout, unnamed=there) + [
+        checks.unreadable(each, QueueNotFound(queue=each, server=connection.server))
+        for each in absent
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from sqlq_spark.admin.finding import Finding
+from sqlq_spark.admin.problems import Finding
 from sqlq_spark.cli.screen import show_findings
 
 from .database import STREAM, address, as_role, count, received

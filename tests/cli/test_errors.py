@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from sqlq_spark.cli import options as cli_options
+from sqlq_spark.errors import NAMED_OPTIONS, TimedOut
 
 from .commands import COMMANDS, options
 from .database import address
@@ -93,14 +94,15 @@ def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(
 
 
 def test_errors_name_options_as_the_commands_spell_them() -> None:
-    """Each of them is an option of some command; other text stays."""
+    """Each of them is an option of some command; the errors themselves stay."""
     everything = {spelling for name in COMMANDS for spelling in options(name)}
+    error = TimedOut(statement="peek", seconds=1, reason="queryTimeout")
 
-    for name in cli_options.SHARED.split("|"):
-        spelling = cli_options.use_flags(f"the option {name}").removeprefix("the option ")
-        assert spelling in everything
-    other = "in queue option; optionurl url"
-    assert cli_options.use_flags(other) == other
+    assert set(cli_options.FLAGS.values()) <= everything
+    assert set(NAMED_OPTIONS) <= set(cli_options.FLAGS)
+    text = "peek took longer than 1 s: queryTimeout. Raise the option {}."
+    assert error.describe(cli_options.FLAGS) == text.format("--query-timeout")
+    assert str(error) == text.format("queryTimeout")
 
 
 def test_a_missing_url_is_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from waiting import until
 
-from sqlq_spark.admin import retire
+from sqlq_spark.cli import retire
 
 from .database import STREAM, address, count, received, tables
 

@@ -69,6 +69,8 @@ def test_all_messages_return_to_the_queues_where_they_failed(
     [
         (["m-1"], ["m-0", "m-2"]),
         (["m-0", "m-2"], ["m-1"]),
+        (["--all", "--limit", "2"], ["m-2"]),
+        (["--exception", "Late", "--limit", "1"], ["m-1", "m-2"]),
         (["--exception", "Late"], ["m-2"]),
         (["--exception", "System.Bad"], ["m-0", "m-1"]),
         (["--since", "2026-06-30T13:00:00+02:00"], ["m-0"]),

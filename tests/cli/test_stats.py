@@ -22,8 +22,8 @@ import pytest
 from waiting import PATIENCE
 
 from sqlq_spark.admin import watch
-from sqlq_spark.admin.finding import Finding
 from sqlq_spark.admin.inspect import Depth
+from sqlq_spark.admin.problems import Finding
 from sqlq_spark.cli import figures
 from sqlq_spark.cli.screen import NO_QUEUES
 from sqlq_spark.database.sessions import Session

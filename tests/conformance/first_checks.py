@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from recorded_connection import RecordedConnection
 from waiting import until
 
-from sqlq_spark.admin.endpoint import endpoint
 from sqlq_spark.admin.purge import purge_expired
-from sqlq_spark.admin.script import Roles, script
+from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.errors import Deadlock, RightMissing, SchemaNotFound, StaleTask
 from sqlq_spark.receive import task as tasks

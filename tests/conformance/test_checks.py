@@ -14,7 +14,7 @@ from recorded_connection import RecordedConnection
 from servers import only
 from waiting import until
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import checks, problems
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound, RightMissing
 from sqlq_spark.receive.offset import INITIAL
@@ -28,7 +28,7 @@ from .shapes import cases
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sqlq_spark.admin.finding import Finding
+    from sqlq_spark.admin.problems import Finding
     from sqlq_spark.database import Connection
 
 
@@ -361,7 +361,7 @@ def test_everything_is_looked_at_at_once(bench: Bench) -> None:
     queues = [QueueAddress("absent", bench.dotnet.schema), bench.errors, bench.queue]
 
     with bench.dotnet.locked(bench.errors):
-        found = checks.everything(bench.desk, queues, timeout=1)
+        found = checks.run_all_checks(bench.desk, queues, timeout=1)
 
     state, *problems = [each for each in found if each.is_problem]
     hurt_found = bench.dotnet.dba.shapes.hurt_found.name
@@ -461,7 +461,7 @@ def test_all_that_is_wrong_with_a_table_is_found(bench: Bench) -> None:
     bench.dotnet.dba.expires_index(bench.queue, there=False)
     asked: dict[str, Any] = {"last": 2**31 - 1, "expiring": True}
     with transaction(bench.desk, timeout=TIMEOUT):
-        found = checks.of_table(bench.desk, bench.queue, **asked)
+        found = problems.of_table(bench.desk, bench.queue, **asked)
 
     least = {"column", "expires_index"}
     assert least <= {each.name for each in found} <= {*least, "seq_end"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from wire import golden
 
-from sqlq_spark.admin import failed_messages, return_to_source
+from sqlq_spark.admin import failed_messages
 from sqlq_spark.admin.failed_messages import Choice, Group, Plan
 from sqlq_spark.errors import MessageChanged
 from sqlq_spark.wire.address import QueueAddress
@@ -58,7 +58,7 @@ def planned(bench: Bench, **choice: Any) -> Plan:
 def give_back(bench: Bench, found: Plan, application: str = "retry", batch: int = 2) -> list[Any]:
     """Return what can be returned."""
     return list(
-        return_to_source.give_back(bench.session(application), bench.errors, found, batch=batch)
+        failed_messages.give_back(bench.session(application), bench.errors, found, batch=batch)
     )
 
 
@@ -200,6 +200,26 @@ def test_each_message_goes_to_its_own_queue(bare: Bench) -> None:
     assert waiting(bare) == []
 
 
+def test_with_a_limit_the_oldest_return_and_over_kills_each_returns_once(bare: Bench) -> None:
+    """A message that cannot be returned takes no place; a kill comes after a commit."""
+    bare.dotnet.send(bare.errors, "{}", b"homeless")
+    other = QueueAddress("Sales", bare.dotnet.schema)
+    bare.dotnet.create(other)
+    for at in range(7):
+        fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed((bare.queue, other)[at % 2])})
+    session, plans = bare.session("retry"), []
+
+    while len(waiting(bare)) > 1:
+        found = failed_messages.plan(bare.desk, bare.errors, Choice(), timeout=TIMEOUT, limit=3)
+        plans.append(found.messages)
+        next(failed_messages.give_back(session, bare.errors, found, batch=2))
+
+    assert plans[0] == 3
+    assert max(plans) == 3
+    assert [bare.bodies(), waiting(bare, other)] == [[b"0", b"2", b"4", b"6"], [b"1", b"3", b"5"]]
+    assert waiting(bare) == [b"homeless"]
+
+
 def test_what_others_hold_or_took_is_passed_over(bare: Bench) -> None:
     """It is not waited for."""
     for at in range(4):
@@ -238,7 +258,7 @@ def test_batches_are_cut_by_number_and_by_weight(
     bare: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A heavy message goes alone."""
-    monkeypatch.setattr(return_to_source, "BATCH_BYTES", 3000)
+    monkeypatch.setattr(failed_messages, "BATCH_BYTES", 3000)
     for size in (1, 1, 1, 4000, 1, 1):
         fail(bare, b"x" * size)
 

@@ -12,7 +12,7 @@ import pytest
 from pooler import relayed
 from servers import only
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import checks, problems
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
@@ -71,7 +71,7 @@ def test_what_a_login_sets_changes_nothing(bench: Bench, setting: str) -> None:
     got = bench.drain(bench.loop(url=url))
 
     assert got == ["é".encode(), b"\x00\\"]
-    assert [each for each in checks.of_table(odd, bench.queue) if each.is_problem] == []
+    assert [each for each in problems.of_table(odd, bench.queue) if each.is_problem] == []
 
 
 def test_what_was_received_outlives_a_crash() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from servers import only
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import checks, problems
 from sqlq_spark.database import schema
 from sqlq_spark.errors import NotAQueue, StatementRefused
 from sqlq_spark.wire.address import QueueAddress
@@ -48,7 +48,7 @@ def test_a_queue_that_is_no_plain_table_is_found(bare: Bench, kind: str) -> None
     """A row's place is known within one table only, and a foreign one has commits of its own."""
     odd = make(bare, kind)
 
-    found = {each.name: each for each in checks.of_table(bare.desk, odd)}
+    found = {each.name: each for each in problems.of_table(bare.desk, odd)}
     if kind == "a foreign table":
         bare.dotnet.dba.run(f"DROP FOREIGN DATA WRAPPER {bare.dotnet.schema} CASCADE")
 

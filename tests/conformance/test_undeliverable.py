@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from servers import only
 
-from sqlq_spark.admin import failed_messages, return_to_source
+from sqlq_spark.admin import failed_messages
 from sqlq_spark.admin.failed_messages import Choice
 from sqlq_spark.database import schema
 from sqlq_spark.errors import (
@@ -224,7 +224,8 @@ def test_a_queue_that_is_dropped_between_two_batches_costs_its_messages_only(pos
     check_failure(post.failures()[b"3"], b"3", post.name("instance"), "was not found")
     post.queue("instance")
     planned = failed_messages.plan(post.bench.desk, post.bench.errors, Choice(), timeout=TIMEOUT)
-    list(return_to_source.give_back(post.bench.session("retry"), post.bench.errors, planned))
+    session = post.bench.session("retry")
+    list(failed_messages.give_back(session, post.bench.errors, planned, batch=9))
     (row,) = post.bench.dotnet.rows(instance)
     assert (row.body, json.loads(row.headers or "")) == (b"3", {MESSAGE_ID: "m-3", "a": "b"})
     assert post.failures() == {}

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from servers import only
 
-from sqlq_spark.admin import checks, inspect, purge, report, watch
+from sqlq_spark.admin import checks, inspect, problems, purge, report, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
 from sqlq_spark.send import insert
@@ -21,7 +21,7 @@ from .conftest import TIMEOUT, Bench
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq_spark.admin.finding import Finding
+    from sqlq_spark.admin.problems import Finding
 
 MESSAGE = {"headers": pa.string(), "body": pa.binary(), "due": pa.timestamp("us", "UTC")}
 DELAYED = pa.schema(list(MESSAGE.items()))
@@ -183,9 +183,9 @@ def test_a_login_that_may_only_delete_delayed_messages_lacks_rights(bare: Bench)
     try:
         bare.dotnet.dba.grant(login, "SELECT", bare.queue)
         connection = bare.open(url=login.url)
-        none = checks.of_delayed(connection, bare.queue)
+        none = problems.of_delayed(connection, bare.queue)
         bare.dotnet.dba.grant(login, "DELETE", schema.delayed_of(bare.queue))
-        some = checks.of_delayed(connection, bare.queue)
+        some = problems.of_delayed(connection, bare.queue)
     finally:
         bare.dotnet.dba.drop_login(login)
 

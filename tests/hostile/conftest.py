@@ -14,8 +14,7 @@ import psycopg
 import pytest
 from conformance.dba import as_login
 
-from sqlq_spark.admin.endpoint import endpoint
-from sqlq_spark.admin.script import Roles, script
+from sqlq_spark.admin.script import Roles, endpoint, script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ import pytest
 from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
 
-from sqlq_spark.admin import failed_messages, queue_tables, return_to_source
+from sqlq_spark.admin import failed_messages, queue_tables
 from sqlq_spark.cli import main
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
@@ -610,7 +610,7 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
         scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.mallory.login}")
         scene.mallory.sql(code("trigger").format(scene.mallory.login))
 
-        (done,) = return_to_source.give_back(session, errors, planned)
+        (done,) = failed_messages.give_back(session, errors, planned, batch=9)
 
     assert isinstance(done.reason, DestinationRefused)
     assert scene.loot() == []

@@ -72,7 +72,7 @@ def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Ben
 
     look = watch.look(bench.desk, [bench.printed], options)
     found = report.report(bench.desk, [bench.printed], options, errors=bench.queue, most=100)
-    doctor = checks.everything(bench.desk, [bench.queue], timeout=TIMEOUT)
+    doctor = checks.run_all_checks(bench.desk, [bench.queue], timeout=TIMEOUT)
 
     assert look.queues[0].oldest is not None
     assert found.queues[0].sample.types == [("Shop.Order", 1)]
@@ -169,7 +169,7 @@ def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) 
     options = bench.source()
     watch.look(bench.desk, [bench.printed], options)
     report.report(bench.desk, [bench.printed], options, errors=bench.queue, most=100)
-    checks.everything(bench.desk, [bench.queue], timeout=TIMEOUT)
+    checks.run_all_checks(bench.desk, [bench.queue], timeout=TIMEOUT)
     shown = [*inspect.messages(bench.desk, bench.queue, limit=9, timeout=TIMEOUT)]
 
     got = drain(bench)

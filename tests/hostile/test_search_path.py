@@ -22,8 +22,7 @@ from cli.database import STREAM, received
 from conftest import Place
 from pooler import relayed
 
-from sqlq_spark.admin.endpoint import endpoint
-from sqlq_spark.admin.script import Roles, script
+from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.receive.offset import INITIAL
 

@@ -14,8 +14,7 @@ from psycopg import sql
 from waiting import until
 
 from sqlq_spark.admin import inspect
-from sqlq_spark.admin.endpoint import endpoint
-from sqlq_spark.admin.script import Roles, script
+from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import (

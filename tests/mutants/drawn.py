@@ -231,7 +231,7 @@ DRAWN = [
     Fault(
         id="admin-5",
         promise="All failed messages that were chosen return, also those of the last batch.",
-        file="admin/return_to_source.py",
+        file="admin/failed_messages.py",
         old="""    if part:
         yield part""",
         new="""    if not (part):
@@ -268,12 +268,10 @@ DRAWN = [
         id="cli-3",
         promise="receipts show prints JSON only with --json.",
         file="cli/receipts.py",
-        old="""        if as_json:
-            screen.print_json(
-                {"receipt\"""",
-        new="""        if not (as_json):
-            screen.print_json(
-                {"receipt\"""",
+        old="""        if shared.as_json:
+            screen.print_json({"receipt\"""",
+        new="""        if not (shared.as_json):
+            screen.print_json({"receipt\"""",
         tests=["cli/test_receipts.py::test_show_finds_a_message_by_either_of_its_ids"],
     ),
     Fault(

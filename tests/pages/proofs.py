@@ -63,7 +63,6 @@ UNDELIVERABLE = (
 WAITS = "pages/test_load.py::test_the_statements_of_the_page_wait_for_a_task_as_it_says"
 WATCHED = f"{DBA}::test_the_queries_of_the_page_show_a_stream"
 MIGRATED = f"{SPARK}::test_the_code_of_the_page_of_migration"
-OWNER = "conformance/test_owner.py::test"
 FAILED = "spark/test_functions_failed.py"
 FAILED_PAGE = f"{SPARK}::test_the_code_of_the_page_of_failed_messages"
 NET = f"{SPARK}::test_the_code_of_the_page_for_the_net_team"
@@ -333,11 +332,6 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
         "expired": EXPIRED,
         "delayed": f"{ZONES}::test_what_we_store_the_endpoint_moves_at_the_right_time",
         "stopped": BESIDE,
-    },
-    ("docs/dotnet.md", "owner-signs"): {
-        "messages": f"{OWNER}_messages_that_only_their_endpoint_can_handle_are_signs",
-        "delayed": f"{OWNER}_delayed_messages_that_an_endpoint_stored_are_a_sign",
-        "subscribed": f"{OWNER}_another_endpoint_that_is_subscribed_with_the_queue_is_a_sign",
     },
     ("docs/dotnet.md", "visible"): {
         "sessions": WATCHED,

@@ -79,17 +79,6 @@ SELECT count(*) FILTER (WHERE timeout),
            AND strpos(text, '"NServiceBus.FailedQ":') = 0
            AND strpos(text, '"NServiceBus.ExceptionInfo.ExceptionType":') = 0) AS own
 
--- name: check_owner_delayed
--- Counts, among the 100 delayed messages that are due first, those that an endpoint stored: it writes
--- its version, which this package does not. A message that waits for a retry does not count, because
--- Spark stores such messages with the headers that an endpoint wrote. Locks nothing.
--- Index:   the index on due.
--- Returns: messages bigint
-SELECT count(*)
-  FROM (SELECT left(headers, 16384) AS text FROM {delayed} ORDER BY due LIMIT 100) AS first_rows
- WHERE strpos(text, '"NServiceBus.Version":') > 0
-   AND strpos(text, '"NServiceBus.Retries":') = 0
-
 -- name: check_queue
 -- What is wrong with a queue's table, from the catalogue alone; any login may read that.
 -- :last is the highest seq, null where it is not known; :expiring, whether messages expire.

@@ -57,20 +57,6 @@ SELECT COUNT(CASE WHEN timeout > 0 THEN 1 END) AS timeouts,
        COUNT(CASE WHEN control > 0 THEN 1 END) AS control
   FROM own
 
--- name: check_owner_delayed
--- Counts, among the 100 delayed messages that are due first, those that an endpoint stored: it writes
--- its version, which this package does not. A message that waits for a retry does not count, because
--- Spark stores such messages with the headers that an endpoint wrote.
--- Locks:   keeps none, waits for no row.
--- Index:   Index_Due.
--- Returns: messages int
-SELECT COUNT(*) AS messages
-  FROM (SELECT TOP (100) LEFT(CAST(Headers AS nvarchar(max)), 16384) AS text
-          FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-         ORDER BY Due) AS first_rows
- WHERE CHARINDEX(N'"NServiceBus.Version":', text) > 0
-   AND CHARINDEX(N'"NServiceBus.Retries":', text) = 0
-
 -- name: check_queue
 -- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
 -- HAS_PERMS_BY_NAME returns null for a name of more than 128 characters; that counts as a right.

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlq_spark import database
 from sqlq_spark.admin import checks, failed_messages
-from sqlq_spark.admin import return_to_source as returning
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
@@ -190,7 +189,7 @@ def return_to_source(desk: Desk) -> None:
     planned = failed_messages.plan(
         session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
     )
-    for _ in returning.give_back(session, errors, planned, batch=2):
+    for _ in failed_messages.give_back(session, errors, planned, batch=2):
         pass
 
 

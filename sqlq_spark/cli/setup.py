@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from sqlq_spark.admin.endpoint import endpoint
-from sqlq_spark.admin.script import Domain, Roles, script
-from sqlq_spark.cli.options import (
-    TABLE,
-    TIMEOUT,
-    AsJson,
-    Credentials,
-    Patience,
-    Queue,
-    Url,
-    database_options,
-    location,
-    source_options,
-)
+from sqlq_spark.admin.script import Domain, Roles, endpoint, script
+from sqlq_spark.cli.options import TABLE, Command, OfflineCommand, Queue, Shared
 from sqlq_spark.cli.screen import print_json, say
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
@@ -46,8 +35,6 @@ BodyString = Annotated[
     bool,
     typer.Option("--body-string", help="Add the column BodyString: bodies as text."),
 ]
-
-
 DomainName = Annotated[
     str | None,
     typer.Option(
@@ -61,34 +48,27 @@ State = Annotated[
     typer.Option("--state-schema", help="Schema of the state tables, sqlqueue by default."),
 ]
 
-MORE = {"allow_extra_args": True}  # one_endpoint rejects them with a message
+MORE = {"allow_extra_args": True}  # `create` rejects them with a message
 
 
-@app.command("install")
+@app.command("install", cls=Command)
 def install_(
-    *,
-    domain: DomainName = None,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
-    state_schema: State = None,
+    context: typer.Context, *, domain: DomainName = None, state_schema: State = None
 ) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
+    shared: Shared = context.obj
     state_schema = state_schema or Domain.of(domain).state
-    options = database_options(
-        url, state_schema, queryTimeout=query_timeout, credentials=credentials
-    )
+    options = shared.database(stateSchema=state_schema)
     with Session(options, "install") as session:
         connection = session.open()
         schema.install(connection, timeout=options.query_timeout)
-        if as_json:
+        if shared.as_json:
             print_json({"stateSchema": state_schema, "server": connection.server})
         else:
             say(f"the state tables are in schema {state_schema} of {connection.server}")
 
 
-@app.command(context_settings=MORE)
+@app.command(cls=Command, context_settings=MORE)
 def create(
     context: typer.Context,
     queue: Queue,
@@ -99,10 +79,6 @@ def create(
     audit: Audit = None,
     delayed: Delayed = False,
     body_string: BodyString = False,
-    as_json: AsJson = False,
-    query_timeout: Patience = TIMEOUT,
-    url: Url = None,
-    credentials: Credentials = None,
 ) -> None:
     """
     Create an endpoint's missing queues, with the tables that the transport creates.
@@ -111,9 +87,15 @@ def create(
     A name without a schema is in the default schema. The queues of instances
     and satellites are in the schema of QUEUE.
     """
-    one_endpoint(context)
+    if context.args:
+        expected = (
+            "one QUEUE; name the endpoint's other queues with --error, --audit, --instance or "
+            "--qualifier, and run the command again for another endpoint"
+        )
+        raise BadOption(option="QUEUE", found=" ".join(context.args), expected=expected)
+    shared: Shared = context.obj
     made = endpoint(
-        location(url, credentials),
+        shared.location,
         queue,
         instances=instance or (),
         qualifiers=qualifier or (),
@@ -121,7 +103,7 @@ def create(
         audit=audit,
         delayed=delayed,
     )
-    options = source_options(url, queue, queryTimeout=query_timeout, credentials=credentials)
+    options = shared.source(queue)
     with Session(options, "create") as session:
         connection = session.open()
         waiting: str | None = None
@@ -129,21 +111,22 @@ def create(
             schema.create_queue(
                 connection, each, timeout=options.query_timeout, body_string=body_string
             )
-            if not as_json:
+            if not shared.as_json:
                 say(f"queue {connection.printed(each)} is in {connection.server}")
         if delayed:
             schema.create_delayed(connection, made.primary, timeout=options.query_timeout)
             waiting = connection.printed(schema.delayed_of(made.primary))
-            if not as_json:
+            if not shared.as_json:
                 say(f"table {waiting} is in {connection.server}")
-        if as_json:
+        if shared.as_json:
             names = [connection.printed(each) for each in made.queues]
             its = {"queues": names, "delayed": waiting, "server": connection.server}
             print_json(its)
 
 
-@app.command("script")
+@app.command("script", cls=OfflineCommand)
 def script_(
+    context: typer.Context,
     queues: Annotated[list[str], typer.Argument(help=f"{TABLE} Several have the same roles.")],
     *,
     dialect: Annotated[str, typer.Option(help="postgresql or sqlserver")] = "postgresql",
@@ -176,7 +159,6 @@ def script_(
         str | None,
         typer.Option(help="Also create this table, and let the sender publish with it."),
     ] = None,
-    as_json: AsJson = False,
     state_schema: State = None,
 ) -> None:
     """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
@@ -214,7 +196,8 @@ def script_(
         )
         for queue in queues
     ]
-    options = source_options(f"{dialect}://", queues[0], state_schema)
+    shared: Shared = context.obj
+    options = replace(shared, url=f"{dialect}://").source(queues[0], stateSchema=state_schema)
     text = script(
         *made,
         state=options.state_schema,
@@ -226,17 +209,7 @@ def script_(
         body_string=body_string,
         dialect=dialect,
     )
-    if as_json:
+    if shared.as_json:
         print_json({"dialect": dialect, "script": text})
     else:
         sys.stdout.write(text)
-
-
-def one_endpoint(context: typer.Context) -> None:
-    """Reject a second QUEUE, and say how to name an endpoint's other queues."""
-    if context.args:
-        expected = (
-            "one QUEUE; name the endpoint's other queues with --error, --audit, --instance or "
-            "--qualifier, and run the command again for another endpoint"
-        )
-        raise BadOption(option="QUEUE", found=" ".join(context.args), expected=expected)

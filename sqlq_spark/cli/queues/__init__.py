@@ -1,1 +1,0 @@
-"""Commands that make, look at, empty and remove queues."""
