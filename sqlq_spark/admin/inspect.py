@@ -125,12 +125,9 @@ class DelayedMessage:
 
 def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = None) -> Depth:
     """
-    Measure a queue; counts its rows.
+    Measure a queue, in the open transaction; counts its rows.
 
-    Args:
-        connection: in a transaction.
-        queue: the queue.
-        largest: bytes of a table whose rows are counted; those of a larger one are estimated.
+    Those of a table of more than `largest` bytes are estimated.
 
     Raises:
         QueueNotFound, RightMissing.
@@ -144,13 +141,7 @@ def delayed(
     connection: Connection, queue: QueueAddress, zone: str | None, *, largest: int | None = None
 ) -> Delayed | None:
     """
-    Measure a queue's table of delayed messages, in the open transaction; counts its rows.
-
-    Args:
-        connection: in a transaction.
-        queue: the queue.
-        zone: the option endpointTimeZone.
-        largest: as for `depth`.
+    Measure a queue's table of delayed messages as `depth` does; `zone` is endpointTimeZone.
 
     Returns:
         None if there is no such table, or if this login may not read it.
@@ -159,7 +150,10 @@ def delayed(
     name = delayed_name(connection, queue)
     if name is None or "due" not in connection.columns(table):
         return None
-    zone = zone_or_none(connection, zone)
+    try:
+        zone = endpoint_zone(connection, zone)
+    except MissingOption:
+        zone = None  # this session cannot see it
     values: dict[str, Value] = {"table_name": name, "zone": zone, "largest": largest}
     try:
         with attempt(connection):
@@ -174,14 +168,6 @@ def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
     try:
         return connection.printed(delayed_of(queue))
     except BadAddress:
-        return None
-
-
-def zone_or_none(connection: Connection, zone: str | None) -> str | None:
-    """The endpoints' time zone; None if this session cannot see it."""
-    try:
-        return endpoint_zone(connection, zone)
-    except MissingOption:
         return None
 
 
@@ -240,15 +226,7 @@ def queue_names(connection: Connection, text: str) -> str:
 def messages(
     connection: Connection, queue: QueueAddress, *, limit: int, timeout: float
 ) -> Iterator[Message]:
-    """
-    Read the lowest messages of a queue, in the order of seq.
-
-    Args:
-        connection: no transaction open.
-        queue: the queue.
-        limit: how many at most.
-        timeout: seconds for each page.
-    """
+    """Read the lowest messages of a queue, in the order of seq, each page in a transaction."""
     from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
@@ -267,13 +245,6 @@ def delayed_messages(
 ) -> list[DelayedMessage]:
     """
     Read the delayed messages of a queue that are due first; holds them in memory.
-
-    Args:
-        connection: no transaction open.
-        queue: the queue.
-        limit: how many at most.
-        zone: the option endpointTimeZone.
-        timeout: seconds for each statement.
 
     Raises:
         DelayedQueueNotFound, MissingOption.
@@ -301,15 +272,8 @@ def message(row: dict[str, Any]) -> Message:
     """The message in a row of QUEUE_ROW."""
     from sqlq_spark.wire.rows import uuid_text  # noqa: PLC0415 - see cli
 
-    headers, corrupt = headers_of(row["headers"])
-    return Message(
-        id=uuid_text(row["id"]),
-        seq=row["seq"],
-        expires=row["expires"],
-        headers=headers,
-        corrupt_headers=corrupt,
-        body=row["body"],
-    )
+    headers = headers_of(row["headers"])
+    return Message(uuid_text(row["id"]), row["seq"], row["expires"], *headers, row["body"])
 
 
 def headers_of(text: str | None) -> tuple[dict[str, str | None] | None, str | None]:

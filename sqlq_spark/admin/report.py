@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from importlib.resources import files
@@ -57,6 +58,7 @@ AGES = (
     (7 * 86400.0, "1 to 7 days"),
     (float("inf"), "over 7 days"),
 )
+EDGES = [edge for edge, _ in AGES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class QueueReport:
     look: watch.QueueLook
     sizes: Sizes | None
     sample: Sample
-    failed: Counter[str] = field(default_factory=Counter)  # FailedQ of an error queue's messages
+    failed: dict[str, int] = field(default_factory=dict)  # FailedQ of an error queue's messages
 
 
 @dataclass(slots=True)
@@ -120,15 +122,12 @@ class Group:
     @property
     def places(self) -> str:
         """The three queues where most of them failed."""
-        return ", ".join(sorted(self.queues, key=lambda name: -self.queues[name])[:3])
+        return ", ".join(name for name, _ in Counter(self.queues).most_common(3))
 
     def add(self, queue: str | None, failed: datetime | None, message: str | None) -> None:
         """Count one failure."""
         self.messages += 1
-        place = (queue or NONE)[:LONGEST]
-        if place not in self.queues and len(self.queues) >= NAMES:
-            place = OTHERS
-        self.queues[place] = self.queues.get(place, 0) + 1
+        count(self.queues, [queue])
         self.example = self.example or (message and message[:LONGEST])
         if failed is not None:
             self.first = failed if self.first is None else min(self.first, failed)
@@ -181,10 +180,10 @@ def report(
     Look at queues, streams and headers.
 
     Args:
-        connection: no transaction open.
+        connection: has no transaction open.
         names: of the queues; if empty, all that are found.
         options: url, state schema and time limit.
-        errors: an error queue.
+        errors: an error queue, whose failures are grouped by exception.
         most: read the headers of at most so many messages per queue.
     """
     now = watch.look(connection, names, options)
@@ -202,11 +201,9 @@ def report(
 def failed_in(connection: Connection, queues: Sequence[QueueReport]) -> dict[str, int]:
     """How many messages of the error queues failed in each queue, as far as they were read."""
     found: Counter[str] = Counter()
-    for text, count in sum((each.failed for each in queues), Counter()).items():
-        try:
-            found[connection.printed(connection.names.parse_address(text))] += count
-        except BadAddress:
-            continue  # the header is untrusted
+    for text, messages in (item for each in queues for item in each.failed.items()):
+        with suppress(BadAddress):  # the header is untrusted
+            found[connection.printed(connection.names.parse_address(text))] += messages
     return dict(found)
 
 
@@ -220,21 +217,18 @@ def one(
 ) -> QueueReport:
     """The figures of one queue; one that the look did not read is not read here either."""
     if not look.is_read:
-        return QueueReport(look, None, make_sample(Counter(), [], look.at))
+        return QueueReport(look, None, make_sample({}, [], look.at))
     queue, timeout = parse_table("queue", look.queue, options.naming), options.query_timeout
     with transaction(connection, timeout=timeout):
         rows = connection.rows("table_sizes", tables={"queue": queue}, table_name=look.queue)
-    tally: Counter[str] = Counter()
-    failed: Counter[str] = Counter()
+    tally: dict[str, int] = {}
+    failed: dict[str, int] = {}
     sent: list[datetime | None] = []
-    found = pages(connection, queue, look.depth, most=most, timeout=timeout, named=named)
-    for page in found:
-        tally.update(map(derived_type, page.text(wire.ENCLOSED_MESSAGE_TYPES).to_pylist()))
-        tally = limit_names(tally)
+    for page in pages(connection, queue, look.depth, most=most, timeout=timeout, named=named):
+        count(tally, map(derived_type, page.text(wire.ENCLOSED_MESSAGE_TYPES).to_pylist()))
         sent += map(moment, page.text(wire.TIME_SENT).to_pylist())
         if look.kind == "error queue":
-            failed.update(filter(None, page.text(wire.FAILED_Q).to_pylist()))
-            failed = limit_names(failed)
+            count(failed, filter(None, page.text(wire.FAILED_Q).to_pylist()))
     sizes = Sizes(*rows[0]) if rows else None
     return QueueReport(look, sizes, make_sample(tally, sent, look.at), failed)
 
@@ -308,18 +302,17 @@ def pages(
 # ---------------------------------------------------------------- headers
 
 
-def derived_type(types: str | None) -> str:
+def derived_type(types: str | None) -> str | None:
     """The most derived type of a message."""
-    return (next(map(full_name, split_types(types)), NONE) or NONE)[:LONGEST]
+    return next(map(full_name, split_types(types)), None)
 
 
-def limit_names(tally: Counter[str]) -> Counter[str]:
-    """Keep at most NAMES names, because senders may use any number of types."""
-    if len(tally) <= NAMES:
-        return tally
-    kept = Counter(dict(tally.most_common(NAMES // 2)))
-    kept[OTHERS] += tally.total() - kept.total()
-    return kept
+def count(tally: dict[str, int], names: Iterable[str | None]) -> None:
+    """Count names, NAMES at most, because a sender may use any number of them."""
+    for each in names:
+        name = (each or NONE)[:LONGEST]
+        name = name if name in tally or len(tally) < NAMES else OTHERS
+        tally[name] = tally.get(name, 0) + 1
 
 
 def moment(text: str | None) -> datetime | None:
@@ -330,32 +323,23 @@ def moment(text: str | None) -> datetime | None:
         return None
 
 
-def make_sample(tally: Counter[str], sent: list[datetime | None], now: datetime) -> Sample:
+def make_sample(tally: dict[str, int], sent: list[datetime | None], now: datetime) -> Sample:
     """Sort the counts into a sample. A time in the future counts as now."""
     known = sorted(min(each, now) for each in sent if each is not None)
-    edges = [edge for edge, _ in AGES]
-    ages = Counter(bisect_right(edges, (now - each).total_seconds()) for each in known)
-    begins, width, counts = histogram(known)
+    ages = Counter(bisect_right(EDGES, (now - each).total_seconds()) for each in known)
+    width = max(1.0, (known[-1] - known[0]).total_seconds() / BINS) if known else 0.0
+    bins = Counter(min(BINS - 1, int((at - known[0]).total_seconds() / width)) for at in known)
     return Sample(
         read=len(sent),
         types=sorted(tally.items(), key=lambda each: (-each[1], each[0])),
         ages=[(name, ages[at]) for at, (_, name) in enumerate(AGES)],
-        sent=list(zip(begins, counts, strict=True)),
+        sent=[
+            (known[0] + timedelta(seconds=at * width), bins[at])
+            for at in range(BINS if known else 0)
+        ],
         width=width,
         unknown=len(sent) - len(known),
     )
-
-
-def histogram(known: Sequence[datetime]) -> tuple[list[datetime], float, list[int]]:
-    """Count sorted times in BINS columns of even width: begins, width in seconds, counts."""
-    if not known:
-        return [], 0.0, []
-    width = max(1.0, (known[-1] - known[0]).total_seconds() / BINS)
-    counts = Counter(
-        min(BINS - 1, int((each - known[0]).total_seconds() / width)) for each in known
-    )
-    begins = [known[0] + timedelta(seconds=at * width) for at in range(BINS)]
-    return begins, width, [counts[at] for at in range(BINS)]
 
 
 # ---------------------------------------------------------------- page and JSON
@@ -375,24 +359,23 @@ def write_page(found: Report) -> str:
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     looks = [each.look for each in found.queues]
     waiting = [each for each in looks if each.kind != "error queue"]
-    failures = found.failures
+    groups = found.failures.groups if found.failures else []
     return page.from_string(template).render(
         report=found,
         looks=looks,
         waiting=[(each.queue, each.depth.messages) for each in waiting],
         oldest=max((each.oldest for each in waiting if each.oldest is not None), default=None),
         failed=sum(each.depth.messages for each in looks if each.kind == "error queue"),
-        exceptions=[(each.exception, each.messages) for each in failures.groups]
-        if failures
-        else [],
-        columns={"queues": view(watch.QUEUE, "page"), "streams": view(watch.STREAM, "page")}
-        | {"exceptions": EXCEPTIONS},
+        exceptions=[(each.exception, each.messages) for each in groups],
+        exception_columns=EXCEPTIONS,
+        queue_columns=view(watch.QUEUE, "page"),
+        stream_columns=view(watch.STREAM, "page"),
     )
 
 
 def shown(value: object) -> object:
     """A value of the page: without control characters, cut if it is too long."""
-    if hasattr(value, "__html__"):
+    if hasattr(value, "__html__"):  # what a macro returned
         return value
     text = formats.plain(value)
     return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"

@@ -11,7 +11,7 @@ rolled back counts as in and out. Over several intervals the figures are correct
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -170,10 +170,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     """
     Look at queues, each in its own transaction. Locks nothing.
 
-    Args:
-        connection: no transaction open.
-        names: of the queues; if empty, all that the database has and all that streams read.
-        options: url, state schema and time limit.
+    Without names it looks at all that the database has and all that streams read.
 
     Raises:
         QueueNotFound, RightMissing: of a queue that was named.
@@ -184,12 +181,15 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         locks.setdefault(each.where, []).append(each)
     if names:
         addresses = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
-        queues = [look_at(connection, each, options, receipts, locks) for each in addresses]
+        queues = [look_at(connection, each, options, locks) for each in addresses]
         asked = {each.queue for each in queues}
         streams = streams and [each for each in streams if not asked.isdisjoint(each.queues)]
     else:
-        queues = look_at_all(connection, options, streams or (), receipts, locks)
+        queues = look_at_all(connection, options, streams or (), locks)
     server = checks.of_any_server(connection, timeout=options.query_timeout)
+    held: defaultdict[str, list[int]] = defaultdict(list)
+    for receipt in receipts:
+        held[receipt.queue].append(receipt.messages)
     waiting = Counter({each.queue: each.depth.messages for each in queues})
     streams = streams and [
         replace(each, lag=sum(waiting[name] for name in each.queues) + each.held)
@@ -197,7 +197,10 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     ]
     return Look(
         at=read_clock(connection),
-        queues=queues,
+        queues=[
+            replace(each, receipts=len(held[each.queue]), held=sum(held[each.queue]))
+            for each in queues
+        ],
         streams=streams,
         server_problems=[each for each in server if each.is_problem],
     )
@@ -207,7 +210,6 @@ def look_at_all(
     connection: Connection,
     options: DatabaseOptions,
     streams: Sequence[inspect.Stream],
-    receipts: Sequence[inspect.Receipt],
     locks: Locks,
 ) -> list[QueueLook]:
     """Look at all queues of the database; one that cannot be read does not stop the others."""
@@ -216,9 +218,7 @@ def look_at_all(
     looks = []
     for name, table in found.items():
         try:
-            looks.append(
-                look_at(connection, table.address, options, receipts, locks, unnamed=table)
-            )
+            looks.append(look_at(connection, table.address, options, locks, unnamed=table))
         except ConnectionLost:
             raise
         except DatabaseFailure as error:
@@ -264,16 +264,11 @@ def look_at(
     connection: Connection,
     queue: QueueAddress,
     options: DatabaseOptions,
-    receipts: Sequence[inspect.Receipt] = (),
     locks: Locks = MappingProxyType({}),
     *,
     unnamed: queue_tables.Table | None = None,
 ) -> QueueLook:
-    """
-    Look at one queue; no transaction is open.
-
-    A queue that is locked is not read. One that nobody named is read only if that is safe.
-    """
+    """Look at a queue that is not locked; at one that nobody named only if that is safe."""
     name = connection.printed(queue)
     blocked = locks.get(name, ())
     if any(each.name == "locked" for each in blocked):
@@ -293,15 +288,12 @@ def look_at(
         zone = options.endpoint_time_zone
         delayed, refused = look_at_delayed(connection, queue, zone, is_named=unnamed is None)
         now = read_clock(connection)
-    own = [each for each in receipts if each.queue == depth.queue]
     return QueueLook(
         at=now,
         depth=depth,
         given=given[0][0] if given else None,
         oldest=seconds_since(sent, now),
         delayed=delayed,
-        receipts=len(own),
-        held=sum(each.messages for each in own),
         kind=kind,
         problems=[*blocked, *problems, *refused],
     )
