@@ -117,7 +117,7 @@ def _stage_chunk(
                 return
         # in a transaction of its own: no task waits for the first chunk of another, which may hang
         with transaction(connection, timeout=timeout):
-            connection.run("new_sink", sink=key.sink)
+            connection.rows("new_sink", sink=key.sink)
 
 
 # ---------------------------------------------------------------- the driver
@@ -156,7 +156,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
             for chunk in read_chunks(connection, staged):
                 inserts.insert(chunk)
         # also those of attempts that lost
-        connection.run("discard", sink=sink, batch=batch)
+        connection.rows("discard", sink=sink, batch=batch)
         if sink.startswith(NAMELESS):
             delete_abandoned(connection)
 
@@ -182,7 +182,7 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
         lock_exclusive(connection, sink)
         if final:
             advance(connection, sink, batch)
-        connection.run("discard", sink=sink, batch=batch)
+        connection.rows("discard", sink=sink, batch=batch)
 
 
 def settle(connection: Connection, origin: Origin) -> None:
@@ -242,8 +242,8 @@ def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callabl
 
 def delete_abandoned(connection: Connection) -> None:
     """Delete what nameless writes left when their job was killed, after a week."""
-    connection.run("discard_abandoned", seconds=ABANDONED)
-    connection.run("delete_old_sinks", seconds=ABANDONED)
+    connection.rows("discard_abandoned", seconds=ABANDONED)
+    connection.rows("delete_old_sinks", seconds=ABANDONED)
 
 
 # ---------------------------------------------------------------- the dispatch log
@@ -258,7 +258,7 @@ def lock_exclusive(connection: Connection, sink: str) -> tuple[str, int | None]:
     """
     rows = connection.rows("sink_close", sink=sink)
     if not rows:
-        connection.run("new_sink", sink=sink)
+        connection.rows("new_sink", sink=sink)
         rows = connection.rows("sink_close", sink=sink)
     login, batch = rows[0]
     return login, batch
@@ -302,4 +302,4 @@ def give_up(connection: Connection, sink: str, timeout: float) -> None:
         _, batch = lock_exclusive(connection, sink)
         if batch is None or batch < SENT:
             advance(connection, sink, GIVEN_UP)
-            connection.run("discard", sink=sink, batch=GIVEN_UP)
+            connection.rows("discard", sink=sink, batch=GIVEN_UP)
