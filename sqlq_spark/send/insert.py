@@ -223,7 +223,7 @@ class Inserts:
         self._bodies += rows["body"].chunks
 
     def _load_set_aside(self) -> None:
-        """Insert what was set aside into the error queue, all at once and without expiry."""
+        """Load what was set aside into the error queue, all at once and without expiry, or fail."""
         queue = self.options.undeliverable_address
         if queue is None or not self._texts:
             return
@@ -292,7 +292,12 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
 
 
 def check_tables(connection: Connection, options: SinkOptions) -> None:
-    """Raise why a table that the options name cannot be used; no transaction is open."""
+    """
+    Raise why a table that the options name cannot be used; no transaction is open.
+
+    Raises:
+        QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
+    """
     named = (options.address, options.undeliverable_address)
     with transaction(connection, timeout=options.query_timeout):
         destinations = Destinations(connection, options.allowed)
