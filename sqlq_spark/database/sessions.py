@@ -122,7 +122,12 @@ class Session:
         try:
             for attempt in attempts:
                 with attempt:
-                    return self._run_once(work)
+                    try:
+                        return work(self.open())
+                    except ConnectionLost as error:
+                        log.warning("%s; connecting again", error)
+                        self.close()
+                        raise
         except SqlQueueError as error:
             # Spark prints every frame of the traceback, 25 of them the retries'
             raise error.with_traceback(None) from None
@@ -154,14 +159,6 @@ class Session:
         if self.options.credentials is not None and isinstance(error, EXPIRED):
             return True
         return isinstance(error, TRANSIENT) or (self._reached and isinstance(error, ABSENT))
-
-    def _run_once(self, work: Callable[[Connection], T]) -> T:
-        try:
-            return work(self.open())
-        except ConnectionLost as error:
-            log.warning("%s; connecting again", error)
-            self.close()
-            raise
 
     def _connect(self) -> Connection:
         options = self.options
