@@ -18,7 +18,7 @@ skipped, with a finding, if its table could run code of its owner.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -255,10 +255,9 @@ def delete_expired(session: Session, queue: QueueAddress, options: DatabaseOptio
 
 def move_due(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
     """Move all due messages; see `Mover.move` for a lost answer."""
-    allowed = options.allowed if isinstance(options, SourceOptions) else ()
-    mover = Mover(
-        queue, zone=options.endpoint_time_zone, timeout=options.query_timeout, allowed=allowed
-    )
+    if not isinstance(options, SourceOptions):
+        options = replace(options, allowed=())
+    mover = Mover(queue, options)
     if not session.run_with_retries(lambda connection: connection.columns(mover.delayed)):
         return 0
     messages = 0

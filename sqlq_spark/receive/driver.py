@@ -61,7 +61,7 @@ class StreamDriver:
         self.queues = dict(zip(options.names, options.addresses, strict=True))
         self.looks = dict.fromkeys(options.names, PeekState())
         self.ramp = Ramp(options.concurrency)
-        self.due_pollers = {name: DueMessagePoller(options, at) for name, at in self.queues.items()}
+        self.due_pollers = {name: DueMessagePoller(at, options) for name, at in self.queues.items()}
         self._receipts = options.transaction_mode == "receiveOnly"
         session = StateSession if self._receipts else Session
         more = len(options.addresses) - 1
