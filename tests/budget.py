@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12559, "tokens": 71991},
+    "core": {"files": 63, "lines": 12525, "tokens": 71999},
     "everything else": {"files": 103, "lines": 14395, "tokens": 77855},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 166, "lines": 26954, "tokens": 149846},
+    "package": {"files": 166, "lines": 26920, "tokens": 149854},
     "sql": {"statement lines": 2433},
     "tests": {"files": 303, "lines": 53917, "tokens": 361465},
     "words": {"words": 69682},
