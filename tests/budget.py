@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12525, "tokens": 71999},
-    "everything else": {"files": 103, "lines": 14395, "tokens": 77855},
+    "core": {"files": 62, "lines": 12389, "tokens": 71582},
+    "everything else": {"files": 103, "lines": 14372, "tokens": 77822},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 166, "lines": 26920, "tokens": 149854},
+    "package": {"files": 165, "lines": 26761, "tokens": 149404},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 303, "lines": 53917, "tokens": 361465},
+    "tests": {"files": 305, "lines": 54111, "tokens": 363301},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

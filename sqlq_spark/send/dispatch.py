@@ -58,9 +58,6 @@ SENT = 0  # the txnVersion of the write: entered by its transaction
 GIVEN_UP = 1
 
 
-# ---------------------------------------------------------------- a task
-
-
 @dataclass(frozen=True, slots=True)
 class Staged:
     """What one attempt of a task wrote to the staging."""
@@ -140,11 +137,8 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         SubscriptionsNotFound, NothingToSettle, BatchClosed, DispatchLogAhead: nothing was
         sent.
     """
-    if not staged:
-        return 0
     sink, batch = staged[0].sink, staged[0].batch
     where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)
-
     before: str | None = None  # the login that began the sink, if the batch was sent before
 
     def send(inserts: Inserts) -> None:
@@ -256,14 +250,6 @@ def delete_abandoned(connection: Connection) -> None:
 # ---------------------------------------------------------------- the dispatch log
 
 
-class Sent(NamedTuple):
-    """The last dispatch of a sink."""
-
-    batch: int
-    messages: int
-    seconds: float  # since it began, by the database's clock
-
-
 def lock_exclusive(connection: Connection, sink: str) -> tuple[str, int | None]:
     """
     Wait for a sink's tasks and drivers, and keep others waiting until the commit.
@@ -279,10 +265,14 @@ def lock_exclusive(connection: Connection, sink: str) -> tuple[str, int | None]:
     return login, batch
 
 
-def last_sent(connection: Connection, sink: str) -> Sent | None:
-    """Return the last dispatch, or None; wait for a driver that dispatches, change nothing."""
+def last_sent(connection: Connection, sink: str) -> tuple[int, int, float] | None:
+    """
+    Return the last dispatch, if there is one; wait for a driver that dispatches, change nothing.
+
+    It is given by its batch, its messages, and the seconds since it began by the database's clock.
+    """
     rows = connection.rows("sink_open", sink=sink)
-    return Sent(*rows[0]) if rows and rows[0][0] is not None else None
+    return rows[0] if rows and rows[0][0] is not None else None
 
 
 def advance(connection: Connection, sink: str, batch: int, messages: int = 0) -> bool:
@@ -297,7 +287,7 @@ def read_state(connection: Connection, sink: str, timeout: float) -> int:
     """Return the last batch of a sink; changes nothing."""
     with transaction(connection, timeout=timeout):
         sent = last_sent(connection, sink)
-    return UNKNOWN if sent is None else sent.batch
+    return UNKNOWN if sent is None else sent[0]
 
 
 def open_request(connection: Connection, sink: str, timeout: float) -> None:

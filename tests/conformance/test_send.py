@@ -89,7 +89,6 @@ def test_a_replayed_batch_sends_nothing_twice(bench: Bench) -> None:
     assert dispatch(bench, once) == 0  # the answer of its commit was lost
     assert dispatch(bench, stage(bench, chunk(b"twice"), batch=3)) == 0
     assert dispatch(bench, stage(bench, chunk(b"older"), batch=2)) == 0
-    assert send.dispatch(bench.desk, [], bench.sink()) == 0
 
     assert bench.bodies() == [b"once"]
     assert staging(bench) == []
