@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12406, "tokens": 71425},
+    "core": {"files": 62, "lines": 12372, "tokens": 71433},
     "everything else": {"files": 103, "lines": 14372, "tokens": 77822},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 165, "lines": 26778, "tokens": 149247},
+    "package": {"files": 165, "lines": 26744, "tokens": 149255},
     "sql": {"statement lines": 2433},
     "tests": {"files": 305, "lines": 54111, "tokens": 363301},
     "words": {"words": 69682},
