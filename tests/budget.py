@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12423, "tokens": 71574},
+    "core": {"files": 62, "lines": 12421, "tokens": 71555},
     "everything else": {"files": 103, "lines": 14372, "tokens": 77822},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 165, "lines": 26795, "tokens": 149396},
+    "package": {"files": 165, "lines": 26793, "tokens": 149377},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 303, "lines": 53917, "tokens": 361463},
+    "tests": {"files": 303, "lines": 53917, "tokens": 361459},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
