@@ -77,21 +77,19 @@ def send_in_transaction(
             return inserts
 
 
-def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> int:
+def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
     """
-    Insert chunks as they come, a transaction for each: delivery at least once; count messages.
+    Insert chunks as they come, a transaction for each: delivery at least once.
 
     A task that Spark tries again sends again, with the same message ids.
     """
-    messages, without_subscriber = 0, Counter[str]()
+    without_subscriber = Counter[str]()
     for chunk in chunks:
         work = partial(Inserts.insert, chunk=chunk)
         inserts = session.run_with_retries(partial(send_in_transaction, options=options, work=work))
         inserts.log_set_aside(session.application)
         without_subscriber += inserts.without_subscriber
-        messages += chunk.num_rows
     publish.log_without_subscriber(session.application, without_subscriber)
-    return messages
 
 
 class Inserts:
