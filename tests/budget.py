@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12437, "tokens": 71668},
-    "everything else": {"files": 82, "lines": 13213, "tokens": 72982},
-    "other files in sqlq_spark": {"files": 2, "lines": 168},
+    "core": {"files": 62, "lines": 12384, "tokens": 71508},
+    "everything else": {"files": 79, "lines": 12917, "tokens": 71707},
+    "other files in sqlq_spark": {"files": 2, "lines": 166},
     "other files in tests": {"files": 70, "lines": 1363},
-    "package": {"files": 144, "lines": 25650, "tokens": 144650},
+    "package": {"files": 141, "lines": 25301, "tokens": 143215},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54087, "tokens": 363329},
+    "tests": {"files": 305, "lines": 54087, "tokens": 363322},
     "words": {"words": 69746},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
