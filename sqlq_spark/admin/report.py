@@ -367,7 +367,7 @@ def write_page(found: Report) -> str:
         oldest=max((each.oldest for each in waiting if each.oldest is not None), default=None),
         failed=sum(each.depth.messages for each in looks if each.kind == "error queue"),
         exceptions=[(each.exception, each.messages) for each in groups],
-        exception_columns=EXCEPTIONS,
+        exception_columns=view(EXCEPTIONS, "page"),
         queue_columns=view(watch.QUEUE, "page"),
         stream_columns=view(watch.STREAM, "page"),
     )
