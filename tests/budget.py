@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12583, "tokens": 72124},
-    "everything else": {"files": 84, "lines": 14643, "tokens": 83089},
-    "other files in sqlq_spark": {"files": 2, "lines": 168},
+    "core": {"files": 62, "lines": 12437, "tokens": 71668},
+    "everything else": {"files": 79, "lines": 12934, "tokens": 71856},
+    "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1363},
-    "package": {"files": 147, "lines": 27226, "tokens": 155213},
+    "package": {"files": 141, "lines": 25371, "tokens": 143524},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 309, "lines": 55352, "tokens": 369449},
+    "tests": {"files": 303, "lines": 53893, "tokens": 361489},
     "words": {"words": 69746},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -20,7 +20,7 @@ import pytest
 from processes import inheriting, naming
 from waiting import PATIENCE, until
 
-from sqlq_spark.cli.screens import demo as screen
+from sqlq_spark.cli import demo as screen
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.demo import Result, embedded, job

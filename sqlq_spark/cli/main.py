@@ -96,7 +96,7 @@ def demo_(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
     from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
-    from sqlq_spark.cli.screens import demo as demo_screen  # noqa: PLC0415 - as above
+    from sqlq_spark.cli import demo as demo_screen  # noqa: PLC0415 - as above
     from sqlq_spark.demo.process import JobFailed  # noqa: PLC0415 - as above
 
     shared: Shared = context.obj

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import typer
@@ -25,10 +25,10 @@ from sqlq_spark.errors import (
     MissingPackage,
     SqlQueueError,
 )
-from sqlq_spark.java import NoJava
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import EXAMPLES, with_password
+from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -40,7 +40,6 @@ TABLE = 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[sche
 Queue = Annotated[str, typer.Argument(help=TABLE)]
 MaybeQueue = Annotated[str | None, typer.Argument(help="Show only this queue.")]
 Queues = Annotated[list[str] | None, typer.Argument(help="Queues; by default all of the database.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 States = Annotated[
     str | None,
     typer.Option(
@@ -69,6 +68,7 @@ Allow = Annotated[
 class Shared:
     """The options that commands share. A field is an option of the command line."""
 
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")] = False
     query_timeout: Annotated[
         str, typer.Option(help="Time limit of each statement, for example 10m.")
@@ -152,7 +152,26 @@ class Command(TyperCommand):
 class StateCommand(Command):
     """A command on the state tables."""
 
-    shared = tuple(each.name for each in fields(Shared))
+    shared = (*Command.shared, "state_schema")
+
+
+class AskingCommand(Command):
+    """A command that asks before it changes something, unless --yes is given."""
+
+    shared = ("yes", *Command.shared)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
+        """Reject --json without --yes before connecting, because a program cannot be asked."""
+        if ctx.params["as_json"] and not ctx.params["yes"]:
+            expected = "--yes with it, because a program cannot be asked"
+            raise BadOption(option="--json", found="true", expected=expected)
+        return super().invoke(ctx)
+
+
+class AskingStateCommand(AskingCommand):
+    """Both."""
+
+    shared = (*AskingCommand.shared, "state_schema")
 
 
 class OfflineCommand(Command):
@@ -195,24 +214,14 @@ def fail(text: str) -> NoReturn:
 # ---------------------------------------------------------------- before a change
 
 
-def answerable(*, yes: bool, as_json: bool) -> None:
-    """Reject --json without --yes before connecting, because a program cannot be asked."""
-    if as_json and not yes:
-        raise BadOption(
-            option="--json",
-            found="true",
-            expected="--yes with it, because a program cannot be asked",
-        )
-
-
-def confirm(what: str, *, yes: bool, as_json: bool = False) -> None:
+def confirm(what: str, shared: Shared) -> None:
     """
     Print what will be done, and ask on standard error. With --json both go to standard error.
 
     Ctrl-C ends the process with exit code 130. Any answer but yes ends it with 1.
     """
-    (say_error if as_json else say)(f"This will {what}.")
-    if yes:
+    (say_error if shared.as_json else say)(f"This will {what}.")
+    if shared.yes:
         return
     sys.stderr.write("Continue? [y/N]: ")
     sys.stderr.flush()

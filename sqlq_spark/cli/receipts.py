@@ -13,11 +13,10 @@ from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     Allow,
+    AskingStateCommand,
     MaybeQueue,
     Shared,
     StateCommand,
-    Yes,
-    answerable,
     confirm,
     fail,
     keeps_trail,
@@ -101,7 +100,7 @@ def show(
         fail(f"no receipt of stream {stream} holds message {message}")
 
 
-@app.command("return", cls=StateCommand)
+@app.command("return", cls=AskingStateCommand)
 def return_(
     context: typer.Context,
     *,
@@ -110,11 +109,9 @@ def return_(
     task: Task = None,
     without: Without = None,
     allow: Allow = None,
-    yes: Yes = False,
 ) -> None:
     """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
     shared: Shared = context.obj
-    answerable(yes=yes, as_json=shared.as_json)
     options = shared.database(allowedDestinations=", ".join(allow) if allow else None)
     with StateSession(options, "receipts return") as session:
         connection = session.open()
@@ -132,8 +129,7 @@ def return_(
                 f"return {screen.total(open_)} to {queues}{gone}. "
                 "Messages that the stream has already written will be received a second time, and "
                 "its checkpoint can no longer be used for these batches",
-                yes=yes,
-                as_json=shared.as_json,
+                shared,
             )
         recorded = keeps_trail(connection)
         batches = return_all(connection, open_, options, without or (), recorded=recorded)
@@ -150,24 +146,22 @@ def return_(
         raise typer.Exit(FOUND)
 
 
-@app.command(cls=StateCommand)
+@app.command(cls=AskingStateCommand)
 def drop(
     context: typer.Context,
     *,
     stream: StreamId,
     batch: Batch = None,
     task: Task = None,
-    yes: Yes = False,
 ) -> None:
     """Delete receipts with their messages. They cannot be restored."""
     shared: Shared = context.obj
-    answerable(yes=yes, as_json=shared.as_json)
     options = shared.database()
     with StateSession(options, "receipts drop") as session:
         connection = session.open()
         with transaction(connection, timeout=options.query_timeout):
             found = choose(connection, stream, batch, task, quiet=shared.as_json)
-        confirm(f"delete {screen.total(found)} permanently", yes=yes, as_json=shared.as_json)
+        confirm(f"delete {screen.total(found)} permanently", shared)
         recorded = keeps_trail(connection)
         batches = drop_all(connection, found, options, recorded=recorded)
         messages = screen.follow(

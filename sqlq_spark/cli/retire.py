@@ -21,15 +21,13 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.subscribers import subscriptions_of
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
-    Command,
+    AskingCommand,
     MaybeQueue,
     Queue,
     Shared,
     StateCommand,
     States,
     SubscriptionTable,
-    Yes,
-    answerable,
     confirm,
     fail,
 )
@@ -77,7 +75,7 @@ class StillUsed(SqlQueueError):
     template = "queue {queue} was not dropped: {reason}"
 
 
-@app.command("retire", cls=Command)
+@app.command("retire", cls=AskingCommand)
 def retire_(
     context: typer.Context,
     queue: Queue,
@@ -85,7 +83,6 @@ def retire_(
     discard_messages: Annotated[
         bool, typer.Option("--discard-messages", help="Also delete the messages that are left.")
     ] = False,
-    yes: Yes = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     state_schema: States = None,
 ) -> None:
@@ -99,7 +96,6 @@ def retire_(
     """
     shared: Shared = context.obj
     as_json = shared.as_json
-    answerable(yes=yes, as_json=as_json)
     options = shared.sink(stateSchema=state_schema, subscriptionTable=subscription_table)
     address = parse_table("QUEUE", queue, options.naming)
     with Session(options, "retire") as session:
@@ -111,7 +107,7 @@ def retire_(
         retirement = Retirement(connection, address, options, states)
         ended = retirement.look().subscriptions
         if ended:
-            end_subscriptions(retirement, ended, yes=yes, as_json=as_json)
+            end_subscriptions(retirement, ended, shared)
         left = retirement.look()
         expected = left if discard_messages else Remains()
         dropped: list[str] = []
@@ -122,7 +118,7 @@ def retire_(
             left.check(name, expected)
             tables = " and ".join(map(connection.printed, reversed(retirement.tables())))
             lost = f" with {quantity(left.total, 'message')}" if left.total else ""
-            confirm(f"drop {tables}{lost} permanently", yes=yes, as_json=as_json)
+            confirm(f"drop {tables}{lost} permanently", shared)
             trails = [each for each in states if has_trail(connection, each)]
             if not trails:
                 say_error(NO_TRAIL.format(options.state_schema, connection.server))
@@ -156,18 +152,18 @@ def retire_(
 
 
 def end_subscriptions(
-    retirement: Retirement, found: tuple[Subscription, ...], *, yes: bool, as_json: bool
+    retirement: Retirement, found: tuple[Subscription, ...], shared: Shared
 ) -> None:
     """Ask, unsubscribe the queue, and wait until no endpoint publishes to it."""
-    if not as_json:
+    if not shared.as_json:
         show_subscriptions(found)
     name = retirement.connection.printed(retirement.queue)
     what = f"end {quantity(len(found), 'subscription')} of {name}"
-    confirm(what, yes=yes, as_json=as_json)
+    confirm(what, shared)
     retirement.unsubscribe(found)
     seconds = quantity(PATIENCE, "second")
     text = f"waiting {seconds}: endpoints keep the subscribers that they have read for so long"
-    (say_error if as_json else say)(text)
+    (say_error if shared.as_json else say)(text)
     time.sleep(PATIENCE)
 
 
@@ -311,7 +307,7 @@ class Retirement:
             left = self._look()
             left.check(name, expected)
             for table in tables:
-                connection.run("drop_queue", tables={"queue": table})
+                connection.rows("drop_queue", tables={"queue": table})
             for state in trails:
                 with use_state(connection, state):
                     record_action(connection, "retire", name, left.total)

@@ -12,11 +12,9 @@ from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     Allow,
-    Command,
+    AskingCommand,
     Queue,
     Shared,
-    Yes,
-    answerable,
     confirm,
 )
 from sqlq_spark.cli.screen import print_json, say, say_error, show
@@ -35,7 +33,7 @@ SHOWN_IDS = 5  # in one line
 MOMENT = "a time with its zone, for example 2026-06-30T17:05:09Z"
 
 
-@app.command("retry", cls=Command)
+@app.command("retry", cls=AskingCommand)
 def retry_(
     context: typer.Context,
     queue: Queue,
@@ -65,7 +63,6 @@ def retry_(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Messages per transaction.")] = 1000,
     allow: Allow = None,
-    yes: Yes = False,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.
@@ -78,7 +75,6 @@ def retry_(
     from sqlq_spark.admin.failed_messages import Choice, give_back, plan  # noqa: PLC0415 - see cli
 
     shared: Shared = context.obj
-    answerable(yes=yes, as_json=shared.as_json)
     options = shared.source(queue, allowedDestinations=", ".join(allow) if allow else None)
     choice = Choice(
         ids=frozenset(ids or ()),
@@ -108,7 +104,7 @@ def retry_(
             allowed=options.allowed,
             limit=limit,
         )
-        ask(name, planned, yes=yes, as_json=shared.as_json)
+        ask(name, planned, shared)
         batches = give_back(session, options.address, planned, batch=batch, allowed=options.allowed)
         done = follow(batches, planned.messages, quiet=shared.as_json)
         refused = {connection.printed(each.destination): each for each in done if each.reason}
@@ -133,9 +129,9 @@ def moment(option: str, text: str | None) -> datetime | None:
     return found
 
 
-def ask(name: str, planned: Plan, *, yes: bool, as_json: bool) -> None:
+def ask(name: str, planned: Plan, shared: Shared) -> None:
     """Show what will be returned and what will not, and ask before messages are returned."""
-    if not as_json:
+    if not shared.as_json:
         rows = ((each.messages, each.failed_queue, each.exception) for each in planned.groups)
         show(("messages", "failed queue", "exception"), rows, "messages to return")
         for reason, some in planned.staying.items():
@@ -146,7 +142,7 @@ def ask(name: str, planned: Plan, *, yes: bool, as_json: bool) -> None:
     if planned.messages:
         queues = quantity(len(planned.returning), "queue")
         messages = quantity(planned.messages, "message")
-        confirm(f"return {messages} of {name} to {queues}", yes=yes, as_json=as_json)
+        confirm(f"return {messages} of {name} to {queues}", shared)
 
 
 def first_of(ids: list[str]) -> str:

@@ -11,11 +11,10 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
+    AskingCommand,
     Command,
     Shared,
     SubscriptionTable,
-    Yes,
-    answerable,
     confirm,
 )
 from sqlq_spark.cli.screen import say, say_error
@@ -67,18 +66,16 @@ def subscribe(
             say(f"{each.endpoint} is subscribed to {each.topic} with {each.address}")
 
 
-@app.command(cls=Command)
+@app.command(cls=AskingCommand)
 def unsubscribe(
     context: typer.Context,
     topics: Topics,
     *,
     endpoint: Endpoint,
-    yes: Yes = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
 ) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     shared: Shared = context.obj
-    answerable(yes=yes, as_json=shared.as_json)
     options = shared.sink(subscriptionTable=subscription_table)
     table, timeout = options.subscription_address, options.query_timeout
     with Session(options, "unsubscribe") as session:
@@ -90,7 +87,7 @@ def unsubscribe(
             names = ", ".join(each.topic for each in found)
             queues = ", ".join(sorted({each.address for each in found}))
             what = f"end the subscription of {endpoint} with {queues} to {names}"
-            confirm(what, yes=yes, as_json=shared.as_json)
+            confirm(what, shared)
         ended = {
             each.topic: subscriptions.unsubscribe(
                 connection, table, each.topic, endpoint, timeout=timeout

@@ -17,16 +17,14 @@ from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
     STOPPED,
+    AskingStateCommand,
     Command,
     EndpointTimeZone,
     Queue,
     Queues,
     Shared,
-    StateCommand,
     States,
     SubscriptionTable,
-    Yes,
-    answerable,
     confirm,
     keeps_trail,
 )
@@ -55,8 +53,8 @@ app = typer.Typer()
 # ---------------------------------------------------------------- purge
 
 
-@app.command("purge", cls=StateCommand)
-def purge_(context: typer.Context, queue: Queue, *, yes: Yes = False) -> None:
+@app.command("purge", cls=AskingStateCommand)
+def purge_(context: typer.Context, queue: Queue) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
 
@@ -64,14 +62,13 @@ def purge_(context: typer.Context, queue: Queue, *, yes: Yes = False) -> None:
     stay. A deleted message cannot be restored.
     """
     shared: Shared = context.obj
-    answerable(yes=yes, as_json=shared.as_json)
     options = shared.source(queue)
     with Session(options, "purge") as session:
         connection = session.open()
         depth = measure(connection, options)
         what = f"delete {quantity(depth.messages, 'message')} of {depth.queue} permanently"
         if depth.messages:
-            confirm(what, yes=yes, as_json=shared.as_json)
+            confirm(what, shared)
         recorded = depth.messages > 0 and keeps_trail(connection)
         batches = purge.purge_parts(
             connection, options.address, depth, timeout=options.query_timeout, recorded=recorded

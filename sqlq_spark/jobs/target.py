@@ -34,6 +34,8 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     Raises:
         BadSettings: an open batch may have been sent to another target.
     """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - an extra
+
     if sink.delivery != "exactlyOnce":
         return
     note = f"{checkpoint.rstrip('/')}/{FILE}"
@@ -58,4 +60,5 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
             )
         fresh = f"job:{uuid.uuid4()}"
         session.run_with_retries(partial(open_request, sink=fresh, timeout=timeout))
-    checkpoints.write(spark, note, f"{fresh}\n{here}")
+    text = spark.range(1).select(F.lit(f"{fresh}\n{here}").alias("value")).coalesce(1)
+    text.write.mode("overwrite").text(note)

@@ -37,7 +37,6 @@ from sqlq_spark.errors import (
     QueueNotFound,
     UnsupportedVersion,
 )
-from sqlq_spark.java import NoJava
 from sqlq_spark.jobs.frame import settings as job_settings
 from sqlq_spark.jobs.frame import settings_reader
 from sqlq_spark.jobs.frame import spark as job_spark
@@ -56,6 +55,7 @@ from sqlq_spark.jobs.frame.spark import is_path, read_table, spread, start_into
 from sqlq_spark.jobs.frame.stream import follow, receive, with_trigger
 from sqlq_spark.jobs.target import bind
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -141,7 +141,7 @@ def drains() -> bool:
     """Whether `Trigger.AvailableNow` receives all that waits, instead of one micro-batch."""
     from sqlq_spark import spark_api  # noqa: PLC0415 - needs pyspark, --help does not
 
-    return spark_api.drains_at_once()
+    return spark_api.DRAINS_AT_ONCE
 
 
 def watch(query: StreamingQuery, stop: Stop) -> Tally:
