@@ -62,7 +62,6 @@ PROGRESS = (
 
 
 def out() -> Console:
-    """A console for standard output."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else NO_TERMINAL)
 
 
@@ -115,12 +114,10 @@ def show(names: Sequence[str], rows: Iterable[Iterable[object]], title: str) -> 
 
 
 def show_rows(columns: Sequence[Column], rows: Iterable[object], title: str) -> None:
-    """Print a table of rows."""
     out().print(draw_rows(columns, rows, title))
 
 
 def draw_rows(columns: Sequence[Column], rows: Iterable[object], title: str) -> RenderableType:
-    """A table of rows."""
     cells = [[each.cell(row) for each in columns] for row in rows]
     return draw([each.name for each in columns], cells, title)
 
@@ -199,7 +196,6 @@ def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None,
 
 
 def size_and_body(body: bytes | None) -> tuple[str, str | None]:
-    """The size of a body, and its begin."""
     text = None if body is None else body[:BODY].decode(errors="replace")
     return byte_size(len(body or b"")), text
 
