@@ -23,10 +23,10 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12384, "tokens": 71508},
-    "everything else": {"files": 79, "lines": 12917, "tokens": 71707},
-    "other files in sqlq_spark": {"files": 2, "lines": 166},
+    "everything else": {"files": 79, "lines": 12921, "tokens": 71856},
+    "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1363},
-    "package": {"files": 141, "lines": 25301, "tokens": 143215},
+    "package": {"files": 141, "lines": 25305, "tokens": 143364},
     "sql": {"statement lines": 2423},
     "tests": {"files": 305, "lines": 54087, "tokens": 363322},
     "words": {"words": 69746},

@@ -119,7 +119,6 @@ class Column:
         return follow(row, self.path or self.name)
 
     def cell(self, row: object) -> Cell:
-        """The row's cell."""
         about = "~" if self.estimated and follow(row, self.estimated) else ""
         return make_cell(self.value(row), self.form, about, self.mark and follow(row, self.mark))
 
@@ -137,5 +136,4 @@ def view(columns: Iterable[Column], name: str) -> list[Column]:
 
 
 def json_row(columns: Iterable[Column], row: object) -> dict[str, Any]:
-    """A row as a JSON object."""
     return {each.key: each.value(row) for each in columns if each.key}

@@ -91,7 +91,6 @@ class Receipt:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Stream, batch and task."""
         return self.stream, self.batch, self.task
 
     @property

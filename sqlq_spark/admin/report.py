@@ -303,7 +303,6 @@ def pages(
 
 
 def derived_type(types: str | None) -> str | None:
-    """The most derived type of a message."""
     return next(map(full_name, split_types(types)), None)
 
 
@@ -316,7 +315,6 @@ def count(tally: dict[str, int], names: Iterable[str | None]) -> None:
 
 
 def moment(text: str | None) -> datetime | None:
-    """The time in a header; None if it cannot be read."""
     try:
         return None if text is None else wire.parse_wire_time(text)
     except wire.BadWireTime:
@@ -367,7 +365,7 @@ def write_page(found: Report) -> str:
         oldest=max((each.oldest for each in waiting if each.oldest is not None), default=None),
         failed=sum(each.depth.messages for each in looks if each.kind == "error queue"),
         exceptions=[(each.exception, each.messages) for each in groups],
-        exception_columns=EXCEPTIONS,
+        exception_columns=view(EXCEPTIONS, "page"),
         queue_columns=view(watch.QUEUE, "page"),
         stream_columns=view(watch.STREAM, "page"),
     )
@@ -390,7 +388,6 @@ def bars(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def to_json(found: Report) -> dict[str, Any]:
-    """A report as a JSON object."""
     look = watch.to_json(found.look)
     queues = [
         base | {"sizes": each.sizes and asdict(each.sizes), "sample": asdict(each.sample)}

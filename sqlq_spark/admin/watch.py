@@ -76,12 +76,10 @@ class QueueLook:
 
     @property
     def faults(self) -> int:
-        """How many problems it has."""
         return len(self.problems)
 
     @property
     def queue(self) -> str:
-        """Its canonical address."""
         return self.depth.queue
 
     @property

@@ -192,7 +192,6 @@ def print_look(now: Look, state_schema: str, *, as_lines: bool) -> None:
 
 
 def draw(now: Look, interval: float) -> Group:
-    """A look on the live screen."""
     head = Text.assemble((f"{now.at:%H:%M:%S} UTC", "bold"), f"  every {interval:g} s")
     queues = screen.draw_rows(view(watch.QUEUE, "watch"), now.queues, "queues")
     streams = (

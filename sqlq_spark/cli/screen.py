@@ -11,6 +11,7 @@ import json
 import sys
 from contextlib import contextmanager, nullcontext
 from datetime import UTC
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -61,7 +62,6 @@ PROGRESS = (
 
 
 def out() -> Console:
-    """A console for standard output."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else NO_TERMINAL)
 
 
@@ -114,20 +114,37 @@ def show(names: Sequence[str], rows: Iterable[Iterable[object]], title: str) -> 
 
 
 def show_rows(columns: Sequence[Column], rows: Iterable[object], title: str) -> None:
-    """Print a table of rows."""
     out().print(draw_rows(columns, rows, title))
 
 
 def draw_rows(columns: Sequence[Column], rows: Iterable[object], title: str) -> RenderableType:
-    """A table of rows."""
     cells = [[each.cell(row) for each in columns] for row in rows]
     return draw([each.name for each in columns], cells, title)
 
 
 def draw(names: Sequence[str], rows: Sequence[Sequence[Cell]], title: str) -> RenderableType:
-    """A table of which only the last column is cut at the terminal's width."""
+    """
+    A table whose last column is cut at the terminal's width, and others only if that is not enough.
+
+    If a terminal is too narrow, columns that say nothing are left out.
+    """
     if not rows:
         return Text(f"no {title}", "dim")
+    table = lay_out(names, rows, title)
+    console = out()
+    wide = console.options.update(width=10_000)
+    if console.measure(table, options=wide).maximum > console.width:
+        if console.is_terminal:
+            columns = zip(*rows, strict=True)
+            kept = [any(each.text not in {"-", "0"} for each in column) for column in columns]
+            kept[-1] = True
+            rows = [[*compress(row, kept)] for row in rows]
+            table = lay_out([*compress(names, kept)], rows, title)
+        table.expand = console.measure(table, options=wide).maximum > console.width
+    return table
+
+
+def lay_out(names: Sequence[str], rows: Sequence[Sequence[Cell]], title: str) -> Table:
     table = Table(box=None, header_style="bold", title=title, title_justify="left", pad_edge=False)
     for name, cells in zip(names[:-1], zip(*rows, strict=True), strict=False):
         is_number = any(each.is_number for each in cells)
@@ -136,9 +153,6 @@ def draw(names: Sequence[str], rows: Sequence[Sequence[Cell]], title: str) -> Re
     for row in rows:
         styles = ("dim" if each.text == "-" else STYLES.get(each.mark, "") for each in row)
         table.add_row(*(Text(each.text, style) for each, style in zip(row, styles, strict=True)))
-    console = out()
-    natural = console.measure(table, options=console.options.update(width=10_000)).maximum
-    table.expand = natural > console.width
     return table
 
 
@@ -182,7 +196,6 @@ def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None,
 
 
 def size_and_body(body: bytes | None) -> tuple[str, str | None]:
-    """The size of a body, and its begin."""
     text = None if body is None else body[:BODY].decode(errors="replace")
     return byte_size(len(body or b"")), text
 
