@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1360},
     "package": {"files": 165, "lines": 26742, "tokens": 149236},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 305, "lines": 54111, "tokens": 363297},
+    "tests": {"files": 303, "lines": 53917, "tokens": 361459},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
