@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12437, "tokens": 71668},
-    "everything else": {"files": 79, "lines": 12934, "tokens": 71856},
+    "core": {"files": 62, "lines": 12384, "tokens": 71508},
+    "everything else": {"files": 79, "lines": 12921, "tokens": 71856},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1363},
-    "package": {"files": 141, "lines": 25371, "tokens": 143524},
+    "package": {"files": 141, "lines": 25305, "tokens": 143364},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53893, "tokens": 361489},
+    "tests": {"files": 303, "lines": 53893, "tokens": 361484},
     "words": {"words": 69746},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
