@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1363},
     "package": {"files": 141, "lines": 25305, "tokens": 143364},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54087, "tokens": 363322},
+    "tests": {"files": 303, "lines": 53893, "tokens": 361484},
     "words": {"words": 69746},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
