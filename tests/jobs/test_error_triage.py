@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.submit import delta_rows, module, sigterm_when
-from sqlq_spark.jobs.frame.main import BadSettings
-from sqlq_spark.jobs.triage import failures as triage_failures
+from sqlq_spark.jobs import failures as triage_failures
+from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark.jobs.frame.settings import BadSettings
-from sqlq_spark.jobs.triage import failures as triage
-from sqlq_spark.jobs.triage.retry import RequestStuck, Retry
+from sqlq_spark.jobs import failures as triage
+from sqlq_spark.jobs.failures import RequestStuck, Retry
+from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
 
@@ -198,7 +198,7 @@ def test_giving_up_that_is_killed_is_finished_by_the_next(
     """The dispatch log has it as given up, and the rows do not yet."""
     (request,) = killed(retry, BEFORE_SEND, "m-1")
     made = retry()
-    made.log.give_up(request)
+    triage.give_up(made.sink(request))
 
     assert made.resume() == (0, {})
     assert made.pending() == []

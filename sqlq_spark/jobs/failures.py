@@ -1,5 +1,7 @@
 """
-Returns failures of a Delta table to the queues in which they failed, each exactly once.
+A Delta table of failures: its rows, their groups, and how they return to where they failed, once.
+
+A return has four steps:
 
     open     the request's id is entered into the dispatch log
     choose   the id is written into the rows to return, in one commit of the table; no other
@@ -19,43 +21,148 @@ from __future__ import annotations
 
 import re
 import uuid
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import stamina
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
+from sqlq_spark import functions
 from sqlq_spark.admin import failed_messages
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import SqlQueueError
-from sqlq_spark.functions import return_to_source
-from sqlq_spark.jobs.frame.settings import BadSettings
-from sqlq_spark.jobs.frame.spark import has_table, quote_table, read_table
-from sqlq_spark.jobs.triage.request_log import RequestLog
-from sqlq_spark.send.dispatch import GIVEN_UP, SENT, UNKNOWN
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.spark import has_table, quote_table, read_table
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.send import dispatch
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.header_columns import parse_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
+    from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
 
 T = TypeVar("T")
 
-# another commit came first; a second attempt succeeds, or finds nothing to do
-CONFLICT = re.compile(
-    r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
-    r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
-)
-ATTEMPTS = 8  # to commit, with pauses of 8 s in total
+STACK_TRACE = f"{wire.EXCEPTION_INFO}StackTrace"
 
-ELSEWHERE = (
-    "the dispatch log does not have it. It was begun in another database or stateSchema, and may "
-    "have been sent there"
-)
-GO_BACK = "Set the url and the [sink] with which it was begun"
-GIVE_UP = "Create the queue, or give the request up with --give-up {}"
-HOMELESS = "it has no header NServiceBus.FailedQ, or corrupt headers"
+# `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: the part up to the parenthesis.
+# The quantifiers are possessive, so that a line of a megabyte takes one pass.
+FRAME = r"(?m)^[ \t]++[^\s(]++[ \t]++([^\s(][^(\r\n]*+\([^)\r\n]*+\))"
+GUID = r"(?i)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
+NUMBERED = r"(?<=__|DisplayClass)[0-9]++(?:_[0-9]++)*+"  # as in <Handle>d__5, DisplayClass3_0
+ADDRESS = r"0x[0-9a-fA-F]++"
+QUOTED = r"\"[^\"]*+\"|'[^']*+'"
+NUMBER = r"[0-9]++"
+DIGITS = 16  # of a digest, in hex
+
+
+# ---------------------------------------------------------------- rows and groups
+
+
+def digest(headers: Column | str = "headers", *, json: bool = False) -> Column:
+    """
+    The digest of a failure, 16 hexadecimal digits; never null.
+
+    It is computed from the exception's type and stack trace. It leaves out what differs between
+    failures or builds: line numbers, files, addresses, guids, numbers from the compiler and
+    translated words. Without a stack trace the message is used, without numbers and quoted text.
+    These are Spark expressions. None raises an error, and each takes one pass over a text of any
+    size.
+
+    Args:
+        headers: the column of headers of an error queue.
+        json: whether it is text.
+    """
+    _, kind, message, _ = functions.failure(headers, json=json)
+    frames = F.regexp_extract_all(
+        functions.header(headers, STACK_TRACE, json=json), F.lit(FRAME), F.lit(1)
+    )
+    stack = F.nullif(mask(F.array_join(frames, "\n"), GUID, ADDRESS, NUMBERED), F.lit(""))
+    plain = mask(message, GUID, QUOTED, ADDRESS, NUMBER)
+    whole = F.concat_ws("\n", kind, F.coalesce(stack, plain))
+    return F.substring(F.sha2(whole.cast("binary"), 256), 1, DIGITS)
+
+
+def mask(text: Column, *patterns: str) -> Column:
+    """Replace what matches a pattern by #."""
+    for pattern in patterns:
+        text = F.regexp_replace(text, pattern, "#")
+    return text
+
+
+def is_readable(text: str | None) -> bool:
+    """Whether an endpoint can read these headers."""
+    return parse_headers(text) is not None
+
+
+def failures(received: DataFrame) -> DataFrame:
+    """
+    Messages of an error queue, as rows of a table of failures.
+
+    Args:
+        received: a read with headersFormat=json.
+
+    Returns:
+        Headers, body, and columns of the failure. `failedQueue` is null for poison messages: Spark
+        can read some headers that an endpoint cannot, and would return them as a different message.
+        `request` and `returned` are null until the message is returned.
+    """
+    queue, kind, message, time = functions.failure("headers", json=True)
+    whole = F.udf(is_readable, "boolean", useArrow=False)("headers")
+    own = functions.header("headers", wire.MESSAGE_ID, json=True)
+    return received.select(
+        F.col("id").alias("failureId"),
+        F.coalesce(own, F.col("id")).alias("messageId"),
+        digest("headers", json=True).alias("digest"),
+        kind,
+        message,
+        F.when(whole, queue).alias("failedQueue"),
+        time,
+        functions.message_types("headers", json=True).alias("messageTypes"),
+        "headers",
+        "body",
+        F.col("queue").alias("errorQueue"),
+        "seq",
+        F.current_timestamp().alias("collected"),
+        F.lit(None).cast("string").alias("request"),
+        F.lit(None).cast("timestamp").alias("returned"),
+    )
+
+
+def seen() -> Column:
+    """When a message failed; without such a header, when it was collected."""
+    return F.coalesce("timeOfFailure", "collected")
+
+
+def groups(table: DataFrame) -> DataFrame:
+    """
+    Group failures, one row for each digest.
+
+    Returns:
+        `digest`, `failures`, `returned` (of them), `firstSeen`, `lastSeen`, `exceptionType`,
+        `sampleMessage` (the last), `failedQueues`, `messageTypes`.
+    """
+    types = F.explode_outer("messageTypes").alias("messageType")
+    kinds = table.select("digest", types).groupBy("digest")
+    rows = table.groupBy("digest").agg(
+        F.count("*").alias("failures"),
+        F.count("returned").alias("returned"),
+        F.min(seen()).alias("firstSeen"),
+        F.max(seen()).alias("lastSeen"),
+        F.min("exceptionType").alias("exceptionType"),
+        F.max_by("exceptionMessage", seen()).alias("sampleMessage"),
+        F.array_sort(F.collect_set("failedQueue")).alias("failedQueues"),
+    )
+    found = kinds.agg(F.array_sort(F.collect_set("messageType")).alias("messageTypes"))
+    return rows.join(found, "digest")
+
+
+# ---------------------------------------------------------------- return
 
 
 class RequestStuck(SqlQueueError):
@@ -83,7 +190,7 @@ class Retry:
 
         Args:
             spark: the session.
-            table: of failures, made by `triage.failures`.
+            table: made by `failures`.
             source: of the error queue.
             sink: request → options of the write that sends it.
 
@@ -98,7 +205,6 @@ class Retry:
         self.table = table
         self.source = source
         self.sink = sink
-        self.log = RequestLog(sink)
 
     @property
     def rows(self) -> DataFrame:
@@ -141,7 +247,11 @@ class Retry:
             raise BadSettings(
                 reason=f"setting give_up names {strange[0]!r}: expected a pending request ({known})"
             )
-        return sum(self._free(each) for each in requests if self.log.give_up(each) == GIVEN_UP)
+        freed = 0
+        for request in requests:
+            if give_up(self.sink(request)) == dispatch.GIVEN_UP:
+                freed += self._free(request)
+        return freed
 
     def missing(self, *, groups: Sequence[str], ids: Sequence[str]) -> list[str]:
         """The groups and ids that no failure of the table has."""
@@ -159,18 +269,19 @@ class Retry:
         """
         if not groups and not ids:
             return 0, {}
-        wanted = f"{FREE} AND {by_name(groups, ids)}"
+        wanted = f"request IS NULL AND returned IS NULL AND {by_name(groups, ids)}"
         counted = by_queue(self.rows.where(wanted))
         there, reasons = self.sources([text for text in counted if text])
         staying: dict[str, int] = {}
         for text in counted.keys() - there.keys():
-            reason = reasons.get(text or "", HOMELESS)
+            homeless = "it has no header NServiceBus.FailedQ, or corrupt headers"
+            reason = reasons.get(text or "", homeless)
             staying[reason] = staying.get(reason, 0) + counted[text]
         if not there:
             return 0, staying
         request = str(uuid.uuid4())
+        in_log(self.sink(request), dispatch.open_request)
         chosen = f"{wanted} AND {among('failedQueue', there)}"
-        self.log.open(request)
         self._update(chosen, f"request = {literal(request)}")
         return self.finish(request), staying
 
@@ -188,19 +299,19 @@ class Retry:
         counted = by_queue(rows)
         if not counted:
             return 0
-        state = self.log.state(request)
-        if state == UNKNOWN:
-            raise RequestStuck(
-                request=request,
-                table=self.table,
-                reason=ELSEWHERE,
-                fix=GO_BACK,
-                messages=sum(counted.values()),
+        state = in_log(self.sink(request), dispatch.read_state)
+        if state == dispatch.UNKNOWN:
+            raise self._stuck(
+                request,
+                counted,
+                "the dispatch log does not have it. It was begun in another database or "
+                "stateSchema, and may have been sent there",
+                "Set the url and the [sink] with which it was begun",
             )
-        if state < SENT:
+        if state < dispatch.SENT:
             self.send(request, rows, counted)
-            state = self.log.state(request)
-        if state == GIVEN_UP:
+            state = in_log(self.sink(request), dispatch.read_state)
+        if state == dispatch.GIVEN_UP:
             self._free(request)
             return 0
         self._update(of_request(request), "returned = current_timestamp()")
@@ -216,18 +327,12 @@ class Retry:
         there, reasons = self.sources([str(text) for text in counted])
         if reasons:
             found = "; ".join(sorted(set(reasons.values()))).rstrip(".")
-            fix = GIVE_UP.format(request)
-            raise RequestStuck(
-                request=request,
-                table=self.table,
-                reason=found,
-                fix=fix,
-                messages=sum(counted.values()),
-            )
-        pairs = [F.lit(each) for pair in there.items() for each in pair]
+            fix = f"Create the queue, or give the request up with --give-up {request}"
+            raise self._stuck(request, counted, found, fix)
+        queues = F.create_map(*map(F.lit, chain(*there.items())))
         sent = rows.withColumnRenamed("failureId", "id").select(
-            *return_to_source(json=True)[:-1],
-            F.create_map(*pairs)[F.col("failedQueue")].alias("queue"),
+            *functions.return_to_source(json=True)[:-1],
+            queues[F.col("failedQueue")].alias("queue"),
         )
         options = self.sink(request)
         sent.write.format("sqlqueue").options(**options).mode("append").save()
@@ -245,6 +350,14 @@ class Retry:
             )
             return {text: connection.canonical(each) for text, each in there.items()}, reasons
 
+    def _stuck(
+        self, request: str, counted: Mapping[str | None, int], reason: str, fix: str
+    ) -> RequestStuck:
+        messages = sum(counted.values())
+        return RequestStuck(
+            request=request, table=self.table, reason=reason, fix=fix, messages=messages
+        )
+
     def _free(self, request: str) -> int:
         """Remove a given-up request from its rows; returns their number."""
         rows = self.rows.where(of_request(request)).count()
@@ -256,22 +369,39 @@ class Retry:
         retry_conflicts(lambda: self.spark.sql(text).collect())
 
 
+def in_log(sink: Mapping[str, str], work: Callable[[Connection, str, float], T]) -> T:
+    """Read or change a request in the dispatch log, by the options of the write that sends it."""
+    options = SinkOptions.parse(sink)
+    name, timeout = f"app:{options.txn_app_id}", options.query_timeout
+    with StateSession(options, "triage") as session:
+        return session.run_with_retries(lambda connection: work(connection, name, timeout))
+
+
+def give_up(sink: Mapping[str, str]) -> int:
+    """Prevent that an open request is sent, unless it was sent already; returns its state."""
+    if in_log(sink, dispatch.read_state) == dispatch.OPEN:
+        in_log(sink, dispatch.give_up)
+    return in_log(sink, dispatch.read_state)
+
+
+# another commit came first; a second attempt succeeds, or finds nothing to do
+CONFLICT = re.compile(
+    r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
+    r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
+)
+ATTEMPTS = 8  # to commit, with pauses of 8 s in total
+
+
 def retry_conflicts(work: Callable[[], T]) -> T:
     """Do one commit of a table, and try again if another commit came first."""
-    for attempt in stamina.retry_context(on=is_conflict, attempts=ATTEMPTS, timeout=None):
-        with attempt:
-            return work()
-    raise AssertionError  # pragma: no cover - stamina raises the last error itself
 
+    def is_conflict(error: Exception) -> bool:  # by the name of Delta's error
+        return bool(CONFLICT.search(f"{type(error).__name__}: {error}"))
 
-def is_conflict(error: Exception) -> bool:
-    """Whether another commit came first, by the name of Delta's error."""
-    return bool(CONFLICT.search(f"{type(error).__name__}: {error}"))
+    return stamina.retry(on=is_conflict, attempts=ATTEMPTS, timeout=None)(work)()
 
 
 # ---------------------------------------------------------------- conditions, as SQL
-
-FREE = "request IS NULL AND returned IS NULL"  # failures without a request
 
 
 def literal(value: str) -> str:
