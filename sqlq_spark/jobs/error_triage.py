@@ -20,7 +20,9 @@ exit code is 1. If a request's queue no longer exists, use `--give-up`.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -30,14 +32,15 @@ from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
     StreamSettings,
+    days,
     pairs,
     raw_options,
     setting,
     texts,
 )
-from sqlq_spark.jobs.spark import has_table, is_path, read_table
+from sqlq_spark.jobs.spark import delete_rows, has_table, is_path, read_table
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.fields import one_of
+from sqlq_spark.options.fields import count, one_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,6 +68,17 @@ class Settings(DatabaseSettings, StreamSettings):
         "were not sent can be chosen again.",
         texts,
         default=(),
+    )
+    limit: int | None = setting(
+        "With mode retry: return only so many of the chosen failures, the oldest. Those of a retry "
+        "that was killed count.",
+        count,
+        default=None,
+    )
+    retention_days: float | None = setting(
+        "Delete failures that were returned more than so many days ago. Others are never deleted.",
+        days,
+        default=None,
     )
     checkpoint: str | None = setting(  # type: ignore[assignment]  # mode retry needs none
         "With mode collect: the folder of the stream's checkpoint.", default=None
@@ -124,8 +138,8 @@ class Settings(DatabaseSettings, StreamSettings):
             return [source, SinkOptions.parse(self.write())]
         if self.checkpoint is None:
             raise BadSettings(reason="setting checkpoint is missing: mode collect needs a folder")
-        if self.groups or self.ids or self.give_up:
-            raise BadSettings(reason="settings groups, ids and give_up are for --mode retry")
+        if self.groups or self.ids or self.give_up or self.limit:
+            raise BadSettings(reason="settings groups, ids, give_up and limit are for --mode retry")
         return [source]
 
     def tables(self) -> dict[str, bool]:
@@ -145,26 +159,28 @@ def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         writer = failures.failures(received).writeStream
         return streams.start(writer, settings, settings.table)
 
-    class Regroup(StreamingQueryListener):
+    class Tidy(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
             pass
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
             if event.progress.numInputRows:
-                regroup(spark, settings)
+                tidy(spark, settings, totals)
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
             pass
 
-    listener, runs_on = Regroup(), settings.trigger != "availableNow"
+    totals = Counter[str]()
+    listener, runs_on = Tidy(), settings.trigger != "availableNow"
     if runs_on:
         spark.streams.addListener(listener)
     try:
-        totals = streams.receive(spark, settings, write)
+        received = streams.receive(spark, settings, write)
     finally:
         if runs_on:
             spark.streams.removeListener(listener)
-    return totals | {"groups": regroup(spark, settings)}
+    groups = tidy(spark, settings, totals)
+    return received | totals | {"groups": groups}
 
 
 def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
@@ -173,24 +189,43 @@ def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     work = failures.Retry(spark, settings.table, source, settings.write)
     freed = work.give_up(settings.give_up)
     resumed, waiting = work.resume()
-    returned, staying = work.do(groups=settings.groups, ids=settings.ids)
+    left = None if settings.limit is None else max(0, settings.limit - resumed)
+    returned, staying = work.do(groups=settings.groups, ids=settings.ids, limit=left)
     missing = work.missing(groups=settings.groups, ids=settings.ids)
-    regroup(spark, settings)
+    totals = Counter[str]()
+    tidy(spark, settings, totals)
     return {
         "returned": returned,
         "resumed": resumed,
         "freed": freed,
         "staying": waiting | staying,
         "missing": missing,
+        **totals,
         "found": bool(waiting or staying or missing),
     }
 
 
-def regroup(spark: SparkSession, settings: Settings) -> int:
-    """Overwrite the table of groups in one commit; returns the number of groups."""
+def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
+    """
+    Delete settled failures that are old, and overwrite the table of groups, each in one commit.
+
+    A failure is settled once it is marked as returned. One that waits for a decision, or has a
+    request that is not finished, stays.
+
+    Returns:
+        The number of groups.
+    """
     if not has_table(spark, settings.table):
         return 0
     into = settings.groups_into
+
+    def delete() -> int:
+        old = f"returned < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
+        return delete_rows(spark, settings.table, old)
+
+    if settings.retention_days is not None:
+        end = datetime.now(UTC) - timedelta(days=settings.retention_days)
+        totals["deletedFailures"] += failures.retry_conflicts(delete)
 
     def overwrite() -> None:
         found = failures.groups(read_table(spark.read, settings.table))

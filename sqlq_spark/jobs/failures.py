@@ -260,9 +260,16 @@ class Retry:
         digests, *others = known or [set(), set()]
         return sorted({*groups} - digests) + sorted({*ids}.difference(*others))
 
-    def do(self, *, groups: Sequence[str], ids: Sequence[str]) -> tuple[int, dict[str, int]]:
+    def do(
+        self, *, groups: Sequence[str], ids: Sequence[str], limit: int | None = None
+    ) -> tuple[int, dict[str, int]]:
         """
         Return the failures of some groups, or with some ids of messages or failures.
+
+        Args:
+            groups: digests.
+            ids: of messages or failures.
+            limit: how many at most, the oldest first; None: all.
 
         Returns:
             How many were returned, and how many stay, by reason.
@@ -277,13 +284,31 @@ class Retry:
             homeless = "it has no header NServiceBus.FailedQ, or corrupt headers"
             reason = reasons.get(text or "", homeless)
             staying[reason] = staying.get(reason, 0) + counted[text]
-        if not there:
+        if not there or limit == 0:
             return 0, staying
         request = str(uuid.uuid4())
         in_log(self.sink(request), dispatch.open_request)
         chosen = f"{wanted} AND {among('failedQueue', there)}"
-        self._update(chosen, f"request = {literal(request)}")
+        if limit is None:
+            self._update(chosen, f"request = {literal(request)}")
+        else:
+            self._choose_oldest(request, chosen, limit)
         return self.finish(request), staying
+
+    def _choose_oldest(self, request: str, chosen: str, limit: int) -> None:
+        """Write a request into the oldest of some failures; a newer commit may leave it fewer."""
+        view = f"sqlqueue_oldest_{request.replace('-', '_')}"
+        key = ["errorQueue", "seq", "failureId"]
+        oldest = self.rows.where(chosen).orderBy(seen(), *key).limit(limit)
+        oldest.select(key).distinct().createOrReplaceTempView(view)
+        same = " AND ".join(f"t.{each} = o.{each}" for each in key)
+        text = (
+            f"MERGE INTO {quote_table(self.table)} AS t USING {view} AS o "
+            f"ON {same} AND t.request IS NULL AND t.returned IS NULL "
+            f"WHEN MATCHED THEN UPDATE SET request = {literal(request)}"
+        )
+        retry_conflicts(lambda: self.spark.sql(text).collect())
+        self.spark.catalog.dropTempView(view)
 
     def finish(self, request: str) -> int:
         """
