@@ -132,8 +132,7 @@ class MissingDriver(SqlQueueError):
     template = (
         "no driver for SQL Server can be used here ({found}). Run: pip install "
         "'sqlq-spark[sqlserver]' for mssql-python, which needs the system's libltdl and "
-        "libgssapi-krb5. Or install unixODBC and Microsoft's ODBC Driver 18 for SQL Server, and "
-        "use pyodbc"
+        "libgssapi-krb5. Or use pyodbc, with unixODBC and Microsoft's ODBC Driver 18 for SQL Server"
     )
 
 
@@ -159,9 +158,7 @@ class LoginRefused(DatabaseFailure):
 class LoginUnclear(LoginRefused):
     """The server accepts this login or its database not. The driver does not report which."""
 
-    template = (
-        "{server} refused the login: {reason}. Check user and password, and the database's name."
-    )
+    template = "{server} refused the login: {reason}. Check user, password and the database's name."
 
 
 class CertificateRefused(LoginRefused):
@@ -253,13 +250,7 @@ class StateRightMissing(RightMissing):
 
     @staticmethod
     def fix_of(schema: str, roles: str) -> str:
-        """
-        Say what to do. A GRANT would hand out all of another team's state.
-
-        Args:
-            schema: the state schema.
-            roles: those that may use it, joined by ", "; empty where the server does not show them.
-        """
+        """Say what to do: a GRANT would hand out all of another team's state. `roles` may be ''."""
         return (
             f"Set the option stateSchema to your team's schema instead of {schema}, or ask for "
             f"membership in a role of its team{f' ({roles})' if roles else ''}."
@@ -275,9 +266,7 @@ class TimeZoneNotFound(DatabaseFailure):
 class ServerTooOld(DatabaseFailure):
     """The server's version lacks what the statements use. Nothing was changed."""
 
-    template = (
-        "{server} is PostgreSQL {found}, but {needed} or later is needed. Ask a DBA to upgrade it."
-    )
+    template = "{server} is PostgreSQL {found}, but {needed} or later is needed. Upgrade it."
 
 
 class DatabaseTooOld(DatabaseFailure):
@@ -374,9 +363,8 @@ class SubscriptionsRefused(DatabaseFailure):
 
     template = (
         "the subscription table {table} is refused, because it could run code of its owner with "
-        "the permissions of this login: {code}. Find out who made the table. If you trust it, make "
-        "a superuser or this login its owner. Or name another table in the option "
-        "subscriptionTable."
+        "this login's permissions: {code}. Find out who made it. If you trust it, make a superuser "
+        "or this login its owner. Or name another table in subscriptionTable."
     )
 
 
@@ -434,8 +422,7 @@ class DestinationLocked(DatabaseFailure):
 
     template = (
         "table {queue} was locked by another session. The driver waits at most {seconds:g} s for "
-        "all destinations together. Return the message with `sqlqueue retry` when the lock is "
-        "released."
+        "all destinations. Return the message with `sqlqueue retry` when the lock is released."
     )
 
 
@@ -558,8 +545,7 @@ class PayloadRefused(SqlQueueError):
         "the payload of {where} in the state tables cannot be used: {reason}. None of it was "
         "delivered or sent. A login that may write the state tables changed it, or the database is "
         "damaged. Restore that row from a backup. Or run `sqlqueue receipts drop`, which loses the "
-        "messages of a receipt. If a larger maxMessageBytes was set when it was written, set that "
-        "again."
+        "messages of a receipt. If maxMessageBytes was larger when it was written, set that again."
     )
 
 
@@ -686,13 +672,12 @@ class CheckpointIncomplete(CheckpointFailure):
 
     template = (
         "Spark runs batch {batch} of query {query} with other messages than before (task {task}). "
-        "The query has received up to batch {high_water} already. The checkpoint has its file "
-        "metadata, but it has lost files of batch {files} in its folders offsets and commits. An "
-        "idempotent sink (Delta, files, this one) may hold batch {files}, and would drop new "
-        "messages. Nothing was received. Restore the files. Or start with a new checkpoint, and "
-        "return or drop what `sqlqueue receipts list` shows. failOnDataLoss=false continues with "
-        "this checkpoint: it receives nothing up to batch {high_water}, and the messages wait in "
-        "the queue for later batches."
+        "The query has received up to batch {high_water}. The checkpoint has its file metadata, "
+        "but it has lost files of batch {files} in its folders offsets and commits. An idempotent "
+        "sink (Delta, files, this one) may hold batch {files}, and would drop new messages. "
+        "Nothing was received. Restore the files. Or start with a new checkpoint, and return or "
+        "drop what `sqlqueue receipts list` shows. failOnDataLoss=false continues with this one: "
+        "it receives nothing up to batch {high_water}, and the messages wait for later batches."
     )
 
 
@@ -715,9 +700,8 @@ class NothingToSettle(SqlQueueError):
     template = (
         "query {query} has no stream and no receipt in schema {schema} of {server}, so nothing of "
         "its micro-batch {batch} was sent. transactionMode=sendsAtomicWithReceive needs a sqlqueue "
-        "source in the same database: give the read and the write the same url and stateSchema. If "
-        "the queue was still empty at the first batch, start the query once without "
-        "transactionMode."
+        "source in the same database: give read and write the same url and stateSchema. If the "
+        "queue was empty at the first batch, start the query once without transactionMode."
     )
 
 

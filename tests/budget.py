@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 64, "lines": 13635, "tokens": 74121},
-    "everything else": {"files": 103, "lines": 14396, "tokens": 77888},
+    "core": {"files": 63, "lines": 12569, "tokens": 72037},
+    "everything else": {"files": 92, "lines": 14535, "tokens": 79277},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
-    "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 167, "lines": 28031, "tokens": 152009},
-    "sql": {"statement lines": 2564},
-    "tests": {"files": 303, "lines": 53865, "tokens": 361049},
-    "words": {"words": 69683},
+    "other files in tests": {"files": 70, "lines": 1361},
+    "package": {"files": 155, "lines": 27104, "tokens": 151314},
+    "sql": {"statement lines": 2433},
+    "tests": {"files": 305, "lines": 54763, "tokens": 367320},
+    "words": {"words": 69755},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -33,8 +33,8 @@ from sqlq_spark.errors import BadFrame, SqlQueueError
 from sqlq_spark.jobs import runner as jobs
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields
-from sqlq_spark.receive.pace import Outcome, Ramp
-from sqlq_spark.receive.peek import Found, report_stream
+from sqlq_spark.receive.driver import StreamDriver
+from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import Acknowledged
 from sqlq_spark.send.frame import IGNORED, WRITTEN, check_frame
 from sqlq_spark.testing import plugin
@@ -102,10 +102,11 @@ def fits(column: str) -> Any:
 
 def of_metrics() -> Facts:
     """Names in `sources[].latestOffset` of a stream's progress."""
-    its = Acknowledged(batch=1, outcome=Outcome(tasks=1, empty=0, got=0))
-    last = replace(its, queues={"a": its})
-    report = report_stream("s", {"a": Found(), "b": Found()}, Ramp(tasks=1), last, most=1)
-    yield from keys("metrics", report)
+    options = SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b"})
+    driver, its = StreamDriver(options, lambda: 0.0, lambda *_: None), Acknowledged(batch=1)
+    last = replace(its, queues={options.names[0]: its})
+    driver._note(Offset(stream="s", batch=1), last)  # noqa: SLF001 - as if it was acknowledged
+    yield from keys("metrics", driver.report())
 
 
 def keys(place: str, value: object) -> Facts:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.pace import (
     BYTES_PER_TASK,
     MESSAGES_PER_TASK,
     RAMP_DOWN,
     RAMP_UP,
     Backlog,
-    Limits,
     Outcome,
     Plan,
     Ramp,
@@ -20,6 +20,7 @@ from sqlq_spark.receive.pace import (
     plans,
     share_fairly,
 )
+from sqlq_spark.wire.address import QueueAddress
 
 MIB = 1024 * 1024
 
@@ -28,14 +29,6 @@ BACKLOGS = st.builds(
     messages=st.integers(0, 10**7),
     bytes_each=st.floats(0.01, 1e9),
     most_tasks=st.none() | st.integers(1, 3),
-)
-LIMITS = st.builds(
-    Limits,
-    messages=st.integers(1, 10**6),
-    bytes=st.none() | st.integers(1, 10**10),
-    min_messages=st.none() | st.integers(1, 10**6),
-    max_delay=st.floats(0, 1e6),
-    concurrency=st.integers(1, 64),
 )
 RAMPS = st.builds(Ramp, st.integers(1, 64), st.integers(0, 20), st.integers(0, 20))
 
@@ -54,9 +47,29 @@ def limits(
     least: int | None = None,
     delay: float = 900.0,
     concurrency: int = 8,
-) -> Limits:
-    """Limits as the options default to."""
-    return Limits(messages, size, least, delay, concurrency)
+    least_tasks: int = 1,
+) -> SourceOptions:
+    """Options with these limits."""
+    return SourceOptions(
+        url="postgresql://host/shop",
+        queue=QueueAddress("orders"),
+        max_messages=messages,
+        max_bytes=size,
+        min_messages=least if least is None else min(least, messages),
+        max_trigger_delay=delay,
+        max_concurrency=concurrency,
+        min_concurrency=least_tasks,
+    )
+
+
+LIMITS = st.builds(
+    limits,
+    messages=st.integers(1, 10**6),
+    size=st.none() | st.integers(1, 10**10),
+    least=st.none() | st.integers(1, 10**6),
+    delay=st.floats(0, 1e6),
+    concurrency=st.integers(1, 64),
+)
 
 
 def backlog(messages: int, bytes_each: float = 100.0, most: int | None = None) -> Backlog:
@@ -93,8 +106,6 @@ PLANNED = [Plan(60, 1), Plan(39, 1), None]
         ([backlog(99)], limits(least=100), {"waited": 899.9}, [None]),
         ([backlog(99)], limits(least=100), {"waited": 900.0}, [Plan(99, 1)]),
         ([backlog(0)], limits(least=100), {"waited": 900.0}, [None]),
-        # more than the limit is never counted
-        ([backlog(50)], limits(50, least=100), {}, [Plan(50, 1)]),
         (FEW, limits(least=100), {}, [None] * 3),
         ([*FEW, backlog(1)], limits(least=100), {}, [*PLANNED, Plan(1, 1)]),
         (FEW, limits(least=100), {"waited": 900.0}, PLANNED),
@@ -121,7 +132,7 @@ PLANNED = [Plan(60, 1), Plan(39, 1), None]
     ],
 )
 def test_a_batch_takes_what_waits_within_its_limits(
-    queues: list[Backlog], allowed: Limits, more: dict[str, Any], expected: list[Plan | None]
+    queues: list[Backlog], allowed: SourceOptions, more: dict[str, Any], expected: list[Plan | None]
 ) -> None:
     """The ramp lowers the tasks, but not the messages."""
     ramp = more.get("ramp", Ramp(allowed.concurrency))
@@ -134,7 +145,7 @@ QUEUES = st.lists(BACKLOGS, min_size=1, max_size=8)
 
 @given(QUEUES, LIMITS, RAMPS, st.integers(0, 100))
 def test_no_plan_is_above_a_limit_and_no_task_without_work(
-    queues: list[Backlog], allowed: Limits, ramp: Ramp, turn: int
+    queues: list[Backlog], allowed: SourceOptions, ramp: Ramp, turn: int
 ) -> None:
     """Together; a task for each queue, and one message in all, there is always room for."""
     found = plans(queues, allowed, ramp, turn=turn)
@@ -144,14 +155,14 @@ def test_no_plan_is_above_a_limit_and_no_task_without_work(
         assert 1 <= planned.messages <= queue.messages
         assert 1 <= planned.tasks <= min(queue.most_tasks or 64, planned.messages)
     messages = sum(plan.messages for plan, _ in asked)
-    assert messages <= allowed.messages
+    assert messages <= allowed.max_messages
     assert sum(plan.tasks for plan, _ in asked) <= max(
         len(asked), min(ramp.tasks, allowed.concurrency)
     )
     alone = len(queues) == 1
-    if allowed.bytes is not None and messages > 1:
+    if allowed.max_bytes is not None and messages > 1:
         weight = sum(plan.messages * queue.bytes_each for plan, queue in asked)
-        assert weight <= (allowed.bytes + (0 if alone else len(asked))) * (1 + 1e-9)
+        assert weight <= (allowed.max_bytes + (0 if alone else len(asked))) * (1 + 1e-9)
     if alone and asked and asked[0][0].tasks > 1:  # each is worth its start
         each = messages / asked[0][0].tasks
         enough = each * queues[0].bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
@@ -160,11 +171,11 @@ def test_no_plan_is_above_a_limit_and_no_task_without_work(
 
 @given(QUEUES, LIMITS, RAMPS, st.integers(0, 100))
 def test_every_queue_with_messages_is_asked_before_long(
-    queues: list[Backlog], allowed: Limits, ramp: Ramp, turn: int
+    queues: list[Backlog], allowed: SourceOptions, ramp: Ramp, turn: int
 ) -> None:
     """Within as many batches as there are queues, whatever the limits and the others hold."""
     batches = [
-        plans(queues, allowed, ramp, waited=allowed.max_delay, turn=turn + at)
+        plans(queues, allowed, ramp, waited=allowed.max_trigger_delay, turn=turn + at)
         for at in range(len(queues))
     ]
 
@@ -196,7 +207,7 @@ def test_every_queue_with_messages_is_asked_before_long(
 )
 def test_the_ramp_counts_as_version_2_1_does(ramp: Ramp, outcome: Outcome, expected: Ramp) -> None:
     """Over a threshold of receives in a row: one task more, or less, with eight at the most."""
-    assert ramp.after(outcome, concurrency=8) == expected
+    assert ramp.after(outcome, limits(concurrency=8)) == expected
 
 
 @given(
@@ -210,8 +221,9 @@ def test_the_ramp_stays_between_its_bounds(
 ) -> None:
     """From `minConcurrency` to the maximum; an empty task ends the climb, a full batch the fall."""
     most = least + more
+    options = limits(concurrency=most, least_tasks=least)
     for outcome in batches:
-        before, ramp = ramp, ramp.after(outcome, most, least=least)
+        before, ramp = ramp, ramp.after(outcome, options)
 
         assert least <= ramp.tasks <= most
         if outcome.empty:
@@ -223,12 +235,12 @@ def test_the_ramp_stays_between_its_bounds(
 
 def test_an_idle_queue_comes_down_to_one_task_and_a_full_one_climbs_back() -> None:
     """Sixteen tasks, first against competitors that take all, then alone."""
-    ramp = Ramp(16)
+    ramp, options = Ramp(16), limits(concurrency=16)
     for _ in range(4):
-        ramp = ramp.after(Outcome(ramp.tasks, ramp.tasks, 0), concurrency=16)
+        ramp = ramp.after(Outcome(ramp.tasks, ramp.tasks, 0), options)
     low = ramp.tasks
     for _ in range(40):
-        ramp = ramp.after(Outcome(ramp.tasks, 0, 1000 * ramp.tasks), concurrency=16)
+        ramp = ramp.after(Outcome(ramp.tasks, 0, 1000 * ramp.tasks), options)
 
     assert low == 1
     assert ramp.tasks == 16

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sqlq_spark.receive import peek
 from sqlq_spark.receive.pace import Outcome, Plan
-from sqlq_spark.receive.peek import Answer, Found, PeekState, Query, cut
+from sqlq_spark.receive.peek import Found, PeekState, Query, cut
 from sqlq_spark.wire import LOWEST_SEQ
 
 
@@ -70,8 +70,9 @@ def look(
     for found in answers:
         assert query is not None
         asked.append(query)
-        answer = Answer(found, now, took)
-        state, query = peek.answer_look(state, query, answer, receipts=receipts, pause=1.0)
+        state, query = peek.answer_look(
+            state, query, found, now=now, took=took, receipts=receipts, pause=1.0
+        )
     assert query is None
     return state, asked
 

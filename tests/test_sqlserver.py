@@ -7,8 +7,8 @@ No server is asked here; tests/conformance runs it on one that SQLQ_TEST_SQLSERV
 from __future__ import annotations
 
 import re
+import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -27,10 +27,8 @@ from sqlq_spark.database.sqlserver import calls, connection, rows
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.database.trust import DELAYED, RETURNED
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.wire.address import QueueAddress
-
-if TYPE_CHECKING:
-    import uuid
+from sqlq_spark.wire.address import SQLSERVER, QueueAddress
+from sqlq_spark.wire.header_columns import LEGACY_LENGTH
 
 GOLDEN = Path(__file__).parent / "golden" / "sqlserver.sql"
 TEXTS = sqlserver_texts.rendered()
@@ -145,7 +143,7 @@ def test_what_is_sent_is_what_an_endpoint_would_send() -> None:
     divert = plain(TEXTS["divert_large"])
     assert "INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body) SELECT CASE" in divert
     without = calls.fill_names(
-        calls.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable=False
+        calls.STATEMENTS["divert_large"], "sqlqueue", sqlserver_texts.TABLES, recoverable="", one=""
     )
     assert "Recoverable" not in without
     assert "1, Headers" not in plain(without)
@@ -160,9 +158,26 @@ def test_the_columns_of_version_1_are_filled_where_the_table_has_them() -> None:
     bare = plain(calls.build_insert(names, {"headers": "", "id": ""}))
 
     assert "(Headers, CorrelationId, ReplyToAddress, Id, Recoverable)" in full
-    assert "CorrelationId varchar(255) '$[2]'" in full
+    assert "CorrelationId varchar(256) '$[2]'" in full
     assert "(Headers, Id)" in bare
     assert "Id uniqueidentifier '$[4]'" in bare
+
+
+def test_what_is_sent_as_json_is_never_cut() -> None:
+    """OPENJSON cuts silently. One character too many stays, so that the INSERT fails."""
+    names = ["headers", "correlationid", "replytoaddress"]
+    read = [*TEXTS.values(), calls.build_insert(names, dict.fromkeys(names, ""))]
+    longest = QueueAddress("]" * 128, "]" * 128, "]" * 128)
+
+    found = re.findall(r"(\w+) n?varchar\((\d+)\) '\$", " ".join(read))
+
+    assert {(name, int(size)) for name, size in found} == {
+        ("name", len(SQLSERVER.quote_address(longest))),
+        ("catalog", SQLSERVER.longest),
+        ("query", len(str(uuid.uuid4()))),
+        ("CorrelationId", LEGACY_LENGTH + 1),
+        ("ReplyToAddress", LEGACY_LENGTH + 1),
+    }
 
 
 # ---------------------------------------------------------------- checks

@@ -10,6 +10,7 @@ import pytest
 from tds.messages import MESSAGES, Row
 
 from sqlq_spark import errors
+from sqlq_spark.database import Place
 from sqlq_spark.database.sqlserver import errors as sqlserver_errors
 from sqlq_spark.database.sqlserver import numbers
 from sqlq_spark.database.sqlserver.drivers import Incomplete, check_complete
@@ -81,9 +82,9 @@ CASES = [(*said.split(" ", 2), kind) for kind, sentences in SAID.items() for sai
 TEXTS = {row.number: row.message.text for row in MESSAGES}
 
 
-def place(statement: str = "receive", *, state: bool = False) -> sqlserver_errors.Place:
+def place(statement: str = "receive", *, state: bool = False) -> Place:
     """Where a statement failed."""
-    return sqlserver_errors.Place(
+    return Place(
         statement=statement,
         target="sqlqueue" if state else "orders@[dbo]",
         queue=None if state else QueueAddress("orders", "dbo"),

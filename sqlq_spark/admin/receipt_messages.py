@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
-from sqlq_spark.receive.receipts import find_receipt, rows_of
+from sqlq_spark.receive.receipts import find_receipt
 from sqlq_spark.wire.header_columns import has_id
 from sqlq_spark.wire.rows import without_odd_expiries
 
@@ -47,6 +47,6 @@ def find(
         with transaction(connection, timeout=timeout):
             stored = find_receipt(connection, each.key)
         if stored is not None:
-            rows = rows_of(stored, each.key)
+            rows = stored.unpack(each.key)
             for row in without_odd_expiries(rows.filter(has_id(rows, [name]))).to_pylist():
                 yield ReceivedMessage(each, inspect.message(row))

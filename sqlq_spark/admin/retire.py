@@ -246,7 +246,7 @@ def _readable(
     for state in states:
         try:
             with use_state(connection, state):
-                check_state(connection, state)
+                check_state(connection)
                 inspect.receipts(connection, stream="")
         except ConnectionLost:
             raise
@@ -260,7 +260,7 @@ def _readable(
 def _has_state(connection: Connection) -> bool:
     """Whether there are state tables, in which receipts could be."""
     try:
-        check_state(connection, connection.state)
+        check_state(connection)
     except StateNotInstalled:
         return False
     return True

@@ -185,7 +185,7 @@ def state(
 ) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
     """Read streams and receipts; None and [] if this login sees no state tables."""
     try:
-        check_state(connection, options.state_schema)
+        check_state(connection)
         with transaction(connection, timeout=options.query_timeout):
             return inspect.streams(connection), inspect.receipts(connection)
     except (StateNotInstalled, RightMissing):

@@ -62,7 +62,7 @@ def move_due(
         queryTimeout=query_timeout,
         credentials=credentials,
     )
-    mover = Mover(options.address, zone=options.endpoint_time_zone, timeout=options.query_timeout)
+    mover = Mover(options.address, options)
     messages, moved = 0, Moved(0, None)
     with (
         stopped_by_signals() as stop,

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC
 from importlib import import_module
+from string import Formatter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
-from sqlq_spark.errors import BadAddress, BadOption, MissingOption, TimeZoneNotFound
+from sqlq_spark import errors
 from sqlq_spark.options.connection import ZONE
 from sqlq_spark.options.names import names_of
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
+OF_CONNECT = {errors.DatabaseNotFound, errors.LoginRefused}  # not of a statement
 
 
 class Connection(ABC):
@@ -123,9 +126,56 @@ class Connection(ABC):
         """Return the whole address as messages contain it, which `names.parse_address` reads."""
         return self.names.canonical_address(self.whole(address))
 
+    def _place(self, statement: str, queue: QueueAddress | None, role: str = "") -> Place:
+        return Place(
+            statement=statement,
+            server=self.server,
+            state=self.state,
+            queue=queue,
+            target=self.state if queue is None else self.printed(queue),
+            role=role,
+            seconds=self._timeout,
+        )
+
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """Return a value for each address; the values of two spellings of one table are equal."""
         return [self.whole(each) for each in addresses]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a driver's error came. A dialect finds its class by the codes of its database."""
+
+    statement: str = "connect"
+    server: str
+    state: str = ""  # schema of the state tables
+    queue: QueueAddress | None = None  # None: the statement uses state tables only
+    target: str = ""  # the queue for people, or the schema of the state tables
+    role: str = ""  # of the queue in the statement
+    seconds: float = 0  # that a statement may take
+
+    @property
+    def creates(self) -> bool:
+        return self.statement.startswith("create")
+
+    def error(
+        self, kind: type[errors.DatabaseFailure], reason: str, *, code: str = "", fix: str = ""
+    ) -> errors.DatabaseFailure:
+        """Return what `kind` means for this statement, with the facts that its text names."""
+        if kind is errors.QueueNotFound and self.queue is None:
+            kind = errors.StateNotInstalled
+        if (
+            (kind is errors.QueueNotFound and self.creates)
+            or (kind is errors.NotAQueue and self.queue is None)
+            or (kind is errors.ReceiptExists and self.statement != "begin_receipt")
+            or (kind is errors.TimeZoneNotFound and self.statement != "endpoint_zone")
+            or (kind in OF_CONNECT and self.statement != "connect")
+        ):
+            kind = errors.StatementRefused
+        facts = asdict(self) | {"reason": reason, "code": code, "fix": fix}
+        facts |= {"schema": self.state, "queue": self.target, "table": self.target}
+        named = {name for _, name, *_ in Formatter().parse(kind.template) if name}
+        return kind(**{name: facts[name] for name in named})
 
 
 class Dialect(Protocol):
@@ -145,10 +195,7 @@ class Dialect(Protocol):
 
         Raises:
             BadOption: the url cannot be read.
-            NotReachable, LoginRefused, DatabaseNotFound: in the server's words.
-            ConnectionLost, ReadOnly: the server is there, and went away or takes no session now.
-            ServerNotVerified: it has no certificate for that host name that is trusted here.
-            ServerTooOld: it lacks what the statements use.
+            DatabaseFailure: in the server's words; or the server is too old, or not verified.
             MissingDriver: no driver can be used on this machine.
         """
 
@@ -188,12 +235,7 @@ def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def attempt(connection: Connection) -> Iterator[None]:
-    """
-    Run the block in the open transaction; a failure undoes only the block.
-
-    Raises:
-        DatabaseFailure: of the block. The transaction goes on, except after ConnectionLost.
-    """
+    """Run the block; its failure undoes only the block, and the transaction goes on."""
     connection.run("savepoint")
     yield
     connection.run("release")
@@ -241,12 +283,12 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
         return "UTC"
     try:
         zone: str | None = connection.rows("endpoint_zone", zone=option)[0][0]
-    except TimeZoneNotFound:
+    except errors.TimeZoneNotFound:
         if option is None:
             raise
-        raise BadOption(option="endpointTimeZone", found=option, expected=ZONE) from None
+        raise errors.BadOption(option="endpointTimeZone", found=option, expected=ZONE) from None
     if zone is None:
-        raise MissingOption(
+        raise errors.MissingOption(
             option="endpointTimeZone",
             example=f"{ZONE}; this session cannot read the server's own zone, because PGTZ or the "
             "options of the url set another one",
@@ -261,19 +303,12 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
 
 
 def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str]) -> set[str]:
-    """
-    Return the addresses that name a queue; all are looked up together.
-
-    Args:
-        connection: to the queue's database.
-        queue: the queue.
-        texts: addresses out of messages, which are untrusted.
-    """
+    """Return which addresses out of messages, untrusted, name a queue; one look for all."""
     parsed: dict[str, QueueAddress] = {}
     for text in texts:
         try:
             parsed[text] = connection.names.parse_address(text)
-        except BadAddress:
+        except errors.BadAddress:
             continue
     own, *others = connection.identities([queue, *parsed.values()])
     return {text for text, each in zip(parsed, others, strict=True) if each == own}

@@ -15,18 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from sqlq_spark import errors
 from sqlq_spark.database import dialect_named, transaction
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.database.trust import find_state_faults
-from sqlq_spark.errors import (
-    InstallBlocked,
-    StatementFailed,
-    StateNotInstalled,
-    StateOfOther,
-    StateTooNew,
-    StateTooOld,
-    TimedOut,
-)
 from sqlq_spark.wire.address import DELAYED, QueueAddress
 
 if TYPE_CHECKING:
@@ -62,11 +54,13 @@ def install(connection: Connection, *, timeout: float) -> None:
         try:
             connection.run("install_schema")
             if found := find_state_faults(connection):
-                raise StateOfOther(schema=connection.state, server=connection.server, found=found)
+                raise errors.StateOfOther(
+                    schema=connection.state, server=connection.server, found=found
+                )
             connection.run("install_state")
-            check_state(connection, connection.state)
-        except TimedOut as error:
-            raise InstallBlocked(
+            check_state(connection)
+        except errors.TimedOut as error:
+            raise errors.InstallBlocked(
                 schema=connection.state,
                 server=connection.server,
                 seconds=min(LOCK_WAIT, timeout),
@@ -74,20 +68,15 @@ def install(connection: Connection, *, timeout: float) -> None:
             ) from None
 
 
-def check_state(connection: Connection, schema: str) -> None:
-    """
-    Make sure that the state tables are there and have this version.
-
-    Raises:
-        StateNotInstalled, StateTooOld, StateTooNew.
-    """
-    row = connection.rows("version")
-    if not row:
-        raise StateNotInstalled(schema=schema, server=connection.server)
-    if row[0][0] < VERSION:
-        raise StateTooOld(schema=schema, found=row[0][0], known=VERSION)
-    if row[0][0] > VERSION:
-        raise StateTooNew(schema=schema, found=row[0][0], known=VERSION)
+def check_state(connection: Connection) -> None:
+    """Raise StateNotInstalled, StateTooOld or StateTooNew, or find this version's state tables."""
+    rows = connection.rows("version")
+    if not rows:
+        raise errors.StateNotInstalled(schema=connection.state, server=connection.server)
+    found = rows[0][0]
+    if found != VERSION:
+        kind = errors.StateTooOld if found < VERSION else errors.StateTooNew
+        raise kind(schema=connection.state, found=found, known=VERSION)
 
 
 def state_parts(connection: Connection) -> dict[str, str]:
@@ -173,25 +162,18 @@ def create_queue(
     """
     Create a queue's table where it is absent; the second of two creators waits for the first.
 
-    On PostgreSQL an endpoint's installer does not take our lock. Then the database makes us wait
-    for it and reports that the table exists. A second attempt finds the table.
-
-    Args:
-        connection: no transaction open.
-        queue: the table.
-        timeout: seconds for each statement and wait.
-        body_string: also add the column BodyString, also to a table that is already there.
+    `body_string` adds the column BodyString, also to a table that is already there.
     """
     _create(connection, "create_queue", {"queue": queue}, timeout, body_string=body_string)
 
 
 def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:
-    """Create the table for a queue's delayed messages where it is absent, as `create_queue`."""
+    """Create the table for a queue's delayed messages where it is absent."""
     _create(connection, "create_delayed", {"delayed": delayed_of(queue)}, timeout)
 
 
 def create_subscriptions(connection: Connection, table: QueueAddress, *, timeout: float) -> None:
-    """Create the table of subscriptions where it is absent, as `create_queue`."""
+    """Create the table of subscriptions where it is absent."""
     _create(connection, "create_subscriptions", {"subscriptions": table}, timeout)
 
 
@@ -203,7 +185,12 @@ def _create(
     *,
     body_string: bool = False,
 ) -> None:
-    """Create a table, and once more where another installer has created it meanwhile."""
+    """
+    Create a table, and once more where another installer has created it meanwhile.
+
+    On PostgreSQL an endpoint's installer does not take our lock. Then the database makes us wait
+    for it and reports that the table exists. A second attempt finds the table.
+    """
     (table,) = tables.values()
 
     def create() -> None:
@@ -215,7 +202,7 @@ def _create(
 
     try:
         create()
-    except StatementFailed:
+    except errors.StatementFailed:
         if not connection.columns(table):
             raise
         create()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -24,23 +25,8 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, cast
 from urllib.parse import quote
 
-from sqlq_spark import database
+from sqlq_spark import database, errors
 from sqlq_spark.database.schema import check_state
-from sqlq_spark.errors import (
-    BadOption,
-    ConnectionLost,
-    CredentialsFailed,
-    DatabaseNotFound,
-    Deadlock,
-    DestinationChanged,
-    LockTimedOut,
-    LoginRefused,
-    LoginUnclear,
-    NotReachable,
-    ReceiptExists,
-    ServerShort,
-    SqlQueueError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,13 +39,21 @@ T = TypeVar("T")
 
 ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-TRANSIENT = ConnectionLost, Deadlock, DestinationChanged, LockTimedOut, ReceiptExists, ServerShort
+TRANSIENT = (
+    errors.ConnectionLost,
+    errors.Deadlock,
+    errors.DestinationChanged,
+    errors.LockTimedOut,
+    errors.ReceiptExists,
+    errors.ServerShort,
+)
 # worth another attempt only once the url led to a database: during a failover the server, or a
 # database that recovers there, may be absent
-ABSENT = (DatabaseNotFound, LoginUnclear, NotReachable)
+ABSENT = (errors.DatabaseNotFound, errors.LoginUnclear, errors.NotReachable)
 # worth another attempt with the option `credentials`, which then gives another password
-EXPIRED = (CredentialsFailed, LoginRefused)
+EXPIRED = (errors.CredentialsFailed, errors.LoginRefused)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
+UNSENDABLE = re.compile(r"[\0\ud800-\udfff]")  # in a password: NUL, half of a surrogate pair
 LONGEST_REASON = 500  # characters of an error of azure-identity or boto3
 
 
@@ -74,22 +68,15 @@ class Session:
         worker: bool = False,
         reached: bool = False,
     ) -> None:
-        """
-        Prepare; nothing is connected yet.
-
-        Args:
-            options: the url, and how long to wait.
-            application: what the DBA sees behind `sqlqueue`.
-            worker: whether to keep the connection for the next session of this process, if the
-                `with` block ends well. It must end with no transaction open.
-            reached: whether another session reached this url a moment ago. Then a server that is
-                not reached, as while a standby takes over, is waited for like one that was lost.
-        """
         self.options = options
-        self.application = application
+        self.application = application  # what the DBA sees behind `sqlqueue`
+        # whether to keep the connection for the next session of this process, if the `with` block
+        # ends well; it must end with no transaction open
         self._worker = worker
-        self._connection: Connection | None = None
+        # whether this url was reached, by another session at first: then a server that is not
+        # reached, as while a standby takes over, is waited for like one that was lost
         self._reached = reached
+        self._connection: Connection | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -122,14 +109,18 @@ class Session:
         try:
             for attempt in attempts:
                 with attempt:
-                    return self._run_once(work)
-        except SqlQueueError as error:
+                    try:
+                        return work(self.open())
+                    except errors.ConnectionLost as error:
+                        log.warning("%s; connecting again", error)
+                        self.close()
+                        raise
+        except errors.SqlQueueError as error:
             # Spark prints every frame of the traceback, 25 of them the retries'
             raise error.with_traceback(None) from None
         raise AssertionError  # pragma: no cover - stamina raises the last error itself
 
     def open(self) -> Connection:
-        """Return the connection; open it if there is none."""
         if self._connection is None:
             kept = idle.take(self._key) if self._worker else None
             self._connection = kept or self._connect()
@@ -138,7 +129,6 @@ class Session:
         return self._connection
 
     def close(self) -> None:
-        """End the session; what was not committed is undone."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -154,14 +144,6 @@ class Session:
         if self.options.credentials is not None and isinstance(error, EXPIRED):
             return True
         return isinstance(error, TRANSIENT) or (self._reached and isinstance(error, ABSENT))
-
-    def _run_once(self, work: Callable[[Connection], T]) -> T:
-        try:
-            return work(self.open())
-        except ConnectionLost as error:
-            log.warning("%s; connecting again", error)
-            self.close()
-            raise
 
     def _connect(self) -> Connection:
         options = self.options
@@ -180,7 +162,7 @@ class StateSession(Session):
 
     def _connect(self) -> Connection:
         connection = super()._connect()
-        check_state(connection, self.options.state_schema)
+        check_state(connection)
         return connection
 
 
@@ -200,7 +182,7 @@ class Idle:
         return connection
 
     def keep(self, key: object, connection: Connection) -> None:
-        """Keep a connection that has no open transaction; close a second one for the same key."""
+        """Keep a connection without a transaction; close a second one for the same key."""
         timer = threading.Timer(IDLE, self._close, (key, connection))
         timer.daemon = True
         with self._lock:
@@ -241,19 +223,18 @@ def log_in(url: str, credentials: str | None) -> str:
 
 
 def ask_password(url: str, credentials: str) -> str:
-    """Call the function with the url, and return its password. Raises as `log_in`."""
     tokens = database.of(url).TOKENS
     function = tokens.get(credentials) or find_function(credentials)
     try:
         password = function(url)
-    except SqlQueueError:
+    except errors.SqlQueueError:
         raise
     except Exception as error:  # noqa: BLE001 - of the user's function or of a cloud's package
         reason = describe_error(error) if credentials in tokens else locate_error(error)
-        raise CredentialsFailed(credentials=credentials, reason=reason) from None
+        raise errors.CredentialsFailed(credentials=credentials, reason=reason) from None
     if not is_password(password):
         expected = "a function that returns the password, a text that is not empty"
-        raise BadOption(
+        raise errors.BadOption(
             option="credentials",
             found=credentials,
             expected=f"{expected}, but found {describe_value(password)}",
@@ -270,22 +251,16 @@ def find_function(credentials: str) -> Callable[[str], object]:
         own = isinstance(error, (ImportError, AttributeError))  # these quote names only
         reason = describe_error(error) if own else locate_error(error)
         expected = f"a function that every driver and executor can import ({reason})"
-        raise BadOption(option="credentials", found=credentials, expected=expected) from None
+        raise errors.BadOption(option="credentials", found=credentials, expected=expected) from None
     if not callable(found):
         expected = f"a function, but found {describe_value(found)}"
-        raise BadOption(option="credentials", found=credentials, expected=expected)
+        raise errors.BadOption(option="credentials", found=credentials, expected=expected)
     return cast("Callable[[str], object]", found)
 
 
 def is_password(found: object) -> TypeGuard[str]:
     """Whether this is a text that a url can hold and a server can get."""
-    if not isinstance(found, str) or not found or "\0" in found:
-        return False
-    try:
-        found.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(found, str) and found != "" and not UNSENDABLE.search(found)
 
 
 def describe_value(found: object) -> str:

@@ -32,151 +32,51 @@ FILES = (
     "script",
 )
 
-# texts that other statements contain
-PARTS = (
-    "message_bytes",
-    "received_row",
-    "page",
-    "take_lock",
-    "table_figures",
-    "asked_table",
-    "code_parts",
-    "state_faults",
-)
 COMMENTS = re.compile(r"^ *--.*\n?", re.MULTILINE)
 HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
 
-# in the order of the files and of the statements in them
+# a paragraph for each file, in the order of FILES and of the statements in them
+# fmt: off
 StatementName = Literal[
     # transactions.sql
-    "begin",
-    "timeouts",
-    "set_lock_timeout",
-    "commit",
-    "rollback",
-    "savepoint",
-    "release",
-    "check_deferred",
-    "end_frozen",
-    "clock",
+    "begin", "timeouts", "set_lock_timeout", "commit", "rollback", "savepoint", "release",
+    "check_deferred", "end_frozen", "clock",
     # trust.sql
-    "state_faults",
-    "lock_destination",
-    "destinations",
-    "table_code",
-    "destination_locks",
+    "state_faults", "lock_destination", "destinations", "table_code", "destination_locks",
     # schema.sql
-    "install_lock",
-    "install_schema",
-    "install_state",
-    "state_parts",
-    "version",
-    "create_lock",
-    "create_queue",
-    "add_body_string",
-    "create_subscriptions",
-    "create_delayed",
-    "queue_columns",
-    "lock_queue",
-    "drop_queue",
+    "install_lock", "install_schema", "install_state", "state_parts", "version", "create_lock",
+    "create_queue", "add_body_string", "create_subscriptions", "create_delayed", "queue_columns",
+    "lock_queue", "drop_queue",
     # peek.sql
-    "peek",
-    "sample",
-    "top",
+    "peek", "sample", "top",
     # receive.sql
-    "fence",
-    "find_receipt",
-    "receipt_pages",
-    "weigh",
-    "receive_range",
-    "receive",
-    "take",
-    "find_large",
-    "divert_large",
-    "begin_receipt",
-    "save_receipt",
+    "fence", "find_receipt", "receipt_pages", "weigh", "receive_range", "receive", "take",
+    "find_large", "divert_large", "begin_receipt", "save_receipt",
     # receipts.sql
-    "new_stream",
-    "lock_stream",
-    "claim",
-    "stream_queue",
-    "outcome",
-    "acknowledge",
-    "delete_receipts",
-    "store_plan",
-    "receipts",
-    "drop_receipt",
-    "retire_stream",
-    "streams",
+    "new_stream", "lock_stream", "claim", "stream_queue", "outcome", "acknowledge",
+    "delete_receipts", "store_plan", "receipts", "drop_receipt", "retire_stream", "streams",
     # staging.sql
-    "sink_open",
-    "sink_close",
-    "new_sink",
-    "stage",
-    "advance",
-    "settle",
-    "query_mark",
-    "query_queues",
-    "chunks",
-    "chunk",
-    "chunk_pages",
-    "discard",
-    "discard_abandoned",
+    "sink_open", "sink_close", "new_sink", "stage", "advance", "settle", "query_mark",
+    "query_queues", "chunks", "chunk", "chunk_pages", "discard", "discard_abandoned",
     "delete_old_sinks",
     # subscriptions.sql
-    "subscribers",
-    "subscribe",
-    "unsubscribe",
+    "subscribers", "subscribe", "unsubscribe",
     # delayed.sql
-    "endpoint_zone",
-    "dues",
-    "move_due",
-    "next_due",
+    "endpoint_zone", "dues", "move_due", "next_due",
     # browse.sql
-    "browse",
-    "browse_seq",
-    "browse_headers",
-    "browse_delayed",
-    "purge",
-    "purge_range",
-    "purge_expired",
-    "stats",
-    "stats_delayed",
-    "seq_given",
-    "table_sizes",
-    "queue_tables",
+    "browse", "browse_seq", "browse_headers", "browse_delayed", "purge", "purge_range",
+    "purge_expired", "stats", "stats_delayed", "seq_given", "table_sizes", "queue_tables",
     # trail.sql
-    "trail_kept",
-    "record_action",
-    "trail",
+    "trail_kept", "record_action", "trail",
     # checks.sql
-    "check_rows",
-    "check_owner",
-    "check_owner_delayed",
-    "check_queue",
-    "check_delayed",
-    "check_server",
-    "check_state",
-    "state_schemas",
-    "blockers",
+    "check_rows", "check_owner", "check_owner_delayed", "check_queue", "check_delayed",
+    "check_server", "check_state", "state_schemas", "blockers",
     # script.sql
-    "script_begin",
-    "script_check",
-    "script_roles",
-    "script_role",
-    "script_reader",
-    "script_sender",
-    "script_operator",
-    "script_receive",
-    "script_send",
-    "script_produce",
-    "script_move",
-    "script_delay",
-    "script_publish",
-    "script_subscribe",
-    "script_end",
+    "script_begin", "script_check", "script_roles", "script_role", "script_reader", "script_sender",
+    "script_operator", "script_receive", "script_send", "script_produce", "script_move",
+    "script_delay", "script_publish", "script_subscribe", "script_end",
 ]
-
+# fmt: on
 
 # dialect → statements that it has no use for; callers ask their connection
 LACKS: dict[str, frozenset[StatementName]] = {
@@ -224,16 +124,18 @@ class Statements(dict[str, str]):
         Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines.
 
         With `comments`, those that a blank line follows are left out: they are not for a script.
-        A text of PARTS is put in where other statements name it in braces, without comments.
+        A text is put in where others name it in braces, without comments. Those that are no
+        statement are left out.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
         _, *found = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
         texts = dict(zip(found[::2], found[1::2], strict=True))
-        for part in filter(texts.__contains__, PARTS):
+        parts = [name for name in texts if f"{{{name}}}" in text]
+        for part in parts:
             inner = COMMENTS.sub("", texts[part]).strip("\n")
             texts = {name: _include(text, part, inner) for name, text in texts.items()}
-        for part in set(PARTS) - set(get_args(StatementName)):
-            texts.pop(part, None)
+        for part in {*parts}.difference(get_args(StatementName)):
+            del texts[part]
         left_out = HEAD if comments else COMMENTS
         return cls((name, left_out.sub("", text).strip("\n")) for name, text in texts.items())
 

@@ -26,24 +26,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlq_spark.errors import (
-    DestinationChanged,
-    DestinationOfOther,
-    DestinationRefused,
-    NotAQueue,
-    QueueNotFound,
-    QueueNotWritable,
-    StatementRefused,
-)
+from sqlq_spark import errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.wire.address import Names, QueueAddress
 
 # columns as the transport's CREATE TABLE writes them, which a database may compare by case
@@ -67,7 +57,6 @@ class Destination:
     owner: str
     same_owner: bool  # whether its owner is that of the queue that is read
     trusted: bool  # whether, once locked, no untrusted owner can replace it by another table
-    plain: bool  # whether an INSERT runs no code that must be checked
     code: str | None = None  # the first code of an untrusted owner that an INSERT would run
     locks: str | None = None  # what this transaction has locked by this name; None: not read
 
@@ -83,103 +72,56 @@ class Destinations:
         source: QueueAddress | None = None,
         by_header: bool = False,
     ) -> None:
-        """
-        Prepare; nothing is read yet.
-
-        Args:
-            connection: in the transaction that sends.
-            allowed: the option allowedDestinations.
-            source: the queue that is read, if one is; its owner is trusted.
-            by_header: whether only a header directs messages there.
-        """
-        self.connection = connection
-        self.allowed = allowed
-        self.source = source
-        self.by_header = by_header
+        self.connection = connection  # in the transaction that sends
+        self.allowed = allowed  # the option allowedDestinations
+        self.source = source  # the queue that is read, if one is; its owner is trusted
+        self.by_header = by_header  # whether only a header directs messages there
         self._held: dict[tuple[str, ...], dict[QueueAddress, Destination]] = {}
 
     def find_refused(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
-    ) -> dict[QueueAddress, SqlQueueError]:
-        """
-        Return the tables that cannot be sent to, and why; locks nothing, runs none of their code.
-
-        Args:
-            queues: the tables, which may be absent.
-            columns: those that each table must have.
-        """
-        asked = list(dict.fromkeys(queues))
-        found = find_destinations(self.connection, asked, columns, self.source)
-        reasons = {queue: self._reason(queue, found.get(queue)) for queue in asked}
-        return {queue: reason for queue, reason in reasons.items() if reason is not None}
+    ) -> dict[QueueAddress, errors.SqlQueueError]:
+        """Return what cannot be sent to, and why; locks nothing, and runs no code of a table."""
+        return self._look(list(dict.fromkeys(queues)), columns)[1]
 
     def lock(self, queue: QueueAddress) -> None:
-        """
-        Keep a table as it is until the transaction ends.
-
-        Raises:
-            DatabaseFailure: it is not there, may not be inserted into, or is locked by others.
-        """
+        """Keep a table as it is until the transaction ends; fails if it is absent or locked."""
         if "lock_destination" in self.connection.lacks:
             return
         try:
             self.connection.run("lock_destination", tables={"queue": queue})
-        except StatementRefused as error:
-            raise NotAQueue(queue=self.connection.printed(queue), reason=error.reason) from None
+        except errors.StatementRefused as error:
+            raise errors.NotAQueue(
+                queue=self.connection.printed(queue), reason=error.reason
+            ) from None
 
     def check_locked(
         self, queues: Iterable[QueueAddress], columns: Sequence[str]
-    ) -> dict[QueueAddress, SqlQueueError]:
-        """
-        Check locked tables, once; `confirm` checks them again.
-
-        Returns:
-            The tables that must not be sent to, and why.
-        """
-        held = self._held.setdefault(tuple(columns), {})
+    ) -> dict[QueueAddress, errors.SqlQueueError]:
+        """Return which of the locked tables must not be sent to, and why; `confirm` looks again."""
         asked = self.undecided(queues, columns)
-        found = find_destinations(self.connection, asked, columns, self.source)
-        reasons: dict[QueueAddress, SqlQueueError] = {}
-        for queue in asked:
-            reason = self._reason(queue, found.get(queue))
-            if reason is None:
-                held[queue] = found[queue]
-            else:
-                reasons[queue] = reason
-        self._mark(held, [queue for queue in asked if queue in held])
+        found, reasons = self._look(asked, columns)
+        new = {queue: found[queue] for queue in asked if queue not in reasons}
+        open_ = {queue: each for queue, each in new.items() if not each.trusted}
+        locks = self._locks([*open_.values()])
+        for queue, each in open_.items():
+            locked, text = locks.get(each.identity, (False, ""))
+            if not locked:
+                raise errors.DestinationChanged(queue=self.connection.printed(queue))
+            new[queue] = replace(each, locks=text)
+        self._held.setdefault(tuple(columns), {}).update(new)
         return reasons
 
-    def _mark(self, held: dict[QueueAddress, Destination], new: list[QueueAddress]) -> None:
-        """Record what is locked by the names of tables whose schema may be renamed."""
-        open_ = [queue for queue in new if not held[queue].trusted]
-        if not open_:
-            return
-        locks = self._locks([held[queue] for queue in open_])
-        for queue in open_:
-            kept, text = locks.get(held[queue].identity, (False, ""))
-            if not kept:
-                raise DestinationChanged(queue=self.connection.printed(queue))
-            held[queue] = replace(held[queue], locks=text)
-
     def _locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """
-        Return for each table, by its identity, whether this transaction has locked it.
-
-        The text beside it lists all tables of that name that the transaction has locked.
-        """
-        if "destination_locks" in self.connection.lacks:
+        """Return by identity: whether this transaction has locked it, and all of its name."""
+        if not found or "destination_locks" in self.connection.lacks:
             return {each.identity: (True, "") for each in found}
         places = json.dumps([each.identity for each in found])
         rows = self.connection.rows("destination_locks", places=places)
         return {identity: (locked, others) for identity, locked, others in rows}
 
     def lock_and_check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
-        """
-        Lock tables and make sure that they can be sent to.
-
-        Raises:
-            DatabaseFailure: one cannot.
-        """
+        """Lock tables; raise why one cannot be sent to."""
         new = self.undecided(queues, columns)
         for queue in new:
             self.lock(queue)
@@ -193,44 +135,45 @@ class Destinations:
         return [queue for queue in dict.fromkeys(queues) if queue not in held]
 
     def confirm(self) -> None:
-        """
-        Make sure, after the inserts, that the tables are still those that were checked.
-
-        Raises:
-            DestinationChanged: the transaction must be undone.
-        """
+        """After the inserts, raise DestinationChanged for a table that is not as it was checked."""
         for columns, held in self._held.items():
             open_ = [queue for queue, each in held.items() if not each.trusted]
             if not open_:
                 continue
-            found = find_destinations(self.connection, open_, columns, self.source)
+            found, reasons = self._look(open_, columns)
             locks = self._locks([*found.values()])
             for queue in open_:
-                now, before = found.get(queue), held[queue]
-                same = now is not None and now.identity == before.identity
+                before = held[queue]
                 if (
-                    not same
+                    queue in reasons
+                    or found[queue].identity != before.identity
                     or locks.get(before.identity, (False, ""))[1] != before.locks
-                    or self._reason(queue, now) is not None
                 ):
-                    raise DestinationChanged(queue=self.connection.printed(queue))
+                    raise errors.DestinationChanged(queue=self.connection.printed(queue))
+
+    def _look(
+        self, queues: Sequence[QueueAddress], columns: Sequence[str]
+    ) -> tuple[dict[QueueAddress, Destination], dict[QueueAddress, errors.SqlQueueError]]:
+        found = find_destinations(self.connection, queues, columns, self.source)
+        reasons = {queue: self._reason(queue, found.get(queue)) for queue in queues}
+        return found, {queue: reason for queue, reason in reasons.items() if reason is not None}
 
     def _reason(  # noqa: PLR0911 - each return is one kind of error
         self, queue: QueueAddress, found: Destination | None
-    ) -> SqlQueueError | None:
+    ) -> errors.SqlQueueError | None:
         name, server = self.connection.printed(queue), self.connection.server
         if self.by_header and (not found or found.missing is not None or not found.may_insert):
-            return QueueNotWritable(queue=name, server=server)
+            return errors.QueueNotWritable(queue=name, server=server)
         if found is None:
-            return QueueNotFound(queue=name, server=server)
+            return errors.QueueNotFound(queue=name, server=server)
         if found.missing is not None:
-            return NotAQueue(queue=name, reason=f"it has no column {found.missing}")
+            return errors.NotAQueue(queue=name, reason=f"it has no column {found.missing}")
         if is_allowed(found, self.allowed):
             return None
         if found.code is not None:
-            return DestinationRefused(queue=name, owner=found.owner, found=found.code)
+            return errors.DestinationRefused(queue=name, owner=found.owner, found=found.code)
         if self.by_header and self.source is not None and not found.same_owner:
-            return DestinationOfOther(
+            return errors.DestinationOfOther(
                 queue=name, owner=found.owner, found=self.connection.printed(self.source)
             )
         return None
@@ -242,23 +185,15 @@ def find_destinations(
     columns: Sequence[str],
     source: QueueAddress | None = None,
 ) -> dict[QueueAddress, Destination]:
-    """
-    Return what is known of tables; those that are not there are left out. Fails for none of them.
-
-    Args:
-        connection: the session.
-        queues: the tables.
-        columns: those that each table must have.
-        source: the queue that is read, if one is; its owner is trusted.
-    """
+    """Return what is known of tables; those that are not there are left out. Fails for none."""
     if not queues:
         return {}
     places = [{**place, "columns": list(columns)} for place in places_of(connection.names, queues)]
     read = None if source is None else connection.names.quote_address(source)
     rows = connection.rows("destinations", places=json.dumps(places), source_table=read)
     found = {queues[at]: Destination(*facts) for at, *facts in rows}
-    odd = {queue: each.identity for queue, each in found.items() if not each.plain}
-    code = find_code(connection, odd, "insert", read)
+    identities = {queue: each.identity for queue, each in found.items()}
+    code = find_code(connection, identities, "insert", read)
     return {queue: replace(each, code=code.get(each.identity)) for queue, each in found.items()}
 
 
@@ -311,12 +246,7 @@ def places_of(names: Names, queues: Sequence[QueueAddress]) -> list[dict[str, An
 def check_writable(
     connection: Connection, queues: Sequence[QueueAddress], allowed: Sequence[QueueAddress]
 ) -> None:
-    """
-    Make sure that queues can be sent to, before anything is received; in a transaction.
-
-    Raises:
-        QueueNotWritable, DestinationRefused.
-    """
+    """Before anything is received, raise QueueNotWritable or DestinationRefused of a queue."""
     destinations = Destinations(connection, allowed, by_header=True)
     for reason in destinations.find_refused(queues, RETURNED).values():
         raise reason
@@ -332,12 +262,7 @@ def is_allowed(found: Destination, allowed: Iterable[QueueAddress]) -> bool:
     )
 
 
-@cache
-def pattern(text: str) -> re.Pattern[str]:
-    """Return a pattern as a regular expression; `*` is any text and `?` any character."""
-    parts = (".*" if each == "*" else "." if each == "?" else re.escape(each) for each in text)
-    return re.compile("".join(parts), re.DOTALL)
-
-
-def fits(text: str, name: str) -> bool:
-    return pattern(text).fullmatch(name) is not None
+def fits(pattern: str, name: str) -> bool:
+    """Whether a name is as a pattern, in which `*` is any text and `?` any character."""
+    parts = (".*" if each == "*" else "." if each == "?" else re.escape(each) for each in pattern)
+    return re.fullmatch("".join(parts), name, re.DOTALL) is not None

@@ -109,20 +109,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
+        schema, timeout = to_arrow_schema(self.columns), self.options.query_timeout
         for task in partition.tasks:
-            yield from self.receive(task)
-
-    def receive(self, task: Task) -> Iterator[pa.RecordBatch]:
-        """Run one task. Its rows are dropped before the next one of its partition begins."""
-        schema, options = to_arrow_schema(self.columns), self.options
-        work = partial(receive, task=task, timeout=options.query_timeout, origin=origin())
-        with Session(options, task.name, worker=True, reached=True) as session:
-            rows = session.run_with_retries(work)
-            queue = session.open().canonical(task.queue)
-        for chunk in record_batches(rows):
-            batch = to_read_columns(chunk, schema, queue=queue)
-            warn_of_poison(batch, queue)
-            yield batch
+            work = partial(receive, task=task, timeout=timeout, origin=origin())
+            with Session(self.options, task.name, worker=True, reached=True) as session:
+                rows = session.run_with_retries(work)
+                queue = session.open().canonical(task.queue)
+            yield from (read_chunk(chunk, schema, queue) for chunk in record_batches(rows))
+            del rows  # before the next task takes its own
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""
@@ -132,6 +126,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End the driver's session; Spark does not always call this."""
         if self._driver is not None:
             self._driver.close()
+
+
+def read_chunk(chunk: pa.RecordBatch, schema: pa.Schema, queue: str) -> pa.RecordBatch:
+    """Give rows of a queue in the columns of a read; log poison that is among them."""
+    batch = to_read_columns(chunk, schema, queue=queue)
+    warn_of_poison(batch, queue)
+    return batch
 
 
 @cache

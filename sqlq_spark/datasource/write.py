@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import uuid
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -14,11 +15,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import BadOption, SqlQueueError
-from sqlq_spark.send.dispatch import discard, dispatch
+from sqlq_spark.send.dispatch import NAMELESS, Staged, discard, dispatch, stage
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.send.insert import check_tables, send_now
-from sqlq_spark.send.sender import Sender, SentBy
-from sqlq_spark.send.staging import Staged, nameless_sink, stage
+from sqlq_spark.send.sender import Sender, name_sender
 from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wait_before_dispatch
 from sqlq_spark.spark_api import DataSourceStreamArrowWriter, column_types, origin
 from sqlq_spark.wire.headers import begins_with_interface
@@ -115,7 +115,7 @@ class Writing:
         if options.message_type is not None and begins_with_interface(options.message_type):
             warn_of_order(options.message_type)
         self.options = options
-        self.sent_by = SentBy.here(options.originating_endpoint or sender)
+        self.sent_by = name_sender(options.originating_endpoint or sender)
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
         """Stage or send the rows of one task, and wait as the options ask for it."""
@@ -209,7 +209,7 @@ class BatchWriter(Writing, DataSourceArrowWriter):
             raise BadOption(
                 option="maxMessagesPerSecond", found=str(options.max_rate), expected=RATED
             )
-        self.sink = f"app:{options.txn_app_id}" if named else nameless_sink()
+        self.sink = f"app:{options.txn_app_id}" if named else f"{NAMELESS}{uuid.uuid4()}"
         self.batch = options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -18,7 +18,7 @@ skipped, with a finding, if its table could run code of its owner.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -214,10 +214,7 @@ class Maintenance:
 
     def move_due(self, queue: QueueAddress) -> int:
         """Move all due messages; see `Mover.move` for a lost answer."""
-        options = self.options
-        allowed = options.allowed if isinstance(options, SourceOptions) else ()
-        zone, timeout = options.endpoint_time_zone, options.query_timeout
-        mover = Mover(queue, zone=zone, timeout=timeout, allowed=allowed)
+        mover = Mover(queue, self.options if self.named else replace(self.options, allowed=()))
         if not self.session.run_with_retries(methodcaller("columns", mover.delayed)):
             return 0
         messages = 0

@@ -7,15 +7,21 @@ from dataclasses import MISSING, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
+from sqlq_spark.errors import (
+    BadOption,
+    MisplacedOption,
+    MissingOption,
+    OptionOfOtherSource,
+    UnknownOption,
+)
 from sqlq_spark.options.fields import (
     Reader,
     duration,
+    find_near,
     name,
     option,
     option_names,
     read_options,
-    refuse_typos,
     words,
 )
 from sqlq_spark.options.names import (
@@ -124,8 +130,7 @@ class DatabaseOptions:
             others: values of fields that are no options.
 
         Raises:
-            BadOption, MissingOption, MisplacedOption, OptionOfOtherSource, UnknownOption: with
-                what was found and what is expected.
+            BadInput: with what was found and what is expected.
         """
         given = {key.lower(): text for key, text in raw.items()}
         if "path" in given:
@@ -150,7 +155,7 @@ class DatabaseOptions:
         if misplaced := (given.keys() & known.keys()) - own.keys() - {CHECKPOINT}:
             given_to, home = cls.side
             raise MisplacedOption(option=known[min(misplaced)], given=given_to, home=home)
-        unknown = given.keys() - known.keys() - {"path"}
+        unknown, likely = given.keys() - known.keys() - {"path", *LOGIN}, own | LOGIN
         for key in sorted(unknown):
             if key in FOREIGN:
                 option_name, instead = FOREIGN[key]
@@ -159,7 +164,9 @@ class DatabaseOptions:
                 raise OptionOfOtherSource(
                     option=key, instead="url, user and password name the server and login"
                 )
-        refuse_typos(unknown, own | LOGIN)
+            # a misspelt limit would set no limit; other names belong to Spark and are left alone
+            if (near := find_near(key, likely)) is not None:
+                raise UnknownOption(option=key, near=likely[near])
 
 
 def _refuse_password(url: str, text: str, naming: Names) -> None:

@@ -13,10 +13,10 @@ import re
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.errors import BadOption, MissingOption, UnknownOption
+from sqlq_spark.errors import BadOption, MissingOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from sqlq_spark.wire.address import Names
 
@@ -75,12 +75,7 @@ def option_names(*classes: type) -> dict[str, str]:
 
 
 def read_option(each: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN401
-    """
-    Read the text of one option.
-
-    Raises:
-        BadOption: with the text and what the option expects.
-    """
+    """Read the text of one option; BadOption says what it expects."""
     public, read = each.metadata["option"], each.metadata["read"]
     try:
         return read(text) if isinstance(read, Reader) else read(public, words(text), naming)
@@ -90,18 +85,10 @@ def read_option(each: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN
 
 def read_options(cls: type, given: Mapping[str, str], naming: Names) -> dict[str, Any]:
     """
-    Read all options of a dataclass that are given.
+    Read the options of a dataclass that are given, as the fields' names → values.
 
-    Args:
-        cls: its fields say which options there are.
-        given: option names in lower case → text.
-        naming: of the database.
-
-    Returns:
-        The fields' names → values.
-
-    Raises:
-        BadOption, MissingOption: with what was found and what is expected.
+    `given` has the texts by the options' names in lower case. BadOption and MissingOption say what
+    is expected.
     """
     values = {}
     for each in option_fields(cls):
@@ -111,20 +98,6 @@ def read_options(cls: type, given: Mapping[str, str], naming: Names) -> dict[str
         elif each.default is MISSING:
             raise MissingOption(option=public, example=each.metadata["expected"])
     return values
-
-
-def refuse_typos(given: Collection[str], known: Mapping[str, str]) -> None:
-    """
-    Refuse names that are likely typos of a known option, in lower case.
-
-    A misspelt limit would set no limit. Other names belong to Spark and are left alone.
-
-    Raises:
-        UnknownOption.
-    """
-    for key in set(given) - known.keys():
-        if (near := find_near(key, known)) is not None:
-            raise UnknownOption(option=key, near=known[near])
 
 
 def find_near(name: str, known: Iterable[str], *, likely: float = LIKELY_TYPO) -> str | None:

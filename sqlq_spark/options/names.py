@@ -38,12 +38,7 @@ HIDDEN = "***"
 
 
 def names_of(url: str) -> Names:
-    """
-    Return how the database of a url writes names.
-
-    Raises:
-        BadOption: no dialect has this scheme.
-    """
+    """Return how the database of a url writes names; raise BadOption for an unknown scheme."""
     scheme, colon, _ = url.partition("://")
     try:
         return SCHEMES[scheme.lower()]
@@ -86,17 +81,7 @@ def hide_secrets(url: str) -> str:
 
 
 def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
-    """
-    Read a queue's name in the notation of the database.
-
-    Args:
-        option: the option or flag that an error names.
-        text: as the user wrote it.
-        naming: of the database.
-
-    Raises:
-        BadOption: the text is no queue's name.
-    """
+    """Read a queue's name as a user wrote it; BadOption names the option or flag."""
     return _parse(option, text, naming.parse_queue)
 
 
@@ -113,9 +98,6 @@ def parse_reply_address(
 
     Nobody checks whether this queue exists, because it may be in another endpoint's hands. So a
     text in the notation of another database is refused.
-
-    Raises:
-        BadOption: the text is no queue's name.
     """
     if naming.is_of_other_database(text):
         example = naming.print_address(QueueAddress("Spark.In"))

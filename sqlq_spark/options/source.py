@@ -134,15 +134,7 @@ class SourceOptions(DatabaseOptions):
         return kept | {"headers": "string"}
 
     def check_columns(self, wanted: Mapping[str, str]) -> None:
-        """
-        Refuse a schema with columns that a read does not give; fewer are allowed.
-
-        Args:
-            wanted: column → type.
-
-        Raises:
-            BadFrame.
-        """
+        """Raise BadFrame for a column (→ type) that a read does not give; fewer are allowed."""
         known = self.columns
         for column, kind in wanted.items():
             if known.get(column) != kind:

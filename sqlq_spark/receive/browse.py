@@ -31,8 +31,6 @@ PAGE_BYTES = 8 << 20  # of a page; one message at least
 FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before weighed
 LARGEST_PAGE = 20_000
 NAMED = 20  # seqs in a warning
-
-
 STOP = HIGHEST_SEQ + 1  # behind all seqs
 
 
@@ -51,10 +49,6 @@ class Selection:
         both = frozenset(queues) if self.queues is None else self.queues & frozenset(queues)
         return replace(self, queues=both)
 
-    def includes(self, queue: str) -> bool:
-        """Whether the queue of this canonical address is wanted."""
-        return self.queues is None or queue in self.queues
-
 
 ALL = Selection()
 
@@ -68,13 +62,14 @@ def parts(
     wanted: Selection = ALL,
 ) -> list[tuple[QueueAddress, int, int]]:
     """
-    Cut the seqs of queues into ranges of about even width.
+    Cut the seqs of queues into about `parts` ranges of about even width, of what is wanted.
 
     Returns:
-        About `parts` of them, at least one for each queue that is not empty: the queue, and a
-        half-open range; by queue, ascending. Only what is wanted.
+        At least one for each queue that is not empty: the queue, and a half-open range; by queue,
+        ascending.
     """
-    queues = [queue for queue in queues if wanted.includes(connection.canonical(queue))]
+    if wanted.queues is not None:
+        queues = [queue for queue in queues if connection.canonical(queue) in wanted.queues]
     with transaction(connection, timeout=timeout):
         ends = [connection.rows("top", tables={"queue": queue})[0] for queue in queues]
     found = [

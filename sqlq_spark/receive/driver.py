@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
@@ -28,8 +30,8 @@ from sqlq_spark.receive.offset import (
     tasks_of,
     write_plan,
 )
-from sqlq_spark.receive.pace import Backlog, Limits, Outcome, Ramp
-from sqlq_spark.receive.peek import Answer, Found, PeekState
+from sqlq_spark.receive.pace import Backlog, Ramp
+from sqlq_spark.receive.peek import Found, PeekState
 from sqlq_spark.receive.receipts import Acknowledged, Claim
 from sqlq_spark.send.delayed import DueMessagePoller
 
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-NOTHING = Acknowledged(batch=0, outcome=Outcome(0, 0, 0))
 MARKS = 1000  # places of a full batch where it can be cut
 
 
@@ -64,24 +65,18 @@ class StreamDriver:
         """
         self.options = options
         self.clock = clock
-        self.claim = Claim(
-            driver=str(uuid.uuid4()),
-            queue=", ".join(options.names),
-            fail_on_data_loss=options.fail_on_data_loss,
-            fail_on_missing_receipts=options.fail_on_missing_receipts,
-        )
+        self.claim = Claim(options=options, driver=str(uuid.uuid4()))
         self.queues = dict(zip(options.names, options.addresses, strict=True))
         self.looks = dict.fromkeys(options.names, PeekState())
         self.ramp = Ramp(options.concurrency)
-        self.due_pollers = {name: DueMessagePoller(options, at) for name, at in self.queues.items()}
+        self.due_pollers = {name: DueMessagePoller(at, options) for name, at in self.queues.items()}
         self._receipts = options.transaction_mode == "receiveOnly"
         session = StateSession if self._receipts else Session
         self._session = session(options, f"driver {name_queues(options)}")
         self._at_start = at_start
         self._purged = self._checked = self._logged_size = False
-        self._claimed: str | None = None  # the stream that this process speaks for
         self._acknowledged = INITIAL
-        self._closed = NOTHING  # what the acknowledged batch has received
+        self._closed = Acknowledged(batch=0)  # what the acknowledged batch has received
         self._learned = 0  # the batch that the ramp has counted last
         self._waiting_since: float | None = None
 
@@ -113,13 +108,27 @@ class StreamDriver:
 
     def report(self) -> dict[str, Any]:
         """Report what the progress shows as `sources[].latestOffset`, in messages and seconds."""
-        return peek.report_stream(
-            self.claim.queue,
-            {name: look.found for name, look in self.looks.items()},
-            self.ramp,
-            None if self._acknowledged.stream is None else self._closed,
-            most=self.options.max_messages,
-        )
+        now, most, closed = datetime.now(UTC), self.options.max_messages, self._closed
+        queues = [
+            peek.report_queue(name, look.found, most, now) for name, look in self.looks.items()
+        ]
+        ages = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
+        report: dict[str, Any] = {
+            "queue": self.claim.queue,
+            "backlog": sum(each["backlog"] for each in queues),
+            "backlogIsEstimate": any(each["backlogIsEstimate"] for each in queues),
+            "oldestWaited": max(ages, default=None),
+            "tasks": self.ramp.tasks,
+            "ramp": {"successes": self.ramp.successes, "failures": self.ramp.failures},
+        }
+        if self._acknowledged.stream is not None:
+            report["lastBatch"] = closed.report()
+        if len(queues) > 1:
+            for each in queues:
+                if each["queue"] in closed.queues:
+                    each["lastBatch"] = closed.queues[each["queue"]].report()
+            report["queues"] = queues
+        return report
 
     def close(self) -> None:
         self._session.close()
@@ -171,16 +180,21 @@ class StreamDriver:
         self._prepare(connection)
         now, known = self.clock(), start == self._acknowledged
         try:
-            for name, poller in self.due_pollers.items():
-                if poller.poll(connection, now):
-                    self.looks[name] = peek.wake(self.looks[name])
+            self._move_due(connection, now)
             if known and not any(look.is_awake(now) for look in self.looks.values()):
                 return start
             # to close a batch waits for tasks, which have as long for each statement
             timeout = self.options.query_timeout * (1 if known else 2)
             with transaction(connection, timeout=timeout):
-                closed = self._closed if known else self._close(connection, start)
-                following = self._plan_next(connection, start, closed, now, known=known)
+                closed = self._closed
+                if not known:
+                    closed = receipts.acknowledge(connection, start, self.claim)
+                    self._learn(closed)
+                if closed.plan is None:
+                    for name, look in self.looks.items():
+                        if look.is_awake(now):
+                            self.looks[name] = self.look(connection, name, now)
+                following = self._plan_next(connection, start, closed, now)
         except ConnectionLost:
             # Spark may not have got the last plan: expect no outcome of it
             self.looks = {name: replace(look, planned=None) for name, look in self.looks.items()}
@@ -193,39 +207,30 @@ class StreamDriver:
         if following is None:
             self._pause(now)
             return start
-        self._claimed = following.stream
+        self.claim = replace(self.claim, stream=following.stream)
         return following
+
+    def _move_due(self, connection: Connection, now: float) -> None:
+        for name, poller in self.due_pollers.items():
+            if poller.poll(connection, now):
+                self.looks[name] = peek.wake(self.looks[name])
 
     def _acknowledge(self, connection: Connection, end: Offset) -> None:
         self._prepare(connection)
         if end == self._acknowledged:
             return
         with transaction(connection, timeout=2 * self.options.query_timeout):
-            closed = self._close(connection, end)
-        self._note(end, closed)
-
-    def _close(self, connection: Connection, end: Offset) -> Acknowledged:
-        """Close `end`'s batch, in the transaction that is open."""
-        stream, batch = end.stream, end.batch
-        if stream is None:  # a stream that receipts begin counts its own batches, also after none
-            return replace(NOTHING, batch=0 if self._receipts else batch)
-        claim = self._claimed != stream
-        closed = receipts.acknowledge(
-            connection, stream, batch, self.claim, claim=claim, tasks=end.tasks
-        )
-        if not closed.is_passed_over:  # its messages wait: no other consumer holds them
+            closed = receipts.acknowledge(connection, end, self.claim)
             self._learn(closed)
-        return closed
+        self._note(end, closed)
 
     def _learn(self, closed: Acknowledged) -> None:
         """Record what a batch has received. A batch that is closed again counts once."""
-        if not closed.outcome.tasks or closed.batch == self._learned:
+        # the messages of one that was passed over wait: no other consumer holds them
+        if not closed.outcome.tasks or closed.batch == self._learned or closed.is_passed_over:
             return
         self._learned = closed.batch
-        options = self.options
-        self.ramp = self.ramp.after(
-            closed.outcome, options.concurrency, least=options.min_concurrency
-        )
+        self.ramp = self.ramp.after(closed.outcome, self.options)
         for name in self.looks.keys() & closed.queues.keys():
             self.looks[name] = peek.learn(self.looks[name], closed.queues[name].outcome)
         log.info(
@@ -238,69 +243,80 @@ class StreamDriver:
     def _note(self, end: Offset, closed: Acknowledged) -> None:
         """Remember, after the commit, what is acknowledged."""
         self._acknowledged, self._closed = end, closed
-        self._claimed = end.stream
+        self.claim = replace(self.claim, stream=end.stream)
 
     # ------------------------------------------------------------ plan
 
-    def _plan_next(
-        self,
-        connection: Connection,
-        start: Offset,
-        closed: Acknowledged,
-        now: float,
-        *,
-        known: bool,
-    ) -> Offset | None:
+    def look(self, connection: Connection, name: str, now: float) -> PeekState:
         """
-        Plan the next batch, in the transaction that is open; None: there is nothing to do.
+        See what waits in a queue, and where to cut it: plain reads that lock and wait for nothing.
 
-        Unless `start` is `known`, this transaction has acknowledged it and so locked its stream.
+        A look that fails changes no state.
         """
-        stream, batch = start.stream, closed.batch + 1
-        if closed.plan is not None:
-            return Offset(stream=stream, batch=batch, plan=read_plan(closed.plan, stream, batch))
-        plan = self._plan(connection, now, closed.batch)
-        if not plan:
-            return None
-        if not self._receipts:
-            return Offset(stream=None, batch=batch, plan=plan)
-        if stream is None:  # the first plan creates the stream
-            stream = str(uuid.uuid4())
-            self._warn_of_orphans(connection)
-            connection.run(
-                "new_stream",
-                stream=stream,
-                queue_name=self.claim.queue,
-                driver=self.claim.driver,
+        options, tables = self.options, {"queue": self.queues[name]}
+        grain = max(1, options.max_messages // MARKS)
+        query: peek.Query | None
+        state, query = peek.start_look(self.looks[name], now)
+        while query is not None:
+            started, found = self.clock(), Found()
+            messages, last, marks = connection.rows(
+                "peek",
+                tables=tables,
+                first=query.first,
+                last=state.end,
+                messages=options.max_messages,
+                grain=grain,
+            )[0]
+            if messages:
+                each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
+                weight = max(1.0, each or 1024.0)
+                found = Found(messages, tuple(marks), grain, last, weight, sent, span or 0)
+            state, query = peek.answer_look(
+                state,
+                query,
+                found,
+                now=now,
+                took=self.clock() - started,
+                receipts=self._receipts,
+                pause=options.peek_delay,
             )
-        elif known:
-            stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
-            if stored is not None:
-                plan = read_plan(stored, stream, batch)
-                return Offset(stream=stream, batch=batch, plan=plan)
-        connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+        return state
+
+    def _plan_next(
+        self, connection: Connection, start: Offset, closed: Acknowledged, now: float
+    ) -> Offset | None:
+        """Plan the next batch, in the transaction that is open; None: there is nothing to do."""
+        stream, batch, stored = start.stream, closed.batch + 1, closed.plan
+        if stored is None:
+            plan = self._plan(now, closed.batch)
+            if not plan:
+                return None
+            if not self._receipts:
+                return Offset(stream=None, batch=batch, plan=plan)
+            if stream is None:  # the first plan creates the stream, which counts its own batches
+                stream, batch = str(uuid.uuid4()), 1
+                self._warn_of_orphans(connection)
+                claim = self.claim
+                connection.run(
+                    "new_stream", stream=stream, queue_name=claim.queue, driver=claim.driver
+                )
+            elif start == self._acknowledged:  # else this transaction has locked its stream
+                stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
+        if stored is None:
+            connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+        else:
+            plan = read_plan(stored, stream, batch)
         return Offset(stream=stream, batch=batch, plan=plan)
 
-    def _plan(self, connection: Connection, now: float, turn: int) -> BatchPlan:
-        """Look at the queues that are awake, and plan a batch; `turn` is the batch before."""
-        for name, look in self.looks.items():
-            if look.is_awake(now):
-                self.looks[name] = self.look(connection, name, now)
+    def _plan(self, now: float, turn: int) -> BatchPlan:
+        """Plan a batch by what the last looks found; `turn` is the batch before."""
+        options = self.options
         backlogs = [
-            Backlog(look.found.messages, look.found.bytes_each, self.options.most_tasks(queue))
+            Backlog(look.found.messages, look.found.bytes_each, options.most_tasks(queue))
             for look, queue in zip(self.looks.values(), self.queues.values(), strict=True)
         ]
-        options = self.options
-        frozen = any(look.frozen for look in self.looks.values())
-        limits = Limits(
-            messages=options.max_messages,
-            bytes=options.max_bytes,
-            min_messages=None if frozen else options.min_messages,
-            max_delay=options.max_trigger_delay,
-            concurrency=options.concurrency,
-        )
         waited = self._count_wait(now)
-        asked = pace.plans(backlogs, limits, self.ramp, waited=waited, turn=turn)
+        asked = pace.plans(backlogs, options, self.ramp, waited=waited, turn=turn)
         plan = []
         for (name, look), part in zip(self.looks.items(), asked, strict=True):
             if part is not None:
@@ -316,40 +332,9 @@ class StreamDriver:
             self._log_size(sum(part.tasks for part in plan))
         return share_out(plan, options.concurrency)
 
-    def look(self, connection: Connection, name: str, now: float) -> PeekState:
-        """See what waits in a queue. A look that fails changes no state."""
-        query: peek.Query | None
-        state, query = peek.start_look(self.looks[name], now)
-        while query is not None:
-            started = self.clock()
-            found = self._query(connection, self.queues[name], query.first, state.end)
-            answer = Answer(found, now, took=self.clock() - started)
-            state, query = peek.answer_look(
-                state, query, answer, receipts=self._receipts, pause=self.options.peek_delay
-            )
-        return state
-
-    def _query(self, connection: Connection, queue: QueueAddress, first: int, last: int) -> Found:
-        """Count what waits and find where to cut it: plain reads that lock and wait for nothing."""
-        most, tables = self.options.max_messages, {"queue": queue}
-        grain = max(1, most // MARKS)
-        messages, top, marks = connection.rows(
-            "peek", tables=tables, first=first, last=last, messages=most, grain=grain
-        )[0]
-        if not messages:
-            return Found()
-        each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
-        return Found(
-            messages,
-            marks=tuple(marks),
-            grain=grain,
-            last=top,
-            bytes_each=max(1.0, each or 1024.0),
-            sent=sent,
-            span=span or 0,
-        )
-
     def _count_wait(self, now: float) -> float:
+        if any(look.frozen for look in self.looks.values()):
+            return inf  # AvailableNow waits for no more messages
         if not any(look.found.messages for look in self.looks.values()):
             self._waiting_since = None
             return 0.0
@@ -407,13 +392,7 @@ def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: fl
     """
     Delete every message of some queues, in one transaction; waits for those that others hold.
 
-    Each queue gets an entry in the audit trail, if there is one.
-
-    Returns:
-        How many. A second call deletes what has arrived in between as well.
-
-    Raises:
-        QueueNotFound, RightMissing, TimedOut: nothing was deleted.
+    Returns how many. Each queue gets an entry in the audit trail, if there is one.
     """
     with transaction(connection, timeout=timeout):
         recorded, total = has_trail(connection), 0

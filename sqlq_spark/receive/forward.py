@@ -14,32 +14,22 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark import errors
 from sqlq_spark.database import attempt, find_same, load_checked
 from sqlq_spark.database.trust import PATIENCE, RETURNED, Destinations
-from sqlq_spark.errors import (
-    BadAddress,
-    Cancelled,
-    ConnectionLost,
-    DatabaseFailure,
-    DestinationLocked,
-    DestinationRefused,
-    SqlQueueError,
-    TimedOut,
-)
 from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from sqlq_spark.database import Connection
     from sqlq_spark.receive.task import Task
@@ -47,138 +37,112 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-Headers: TypeAlias = dict[str, str | None]
-
 # A word that no other header has, and how another writer may spell it.
 # Measured, 33 MB of 50,000 headers without them: 1 ms each as one text, 3 ms row by row, both by
 # RE2; 55 ms by pyarrow's plain search, 100 ms by both in one pattern.
 MARKS = ("ForwardDestination", NAMED_IN_HEX)
 
 
-@dataclass(frozen=True, slots=True)
-class Forwarded:
-    """What is delivered here, and how many messages are not."""
-
-    rows: pa.Table
-    forwarded: int = 0
-    failed: int = 0  # went to the error queue
-
-
-def forward(connection: Connection, task: Task, rows: pa.Table) -> Forwarded:
+def forward(connection: Connection, task: Task, rows: pa.Table) -> tuple[pa.Table, int, int]:
     """
     Send on the messages of the task that belong to other queues, in the transaction that is open.
+
+    Returns:
+        What is delivered here, how many messages were forwarded, and how many could not be and
+        went to the error queue.
 
     Raises:
         DestinationRefused: a table is not trusted, and there is no error queue.
     """
     marked = find_marked(rows["headers"])
     if marked is None:
-        return Forwarded(rows)
-    mine = rows.filter(marked)
-    routes = find_routes(mine["headers"].to_pylist(), partial(find_same, connection, task.queue))
-    work = Forwarding(connection, task, mine["body"], routes)
-    reasons = work.send()
-    failed = work.give_up(reasons) if reasons else 0
-    sent = routes.rows_of(routes.away.keys() - reasons.keys())
+        return rows, 0, 0
+    work = Forwarding(connection, task, rows.filter(marked))
+    reasons = work.send() if work.away else {}
+    failed = work.give_up(reasons) if reasons else []
+    sent = work.rows_for(work.away.keys() - reasons.keys())
     if sent:
         log.info("%s: %d delayed messages forwarded", connection.printed(task.queue), len(sent))
-    gone = {*sent, *(routes.rows_of(reasons) if failed else ())}
-    return Forwarded(deliver(rows, marked, routes.texts, gone), len(sent), failed)
+    return deliver(rows, marked, work.texts, {*sent, *failed}), len(sent), len(failed)
 
 
 class Forwarding:
-    """One task's messages that belong elsewhere, on their way to their destinations."""
+    """The marked rows of a task on their way; a row is its place among them."""
 
-    def __init__(
-        self, connection: Connection, task: Task, bodies: pa.ChunkedArray, routes: Routes
-    ) -> None:
+    def __init__(self, connection: Connection, task: Task, marked: pa.Table) -> None:
         self.connection = connection
         self.task = task
-        self.bodies = bodies
-        self.routes = routes
+        self.bodies = marked["body"]
+        self.texts: list[str | None] = marked["headers"].to_pylist()  # of rows delivered here
+        # of the rows that belong elsewhere, without ForwardDestination
+        self.headers: dict[int, dict[str, str | None]] = {}
+        self.away: dict[str, list[int]] = {}  # destination → its rows
         self.destinations = Destinations(
             connection, task.options.allowed, source=task.queue, by_header=True
         )
         self.patience = PATIENCE  # seconds that are left to wait for locked destinations
+        self._read()
 
-    def send(self) -> dict[str, SqlQueueError]:
+    def _read(self) -> None:
+        """Read where rows belong, and take the header off."""
+        for row, text in enumerate(self.texts):
+            headers = parse_headers(text)
+            if headers is None or FORWARD_DESTINATION not in headers:
+                continue  # poison, or the mark is in another header
+            destination = headers.pop(FORWARD_DESTINATION)
+            if destination is None:
+                self.texts[row] = dumps(headers)
+            else:
+                self.headers[row] = headers
+                self.away.setdefault(destination, []).append(row)
+        for destination in find_same(self.connection, self.task.queue, self.away):
+            for row in self.away.pop(destination):
+                self.texts[row] = dumps(self.headers.pop(row))
+
+    def rows_for(self, destinations: Collection[str]) -> list[int]:
+        return sorted(row for name in destinations for row in self.away[name])
+
+    def send(self) -> dict[str, errors.SqlQueueError]:
         """Send on what can be sent; why the other destinations got nothing."""
-        there, reasons = self._look_up()
-        if there:
-            self.connection.set_lock_timeout(self.patience)
-            reasons |= self._lock(there)
-            for destination, address in there.items():
-                if destination not in reasons:
-                    table = self._to_send(self.routes.away[destination])
-                    work = partial(load_checked, self.connection, address, table)
-                    if reason := self._attempt(work):
-                        reasons[destination] = reason
-            self.destinations.confirm()
-            self.connection.set_lock_timeout(None)
+        addresses: dict[str, QueueAddress] = {}
+        reasons: dict[str, errors.SqlQueueError] = {}
+        for text in self.away:
+            try:
+                addresses[text] = self.connection.names.parse_address(text)
+            except errors.BadAddress as error:
+                reasons[text] = error
+        self.connection.set_lock_timeout(self.patience)
+        failed = self._lock(dict.fromkeys(addresses.values()))
+        for text, address in addresses.items():
+            reason = failed.get(address)
+            if reason is None:
+                rows = self._to_send(self.away[text])
+                reason = self._attempt(partial(load_checked, self.connection, address, rows))
+            if reason is not None:
+                reasons[text] = reason
+        self.destinations.confirm()
+        self.connection.set_lock_timeout(None)
         return reasons
 
-    def give_up(self, reasons: dict[str, SqlQueueError]) -> int:
-        """Put messages into the error queue all at once, or leave them here; how many are gone."""
-        rows, errors = self.routes.rows_of(reasons), self.task.options.error_address
-        log.warning(
-            "%s: %d delayed messages cannot be forwarded and %s: %s",
-            self.connection.printed(self.task.queue),
-            len(rows),
-            "are delivered here, as there is no errorQueue"
-            if errors is None
-            else "go to the error queue",
-            list_reasons([*reasons.values()]),
-        )
-        if errors is None:
-            return 0
-        known = Destinations(self.connection, self.task.options.allowed, source=self.task.queue)
-        known.lock_and_check([errors])
-        for destination, reason in reasons.items():
-            more = failure_headers(self.connection, destination, reason)
-            for row in self.routes.away[destination]:
-                self.routes.headers[row] |= more
-        self.connection.load(errors, self._to_send(rows))
-        known.confirm()
-        return len(rows)
-
-    def _look_up(self) -> tuple[dict[str, QueueAddress], dict[str, SqlQueueError]]:
-        """Find the destinations that may be sent to, all at once, and why the others may not."""
-        found: dict[str, QueueAddress] = {}
-        reasons: dict[str, SqlQueueError] = {}
-        for text in self.routes.away:
-            try:
-                found[text] = self.connection.names.parse_address(text)
-            except BadAddress as error:
-                reasons[text] = error
-        refused = self.destinations.find_refused(found.values(), RETURNED)
-        there = {text: address for text, address in found.items() if address not in refused}
-        reasons |= {text: refused[at] for text, at in found.items() if at in refused}
-        self._check_trust(reasons)
-        return there, reasons
-
-    def _lock(self, there: dict[str, QueueAddress]) -> dict[str, SqlQueueError]:
-        """Lock destinations and decide about them; why some cannot be sent to."""
-        failed: dict[QueueAddress, SqlQueueError] = {}
-        for address in dict.fromkeys(there.values()):
+    def _lock(self, addresses: Iterable[QueueAddress]) -> dict[QueueAddress, errors.SqlQueueError]:
+        """Look up all destinations at once, lock and check them; why some cannot be sent to."""
+        failed = self.destinations.find_refused(addresses, RETURNED)
+        for address in [each for each in addresses if each not in failed]:
             reason = self._attempt(partial(self.destinations.lock, address))
-            if isinstance(reason, TimedOut):
-                reason = DestinationLocked(queue=self.connection.printed(address), seconds=PATIENCE)
+            if isinstance(reason, errors.TimedOut):
+                name = self.connection.printed(address)
+                reason = errors.DestinationLocked(queue=name, seconds=PATIENCE)
             if reason is not None:
                 failed[address] = reason
-        locked = [address for address in there.values() if address not in failed]
+        locked = [address for address in addresses if address not in failed]
         failed |= self.destinations.check_locked(locked, RETURNED)
-        reasons = {text: failed[at] for text, at in there.items() if at in failed}
-        self._check_trust(reasons)
-        return reasons
-
-    def _check_trust(self, reasons: dict[str, SqlQueueError]) -> None:
-        """Fail if a table is not trusted and there is no error queue."""
-        for reason in reasons.values():
-            refused = isinstance(reason, DestinationRefused)
+        for reason in failed.values():  # a trap stops a stream that has no error queue
+            refused = isinstance(reason, errors.DestinationRefused)
             if refused and self.task.options.error_address is None:
                 raise reason
+        return failed
 
-    def _attempt(self, work: Callable[[], None]) -> SqlQueueError | None:
+    def _attempt(self, work: Callable[[], None]) -> errors.SqlQueueError | None:
         """
         Do something to a destination, or undo that alone; why it failed.
 
@@ -188,33 +152,46 @@ class Forwarding:
         try:
             with attempt(self.connection):
                 work()
-        except (ConnectionLost, Cancelled):
+        except (errors.ConnectionLost, errors.Cancelled):
             raise
-        except DatabaseFailure as error:
-            if isinstance(error, TimedOut):
+        except errors.DatabaseFailure as error:
+            if isinstance(error, errors.TimedOut):
                 self.patience = max(0.0, self.patience - (time.monotonic() - started))
                 self.connection.set_lock_timeout(self.patience)
             return error
         return None
 
+    def give_up(self, reasons: dict[str, errors.SqlQueueError]) -> list[int]:
+        """Put rows into the error queue all at once, or leave them here; which are gone."""
+        rows, options = self.rows_for(reasons), self.task.options
+        place = options.error_address
+        log.warning(
+            "%s: %d delayed messages cannot be forwarded and %s: %s",
+            self.connection.printed(self.task.queue),
+            len(rows),
+            "are delivered here, as there is no errorQueue"
+            if place is None
+            else "go to the error queue",
+            list_reasons([*reasons.values()]),
+        )
+        if place is None:
+            return []
+        known = Destinations(self.connection, options.allowed, source=self.task.queue)
+        known.lock_and_check([place])
+        for destination, reason in reasons.items():
+            more = failure_headers(self.connection, destination, reason)
+            for row in self.away[destination]:
+                self.headers[row] |= more
+        self.connection.load(place, self._to_send(rows))
+        known.confirm()
+        return rows
+
     def _to_send(self, rows: list[int]) -> pa.Table:
-        texts = [dumps(self.routes.headers[row]) for row in rows]
+        texts = [dumps(self.headers[row]) for row in rows]
         return rows_to_store(texts, self.bodies.take(pa.array(rows)))
 
 
-# ---------------------------------------------------------------- the header, without IO
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """Where the marked rows of a task belong; a row is its place among them."""
-
-    texts: list[str | None]  # headers of each row, if it is delivered here
-    headers: dict[int, Headers]  # of the rows that belong elsewhere, without ForwardDestination
-    away: dict[str, list[int]]  # destination → its rows
-
-    def rows_of(self, destinations: Collection[str]) -> list[int]:
-        return sorted(row for name in destinations for row in self.away[name])
+# ---------------------------------------------------------------- rows with a mark, in columns
 
 
 def find_marked(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
@@ -234,27 +211,6 @@ def is_mentioned(mark: str, texts: pa.ChunkedArray) -> bool:
             if pc.match_substring_regex(text, mark)[0].as_py():
                 return True
     return False
-
-
-def find_routes(
-    texts: list[str | None], find_own: Callable[[Collection[str]], Collection[str]]
-) -> Routes:
-    """Read where rows belong, and take the header off; `find_own`: who names the queue read."""
-    routes = Routes(list(texts), {}, {})
-    for row, text in enumerate(texts):
-        headers = parse_headers(text)
-        if headers is None or FORWARD_DESTINATION not in headers:
-            continue  # poison, or the mark is in another header
-        destination = headers.pop(FORWARD_DESTINATION)
-        if destination is None:
-            routes.texts[row] = dumps(headers)
-        else:
-            routes.headers[row] = headers
-            routes.away.setdefault(destination, []).append(row)
-    for destination in find_own(routes.away.keys()):
-        for row in routes.away.pop(destination):
-            routes.texts[row] = dumps(routes.headers.pop(row))
-    return routes
 
 
 def deliver(

@@ -2,8 +2,7 @@
 Offsets and plans as values, and the tasks of a batch.
 
 An offset comes out of a checkpoint, and a plan may come out of a state table. Others may write to
-both. Therefore everything is checked once, here: the version, the shape, the sizes and the bounds.
-A queue's address is read as an untrusted one.
+both, so all of it is checked once, here. A queue's address is read as an untrusted one.
 
 The JSON form has one constant order of keys, because Spark compares the text:
 
@@ -63,7 +62,6 @@ class QueuePlan:
         return len(self.bounds) - 1
 
     def to_json(self) -> dict[str, Any]:
-        """Give the part of the offset, in the order of KINDS."""
         lists = {"bounds": list(self.bounds), "partitions": list(self.partitions)}
         return {name: getattr(self, name) for name in KINDS} | lists
 
@@ -81,13 +79,7 @@ class Offset:
 
     @classmethod
     def parse(cls, found: Any) -> Self:  # noqa: ANN401 - of JSON
-        """
-        Read what Spark hands over.
-
-        Raises:
-            BadOffset: an unknown version, or other keys and types than those of an offset.
-            BadPlan: the plan in it cannot be one.
-        """
+        """Read what Spark hands over. Raises BadOffset, BadPlan."""
         if not isinstance(found, dict) or "v" not in found:
             raise BadOffset(reason="it is not an offset of the format sqlqueue")
         if type(found["v"]) is not int or found["v"] != VERSION:
@@ -103,7 +95,6 @@ class Offset:
         return cls(stream=stream, batch=batch, plan=parse_plan(found["plan"], stream, batch))
 
     def to_json(self) -> dict[str, Any]:
-        """Give what Spark writes into the checkpoint, in the order of KEYS."""
         plan = [part.to_json() for part in self.plan]
         return {"v": VERSION, "stream": self.stream, "batch": self.batch, "plan": plan}
 
@@ -119,18 +110,10 @@ INITIAL = Offset(stream=None, batch=0)
 
 
 def read_plan(text: str, stream: str | None, batch: int) -> BatchPlan:
-    """
-    Read a plan as the stream's row keeps it.
-
-    Raises:
-        BadPlan: the text is too long, is not JSON, or is not a plan.
-    """
+    """Read a plan as the stream's row keeps it. Raises BadPlan."""
     if len(text) > LONGEST:
-        raise BadPlan(
-            stream=stream,
-            batch=batch,
-            reason=f"it has {len(text)} characters, and {LONGEST} are the most",
-        )
+        reason = f"it has {len(text)} characters, and {LONGEST} are the most"
+        raise BadPlan(stream=stream, batch=batch, reason=reason)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -139,36 +122,29 @@ def read_plan(text: str, stream: str | None, batch: int) -> BatchPlan:
 
 
 def write_plan(plan: BatchPlan) -> str:
-    """Write a plan as the stream's row keeps it."""
     return json.dumps([part.to_json() for part in plan])
 
 
 def parse_plan(found: Any, stream: str | None, batch: int) -> BatchPlan:  # noqa: ANN401 - of JSON
-    """
-    Check that JSON has the shape of a plan, and make it a value.
-
-    Raises:
-        BadPlan: it has not.
-    """
-    if type(found) is not list:
-        raise BadPlan(stream=stream, batch=batch, reason="it is not a list")
-    for at, part in enumerate(found):
-        if fault := find_fault(part):
-            raise BadPlan(stream=stream, batch=batch, reason=f"its part {at} {fault}")
+    """Check that JSON has the shape of a plan, and make it a value. Raises BadPlan."""
+    if fault := find_fault(found):
+        raise BadPlan(stream=stream, batch=batch, reason=fault)
     lists = ("bounds", "partitions")
-    plan = tuple(QueuePlan(**part | {name: tuple(part[name]) for name in lists}) for part in found)
-    tasks = sum(part.tasks for part in plan)
-    if tasks > MOST_TASKS:
-        raise BadPlan(
-            stream=stream,
-            batch=batch,
-            reason=f"it has {tasks} tasks, and {MOST_TASKS} are the most",
-        )
-    return plan
+    return tuple(QueuePlan(**part | {name: tuple(part[name]) for name in lists}) for part in found)
 
 
-def find_fault(part: Any) -> str | None:  # noqa: ANN401 - of JSON
-    """Say what is wrong with the part of one queue."""
+def find_fault(found: Any) -> str | None:  # noqa: ANN401 - of JSON
+    """Say what is wrong with a plan."""
+    if type(found) is not list:
+        return "it is not a list"
+    for at, part in enumerate(found):
+        if fault := find_fault_of_part(part):
+            return f"its part {at} {fault}"
+    tasks = sum(len(part["partitions"]) for part in found)
+    return f"it has {tasks} tasks, and {MOST_TASKS} are the most" if tasks > MOST_TASKS else None
+
+
+def find_fault_of_part(part: Any) -> str | None:  # noqa: ANN401 - of JSON
     if type(part) is not dict or part.keys() != KINDS.keys():
         return f"has not the keys {', '.join(KINDS)}"
     for name, kind in KINDS.items():
@@ -200,11 +176,8 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
 
     A replay has nothing but the offset. The options may have changed since: from a queue that they
     do not name any more, nothing is received. A task of such a queue hands out the receipt that is
-    there. Without one it writes an empty receipt. Thus it stays empty when Spark runs it again,
-    also if the options name its queue again.
-
-    Raises:
-        BadAddress: a queue's address cannot be one.
+    there. Without one it writes an empty receipt, so it stays empty when Spark runs it again, also
+    if the options name its queue again. Raises BadAddress.
     """
     known = dict(zip(options.names, options.addresses, strict=True))
     found: list[Task] = []
@@ -230,11 +203,7 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
 
 
 def share_bytes(plan: BatchPlan, most: int | None) -> list[int]:
-    """
-    Give the bytes that each task of a queue may receive, at least one.
-
-    The queues share the batch's limit by the expected weight of their messages.
-    """
+    """Share a batch's bytes among its queues by expected weight: of each task, at least one."""
     if most is None:
         return [CEILING] * len(plan)
     weights = [max(1, part.messages * part.bytes) for part in plan]
@@ -250,9 +219,8 @@ def share_out(plan: Sequence[QueuePlan], most: int) -> BatchPlan:
     Deal the tasks of a plan to at most so many partitions of Spark, each of which has one.
 
     A partition runs its tasks one after the other. The heaviest tasks are dealt first, each to the
-    partition that has least, so that the partitions take about as long as each other. The plan
-    keeps what was dealt: a sink may number messages by partition, and a batch may run again with
-    other options or cores.
+    partition that has least. The plan keeps what was dealt: a sink may number messages by
+    partition, and a batch may run again with other options or cores.
     """
     weights = [
         TRANSACTION + min(CEILING, part.share * part.bytes)

@@ -9,11 +9,17 @@ adapts as the transport's version 2.1 did, by counting the receives with and wit
 Source: the SQL Server transport's documentation, "Concurrency".
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlq_spark.options import SourceOptions
 
 RAMP_UP: Final = 5  # over so many successes in a row: one task more
 RAMP_DOWN: Final = 7  # over so many failures in a row: one task less
@@ -21,17 +27,6 @@ RAMP_DOWN: Final = 7  # over so many failures in a row: one task less
 # What makes a further task worth its start: so many messages, or so much of them.
 MESSAGES_PER_TASK: Final = 1000
 BYTES_PER_TASK: Final = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the stream's options allow."""
-
-    messages: int  # in one batch, >= 1
-    bytes: int | None  # in one batch, >= 1
-    min_messages: int | None  # worth a batch before `max_delay` is over
-    max_delay: float  # seconds
-    concurrency: int  # tasks of one batch, >= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +59,33 @@ class Plan:
 class Ramp:
     """How many tasks may run now, and the receives in a row that led to it (version 2.1)."""
 
-    tasks: int  # begin with `Limits.concurrency`
+    tasks: int  # begin with the most
     successes: int = 0
     failures: int = 0
 
-    def after(self, outcome: Outcome, concurrency: int, *, least: int = 1) -> "Ramp":
+    def after(self, outcome: Outcome, options: SourceOptions) -> Ramp:
         """
-        Move by what a batch did; each of its tasks is one receive.
+        Move by the batch that was just acknowledged; each of its tasks is one receive.
 
         The successes count first: one empty task in every batch is enough to end the increase.
-
-        Args:
-            outcome: the batch that was just acknowledged.
-            concurrency: the most tasks there may be, >= 1.
-            least: the fewest, >= 1 and <= `concurrency`; equal to it, the ramp stands still.
         """
-        ramp = replace(self, tasks=min(max(self.tasks, least), concurrency))
+        least, most = options.min_concurrency, options.concurrency
+        tasks = min(max(self.tasks, least), most)
+        successes, failures = self.successes, self.failures
         for _ in range(outcome.tasks - outcome.empty):
-            ramp = _count_success(ramp, concurrency)
+            successes, failures = successes + 1, 0
+            if successes > RAMP_UP and tasks < most:
+                tasks, successes = tasks + 1, 0
         for _ in range(outcome.empty):
-            ramp = _count_failure(ramp, least)
-        return ramp
+            successes, failures = 0, failures + 1
+            if failures > RAMP_DOWN and tasks > least:
+                tasks -= 1
+        return Ramp(tasks, successes, failures)
 
 
 def plans(
     backlogs: Sequence[Backlog],
-    limits: Limits,
+    options: SourceOptions,
     ramp: Ramp,
     *,
     waited: float = 0.0,
@@ -100,9 +96,9 @@ def plans(
 
     Args:
         backlogs: of the stream's queues, always in the same order.
-        limits: of the whole batch.
+        options: with the limits of the whole batch.
         ramp: where the stream stands.
-        waited: seconds since messages were first seen waiting and `min_messages` not reached.
+        waited: seconds since messages were first seen waiting; too few are waited for.
         turn: the batch's number; where not every queue can have something, they take turns by it.
 
     Returns:
@@ -111,27 +107,29 @@ def plans(
         is None if nothing waits there, or if it is another queue's turn. All are None if too
         little waits.
     """
-    if _is_too_early(sum(backlog.messages for backlog in backlogs), limits, waited):
+    waiting = sum(backlog.messages for backlog in backlogs)
+    if waiting < (options.min_messages or 1) and waited < options.max_trigger_delay:
         return [None] * len(backlogs)
-    counts = _messages(backlogs, limits, turn)
-    asked = [
-        replace(backlog, messages=count) for backlog, count in zip(backlogs, counts, strict=True)
+    if options.max_bytes is None:
+        wants = [backlog.messages for backlog in backlogs]
+    else:
+        wants = _fit_in_turns(options.max_bytes, backlogs, turn)
+    counts = share_fairly(wants, options.max_messages, turn=turn)
+    asked = [replace(each, messages=count) for each, count in zip(backlogs, counts, strict=True)]
+    worth = [_worth(each) for each in asked]
+    most = [
+        min(each.messages, max(1, int(tasks)), each.most_tasks or each.messages)
+        for each, tasks in zip(asked, worth, strict=True)
     ]
-    tasks = _tasks(asked, min(ramp.tasks, limits.concurrency))
+    tasks = apportion(worth, most, tasks=min(ramp.tasks, options.concurrency))
     return [Plan(count, each) if count else None for count, each in zip(counts, tasks, strict=True)]
 
 
 def share_fairly(wants: Sequence[int], limit: int, *, turn: int = 0) -> list[int]:
     """
-    Share something out by water filling.
+    Share something out by water filling: what each wants, or a share as large as any other's.
 
-    Everyone gets what it wants, or else a share that is no smaller, but for one piece, than that
-    of anyone else.
-
-    Args:
-        wants: what each could use, >= 0.
-        limit: how much there is, >= 0.
-        turn: who, counted around, is the first to get one of the pieces that are left over.
+    `turn` says who, counted around, is the first to get one of the pieces that are left over.
 
     Returns:
         A share for each, none above its want; together the limit, unless the wants are less.
@@ -153,12 +151,7 @@ def share_fairly(wants: Sequence[int], limit: int, *, turn: int = 0) -> list[int
 
 def apportion(weights: Sequence[float], most: Sequence[int], *, tasks: int) -> list[int]:
     """
-    Share tasks by weight: the method of highest averages (D'Hondt).
-
-    Args:
-        weights: of each queue, >= 0.
-        most: tasks that each is worth; 0 is none.
-        tasks: how many there are to share.
+    Share tasks among queues by weight: the method of highest averages (D'Hondt).
 
     Returns:
         One count for each, within its `most`; one at least where `most` is, also if these are more
@@ -177,36 +170,9 @@ def apportion(weights: Sequence[float], most: Sequence[int], *, tasks: int) -> l
     return shares
 
 
-def _count_success(ramp: Ramp, concurrency: int) -> Ramp:
-    successes = ramp.successes + 1
-    if successes > RAMP_UP and ramp.tasks < concurrency:
-        return Ramp(ramp.tasks + 1)
-    return Ramp(ramp.tasks, successes=successes)
-
-
-def _count_failure(ramp: Ramp, least: int) -> Ramp:
-    failures = ramp.failures + 1
-    fewer = failures > RAMP_DOWN and ramp.tasks > least
-    return Ramp(ramp.tasks - fewer, failures=failures)
-
-
 def _around(queues: int, turn: int) -> list[int]:
     """The places of the queues, beginning with the one whose turn it is."""
     return [(turn + at) % queues for at in range(queues)]
-
-
-def _is_too_early(messages: int, limits: Limits, waited: float) -> bool:
-    """Whether to wait for more messages. The count stops at the limit, so there it is enough."""
-    enough = min(limits.min_messages or 1, limits.messages)
-    return messages < enough and waited < limits.max_delay
-
-
-def _messages(backlogs: Sequence[Backlog], limits: Limits, turn: int) -> list[int]:
-    if limits.bytes is None:
-        wants = [backlog.messages for backlog in backlogs]
-    else:
-        wants = _fit_in_turns(limits.bytes, backlogs, turn)
-    return share_fairly(wants, limits.messages, turn=turn)
 
 
 def _fit_in_turns(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
@@ -242,16 +208,6 @@ def _fit_bytes(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
         each.messages if share == want else min(each.messages, int(share // each.bytes_each))
         for each, want, share in zip(backlogs, wants, shares, strict=True)
     ]
-
-
-def _tasks(asked: Sequence[Backlog], tasks: int) -> list[int]:
-    """Share the tasks among the queues: those that are worth their start, and one at least."""
-    weights = [_worth(each) for each in asked]
-    most = [
-        min(each.messages, max(1, int(weight)), each.most_tasks or each.messages)
-        for each, weight in zip(asked, weights, strict=True)
-    ]
-    return apportion(weights, most, tasks=tasks)
 
 
 def _worth(asked: Backlog) -> float:

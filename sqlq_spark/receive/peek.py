@@ -13,15 +13,15 @@ found and gives the next one, or None at the end. driver.py runs the queries.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 
 if TYPE_CHECKING:
-    from sqlq_spark.receive.pace import Outcome, Plan, Ramp
-    from sqlq_spark.receive.receipts import Acknowledged
+    from datetime import datetime
+
+    from sqlq_spark.receive.pace import Outcome, Plan
 
 LAST_LOOKED_AT = HIGHEST_SEQ - 1  # what is one higher still must be a number of the database
 # A query from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
@@ -87,15 +87,6 @@ class Query:
     ends: bool = False  # its answer ends the look, also if it is empty
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a query found, and when."""
-
-    found: Found
-    now: float  # monotonic seconds when the look started
-    took: float  # seconds
-
-
 # ---------------------------------------------------------------- a look
 
 
@@ -108,10 +99,17 @@ def start_look(state: PeekState, now: float) -> tuple[PeekState, Query]:
 
 
 def answer_look(
-    state: PeekState, query: Query, answer: Answer, *, receipts: bool, pause: float
+    state: PeekState,
+    query: Query,
+    found: Found,
+    *,
+    now: float,
+    took: float,
+    receipts: bool,
+    pause: float,
 ) -> tuple[PeekState, Query | None]:
     """
-    Take the answer of a query.
+    Take what a query found.
 
     Messages behind those that others hold are received first, before a look tries the held ones
     again.
@@ -119,15 +117,16 @@ def answer_look(
     Args:
         state: before the answer.
         query: the one that was asked.
-        answer: what it found.
+        found: its answer.
+        now: monotonic seconds when the look started.
+        took: seconds that the query took.
         receipts: False: transactionMode=none, so that only this look shows what a batch received.
         pause: seconds that a queue rests in which nothing was found.
 
     Returns:
         The state, and the next query. None: the look is over, and `found` is its result.
     """
-    found = answer.found
-    state = note_place(state, query, answer)
+    state = note_place(state, query, found, now=now, took=took)
     if query.place == "anchor" and not found.messages:
         return state, replace(query, place="start", first=LOWEST_SEQ)
     if not query.ends:
@@ -136,9 +135,9 @@ def answer_look(
             return look_behind(state, planned)
         if not found.messages and state.behind is not None:
             state = replace(state, behind=None)
-            return state, replace(choose_query(state, answer.now), ends=True)
+            return state, replace(choose_query(state, now), ends=True)
     state = replace(state, found=found)
-    return (state if found.messages else rest(state, answer.now + pause)), None
+    return (state if found.messages else rest(state, now + pause)), None
 
 
 def choose_query(state: PeekState, now: float) -> Query:
@@ -156,18 +155,19 @@ def look_behind(state: PeekState, planned: Planned) -> tuple[PeekState, Query]:
     return state, Query("behind", planned.stop, ends=True)
 
 
-def note_place(state: PeekState, query: Query, answer: Answer) -> PeekState:
+def note_place(
+    state: PeekState, query: Query, found: Found, *, now: float, took: float
+) -> PeekState:
     """Remember where the queue starts, and when a look may start at the very beginning again."""
-    found = answer.found
     if query.place == "behind":
         return state
     if found.messages:
         state = replace(state, anchor=found.marks[0])
     if query.place == "anchor":
         return state
-    pause = max(FROM_THE_START, FROM_THE_START_SHARE * answer.took)
     anchor = state.anchor if found.messages else LOWEST_SEQ
-    return replace(state, anchor=anchor, behind=None, from_start=answer.now + pause)
+    from_start = now + max(FROM_THE_START, FROM_THE_START_SHARE * took)
+    return replace(state, anchor=anchor, behind=None, from_start=from_start)
 
 
 # ---------------------------------------------------------------- what happens between looks
@@ -179,12 +179,7 @@ def freeze(state: PeekState, last: int | None) -> PeekState:
 
 
 def plan(state: PeekState, asked: Plan) -> tuple[PeekState, int, tuple[int, ...]]:
-    """
-    Cut what the last look found into ranges, and remember the batch.
-
-    Returns:
-        The state, and as `cut` the share of each range and the bounds.
-    """
+    """Cut what the last look found into ranges, as `cut` gives them, and remember the batch."""
     share, bounds = cut(state.found, asked)
     planned = Planned(state.found, stop=bounds[-1], asked=asked.messages)
     return replace(wake(state), planned=planned), share, bounds
@@ -192,11 +187,11 @@ def plan(state: PeekState, asked: Plan) -> tuple[PeekState, int, tuple[int, ...]
 
 def cut(found: Found, asked: Plan) -> tuple[int, tuple[int, ...]]:
     """
-    Cut a batch into ranges of seqs, at the marks of a query.
+    Cut a batch into at most `asked.tasks` ranges of seqs, at the marks of a query.
 
     Returns:
         How many messages each range holds, the last one perhaps fewer, and the ranges' bounds:
-        range i is [bounds i, bounds i+1). There are at most `asked.tasks` ranges.
+        range i is [bounds i, bounds i+1).
     """
     grains = -(-asked.messages // found.grain)
     step = -(-grains // asked.tasks)
@@ -227,46 +222,6 @@ def wake(state: PeekState) -> PeekState:
 # ---------------------------------------------------------------- what the progress shows
 
 
-def report_stream(
-    name: str,
-    found: dict[str, Found],
-    ramp: Ramp,
-    last: Acknowledged | None,
-    *,
-    most: int,
-) -> dict[str, Any]:
-    """
-    Report on a stream as a whole, and on each queue if there are several.
-
-    Args:
-        name: of its queue, or of all of them.
-        found: by queue, at the last look.
-        ramp: how many tasks may run now, and what led there.
-        last: the batch that was acknowledged last, if there was one.
-        most: where a look stops counting.
-    """
-    now = datetime.now(UTC)
-    queues = [report_queue(each, seen, most, now) for each, seen in found.items()]
-    ages = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
-    report: dict[str, Any] = {
-        "queue": name,
-        "backlog": sum(each["backlog"] for each in queues),
-        "backlogIsEstimate": any(each["backlogIsEstimate"] for each in queues),
-        "oldestWaited": max(ages, default=None),
-        "tasks": ramp.tasks,
-        "ramp": {"successes": ramp.successes, "failures": ramp.failures},
-    }
-    if last is not None:
-        report["lastBatch"] = report_batch(last)
-    if len(queues) > 1:
-        batches = {} if last is None else last.queues
-        report["queues"] = [
-            queue | ({"lastBatch": report_batch(batches[name])} if name in batches else {})
-            for name, queue in zip(found, queues, strict=True)
-        ]
-    return report
-
-
 def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str, Any]:
     """Report what waits in a queue; beyond the limit of a batch that is only estimated."""
     full = found.messages >= most
@@ -275,15 +230,6 @@ def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str,
         "backlog": max(found.messages, found.span) if full else found.messages,
         "backlogIsEstimate": full,
         "oldestWaited": seconds_since(found.sent, now),
-    }
-
-
-def report_batch(last: Acknowledged) -> dict[str, Any]:
-    return {
-        "batch": last.batch,
-        "tasks": last.outcome.tasks,
-        "emptyTasks": last.outcome.empty,
-        **last.counts,
     }
 
 

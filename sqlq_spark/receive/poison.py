@@ -62,11 +62,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     """
     Put poison into the error queue. Without one it is delivered, its invalid UTF-8 as U+FFFD.
 
-    Returns:
-        The other rows, all texts valid.
-
-    Raises:
-        DestinationRefused: the error queue would run code of an owner that is not trusted.
+    Returns the other rows, all texts valid. Raises as `store_in_error_queue`.
     """
     errors = task.options.error_address
     unread = find_undecodable(live["headers"])
@@ -78,22 +74,18 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     if not pc.any(poison).as_py():
         return rows
     bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python
-    store_in_error_queue(
-        connection, task, errors, lambda renamed: load(connection, errors, bad, renamed=renamed)
-    )
+
+    def store(renamed: bool) -> None:  # noqa: FBT001
+        ids = rising_ids(bad.num_rows) if renamed else bad["id"]
+        connection.load(errors, bad.set_column(0, "id", ids))
+
+    store_in_error_queue(connection, task, errors, store)
     log.warning(
         "%s: %d poison messages moved to the error queue",
         connection.printed(task.queue),
         bad.num_rows,
     )
     return rows.filter(pc.invert(poison))
-
-
-def load(connection: Connection, errors: QueueAddress, rows: pa.Table, *, renamed: bool) -> None:
-    """Store rows of a queue under their ids, or under new ones."""
-    if renamed:
-        rows = rows.set_column(0, "id", rising_ids(rows.num_rows))
-    connection.load(errors, rows)
 
 
 def store_in_error_queue(
@@ -106,7 +98,7 @@ def store_in_error_queue(
 
     Raises:
         StatementFailed: the error queue takes them under no id; nothing was received.
-        DestinationRefused, DestinationChanged: it would run code of an owner that is not trusted.
+        DestinationRefused, DestinationChanged.
     """
     destinations = Destinations(connection, task.options.allowed, source=task.queue)
     destinations.lock_and_check([errors])
@@ -133,13 +125,11 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     """
     Move messages that are larger than maxMessageBytes to the error queue, on the server.
 
-    `short`: the task got less than it was planned for and may hold.
+    `short`: the task got less than it was planned for and may hold. Raises MessageTooLarge if there
+    is no error queue.
 
     Returns:
         How many were moved, and how many had expired and are gone.
-
-    Raises:
-        MessageTooLarge: there is no error queue.
     """
     errors, largest = task.options.error_address, task.options.max_message_bytes
     # `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then

@@ -21,17 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow.compute as pc
 
+from sqlq_spark import errors
 from sqlq_spark.database.trust import Destinations
-from sqlq_spark.errors import (
-    CheckpointFailure,
-    CheckpointRolledBack,
-    DatabaseRolledBack,
-    ReceiptSettled,
-    ReceiptsMissing,
-    StreamNotFound,
-    StreamOfOtherQueue,
-    StreamTakenOver,
-)
 from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.wire.address import split_canonical
@@ -45,6 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database import Connection, Row
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.receive.offset import Offset
     from sqlq_spark.receive.task import Task, TaskResult
     from sqlq_spark.wire.address import QueueAddress
 
@@ -58,7 +51,9 @@ STEP = 16 << 20
 # bytes of a row beside headers and body; a text may grow so many times as UTF-8
 ROW, GROWTH = 64, 3
 COUNTS = ("messages", "expired", "diverted", "forwarded")  # what became of messages
-MOST_MESSAGES = 10_000_000  # of a receipt, for its bound: that of an operator's has no plan
+MOST_MESSAGES = 10_000_000  # of a receipt that an operator opens, without its plan
+
+NOTHING = Outcome(tasks=0, empty=0, got=0)
 
 # a sink may read only a part of a batch; what it has not read waits for the next one
 MISSING = (
@@ -73,23 +68,22 @@ MISSING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The claim of one driver process on a stream, with the queues that it reads."""
+    """The claim of one driver process on a stream, with the queues that its options name."""
 
+    options: SourceOptions
     driver: str  # a fresh id for each driver process
-    queue: str  # the canonical address; of several queues joined by ", "
-    fail_on_data_loss: bool = True
-    fail_on_missing_receipts: bool = False
+    stream: str | None = None  # for which the process speaks already
+
+    @property
+    def queue(self) -> str:
+        """The canonical address; of several queues joined by ", "."""
+        return ", ".join(self.options.names)
 
     def check(self, queue: str) -> None:
-        """
-        Accept the queues of a stream's row: others may have come or gone since, but not all.
-
-        Raises:
-            StreamOfOtherQueue: none of them is read here.
-        """
+        """Accept the queues of a stream's row: others may have come or gone since, but not all."""
         mine = set(split_canonical(self.queue))
         if queue != self.queue and mine.isdisjoint(split_canonical(queue)):
-            raise StreamOfOtherQueue(found=queue, asked=self.queue)
+            raise errors.StreamOfOtherQueue(found=queue, asked=self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,57 +101,53 @@ class StreamRow:
 
 
 def lock_stream(connection: Connection, stream: str) -> StreamRow:
-    """
-    Lock a stream's row until commit; that waits for running tasks.
-
-    Raises:
-        StreamNotFound: there is none.
-    """
+    """Lock a stream's row until commit; that waits for running tasks. Raises StreamNotFound."""
     found = connection.rows("lock_stream", stream=stream)
     if not found:
-        raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
+        raise errors.StreamNotFound(
+            stream=stream, schema=connection.state, server=connection.server
+        )
     return StreamRow(*found[0])
 
 
 def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -> str | None:
     """
-    Lock a stream's row, so that a batch can get its plan. A batch never gets a second plan.
+    Lock a stream's row, so that a batch can get its plan; or return the text of the one it has.
 
     Two plans of one batch would share its receipts. Messages that only one of them receives would
-    be lost.
+    be lost. So a batch whose plan's commit had no answer keeps that plan.
 
     The caller has acknowledged the batch before, in an earlier transaction. If the row has not, the
     database has lost commits since: a standby that was behind took over from under a query that
     runs.
 
-    Returns:
-        The text of the plan that is there, if the answer of its commit was lost.
-
     Raises:
-        StreamNotFound: the stream's row is gone.
-        DatabaseRolledBack: the row has not acknowledged the batch before.
-        StreamTakenOver: another driver speaks for the stream.
+        StreamNotFound, DatabaseRolledBack, StreamTakenOver.
     """
     row = lock_stream(connection, stream)
     if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
         went_back(connection, stream, batch - 1, row, who)
     if row.driver != who.driver:
-        raise StreamTakenOver(stream=stream)
+        raise errors.StreamTakenOver(stream=stream)
     return row.plan_of(batch)
 
 
 def went_back(connection: Connection, stream: str, start: int, row: StreamRow, who: Claim) -> None:
     """Refuse a database that is older than the checkpoint."""
-    where = connection.server
-    error = DatabaseRolledBack(stream=stream, start=start, acked=row.acked, server=where)
-    accept_or_raise(error, who)
+    server = connection.server
+    error = errors.DatabaseRolledBack(stream=stream, start=start, acked=row.acked, server=server)
+    accept_or_raise(error, who.options)
 
 
-def accept_or_raise(error: CheckpointFailure, who: Claim) -> None:
-    """Refuse a checkpoint and a stream's row of different times, unless the user accepts that."""
-    if who.fail_on_data_loss:
+def accept_or_raise(
+    error: errors.CheckpointFailure,
+    options: SourceOptions,
+    instead: str = "the stream goes on after data loss",
+) -> None:
+    """Raise an error, unless the user accepts what happens instead."""
+    if options.fail_on_data_loss:
         raise error
-    log.warning("the stream goes on after data loss because failOnDataLoss=false: %s", error)
+    log.warning("%s because failOnDataLoss=false: %s", instead, error)
 
 
 # ---------------------------------------------------------------- what a task has received
@@ -173,17 +163,23 @@ class StoredReceipt:
     query_id: str | None  # Spark's names for the batch that it was received for
     query_batch: int | None
 
-    def unpack(self, receipt: ReceiptKey, *, messages: int, largest: int) -> pa.Table:
+    def unpack(
+        self,
+        receipt: ReceiptKey,
+        *,
+        messages: int = MOST_MESSAGES,
+        largest: int = LARGEST_MESSAGE,
+    ) -> pa.Table:
         """
         Unpack the messages, in rows of QUEUE_ROW: at most so many, none of more bytes.
 
-        Raises:
-            PayloadRefused: someone has changed the receipt.
+        Raises PayloadRefused if someone has changed the receipt.
         """
+        rows = min(self.messages, messages)
         expected = Expected(
             where="receipt {}/{}/{}".format(*receipt),
             schema=QUEUE_ROW,
-            most=CEILING + GROWTH * (STEP + largest) + ROW * messages,  # one more step and message
+            most=CEILING + GROWTH * (STEP + largest) + ROW * rows,  # one more step and message
             size=self.size,
             rows=self.messages,
         )
@@ -237,7 +233,7 @@ class Acknowledged:
     """What a batch has received, and where the stream stands."""
 
     batch: int  # the last that is closed
-    outcome: Outcome
+    outcome: Outcome = NOTHING
     messages: int = 0
     expired: int = 0
     diverted: int = 0  # to the error queue
@@ -250,30 +246,38 @@ class Acknowledged:
     def counts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in COUNTS}
 
+    def report(self) -> dict[str, Any]:
+        """Give what the progress shows as `lastBatch`."""
+        outcome = self.outcome
+        facts = {"batch": self.batch, "tasks": outcome.tasks, "emptyTasks": outcome.empty}
+        return facts | self.counts
 
-def acknowledge(
-    connection: Connection, stream: str, batch: int, who: Claim, *, claim: bool, tasks: int = 0
-) -> Acknowledged:
+
+def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged:
     """
-    Close all batches up to `batch`, which Spark has in its commit log, and delete their receipts.
+    Close all batches up to that of `end`, which Spark has in its commit log; delete their receipts.
 
-    The row's lock waits for running tasks; those that come later are stale. `claim` takes the
-    stream over from the driver before (at the first call of a process). Fewer receipts than the
-    `tasks` that were planned cause a warning or an error.
+    The row's lock waits for running tasks; those that come later are stale. The first call of a
+    process takes the stream over from the driver before. Fewer receipts than tasks that were
+    planned cause a warning or an error.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
         DatabaseRolledBack, ReceiptsMissing.
     """
+    stream, batch = end.stream, end.batch
+    if stream is None:  # of transactionMode=none, or no batch at all
+        return Acknowledged(batch=batch)
     row = lock_stream(connection, stream)
     who.check(row.queue)
-    if claim:
+    if who.stream != stream:
         connection.run("claim", stream=stream, driver=who.driver, queue_name=who.queue)
     elif row.driver != who.driver:
-        raise StreamTakenOver(stream=stream)
+        raise errors.StreamTakenOver(stream=stream)
     if row.acked > batch:
-        accept_or_raise(CheckpointRolledBack(stream=stream, start=batch, acked=row.acked), who)
-        return Acknowledged(batch=row.acked, outcome=Outcome(0, 0, 0), plan=row.plan)
+        error = errors.CheckpointRolledBack(stream=stream, start=batch, acked=row.acked)
+        accept_or_raise(error, who.options)
+        return Acknowledged(batch=row.acked, plan=row.plan)
     # a batch that a return or a drop has closed keeps its other receipts
     first = min(row.acked + 1, batch)
     counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
@@ -281,16 +285,18 @@ def acknowledge(
     planned = row.plan_batch == batch or counts
     if row.acked < batch - 1 or (row.acked < batch and not planned):
         went_back(connection, stream, batch, row, who)
-    total = count_batch(batch, [each[:6] for _, *each in counts])
+    total = count_batch(batch, counts)
     found = total.outcome.tasks
-    if row.acked < batch and found < tasks:
-        if who.fail_on_missing_receipts:
-            missing = ReceiptsMissing(stream=stream, batch=batch, tasks=tasks, found=found)
-            accept_or_raise(missing, who)
+    if row.acked < batch and found < end.tasks:
+        if who.options.fail_on_missing_receipts:
+            missing = errors.ReceiptsMissing(
+                stream=stream, batch=batch, tasks=end.tasks, found=found
+            )
+            accept_or_raise(missing, who.options)
         else:
-            log.warning(MISSING, who.queue, batch, tasks, found)
+            log.warning(MISSING, who.queue, batch, end.tasks, found)
     origin = name_in_spark(counts)
-    passed = not (who.fail_on_data_loss or total.outcome.got)
+    passed = not (who.options.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
     if counts or row.acked < batch:
         connection.run(
@@ -301,20 +307,20 @@ def acknowledge(
             query_batch=origin.query_batch,
             **total.counts,
         )
-        connection.run("delete_receipts", stream=stream, first=first, batch=batch)
-    queues = {queue: count_batch(batch, [each[:6]]) for queue, *each in counts}
+        connection.rows("delete_receipts", stream=stream, first=first, batch=batch)
+    queues = {row[0]: count_batch(batch, [row]) for row in counts}
     plan = row.plan_of(batch + 1)
     return replace(total, plan=plan, queues=queues, is_passed_over=passed)
 
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:
     """Give Spark's names for a batch, by the rows of `outcome`; none where they differ."""
-    names = {(query, number) for *_, query, number in counts}
-    queries = {query for query, number in names if number is not None}
+    names = {(query, number) for *_, query, number in counts if number is not None}
+    queries = {query for query, _ in names}
     if len(queries) != 1 or None in queries:
         return Origin()
-    last = max(number for _, number in names if number is not None)
-    return Origin(query_id=queries.pop(), query_batch=last)
+    query, last = max(names)
+    return Origin(query_id=query, query_batch=last)
 
 
 def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
@@ -325,26 +331,14 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
     return high_water is not None and origin.query_batch <= high_water
 
 
-def count_batch(batch: int, rows: Sequence[Sequence[int]]) -> Acknowledged:
-    """Sum up what a batch received, by the numbers of rows of `outcome`."""
-    tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(6))
-    outcome = Outcome(tasks, empty, sum(counts))
+def count_batch(batch: int, rows: Sequence[Row]) -> Acknowledged:
+    """Sum up what a batch received, by rows of `outcome`: a queue, its numbers, Spark's names."""
+    tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(1, 7))
     named: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
-    return Acknowledged(batch=batch, outcome=outcome, **named)
+    return Acknowledged(batch=batch, outcome=Outcome(tasks, empty, sum(counts)), **named)
 
 
 # ---------------------------------------------------------------- by an operator
-
-
-def rows_of(stored: StoredReceipt, receipt: ReceiptKey) -> pa.Table:
-    """
-    Unpack the messages of a receipt, whatever the options that it was received with.
-
-    Raises:
-        PayloadRefused: someone has changed the receipt.
-    """
-    messages = min(stored.messages, MOST_MESSAGES)
-    return stored.unpack(receipt, messages=messages, largest=LARGEST_MESSAGE)
 
 
 def return_(
@@ -372,7 +366,7 @@ def return_(
     removed = delete_receipt(connection, receipt, returns=True)
     if removed is None or not removed.messages:
         return 0
-    rows = without_odd_expiries(rows_of(removed, receipt))
+    rows = without_odd_expiries(removed.unpack(receipt))
     if without:
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:
@@ -402,7 +396,7 @@ def delete_receipt(
         return None
     _, messages, settled, payload, size, query_id, query_batch = found[0]
     if settled and returns:
-        raise ReceiptSettled(stream=stream, batch=batch, task=task)
+        raise errors.ReceiptSettled(stream=stream, batch=batch, task=task)
     query_id = None if query_batch is None else query_id
     names = {"query_id": query_id, "query_batch": query_batch}
     connection.run("retire_stream", stream=stream, batch=batch, **names)

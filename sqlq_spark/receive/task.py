@@ -19,7 +19,6 @@ done: either nothing has happened, or the receipt is there.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,19 +29,24 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.receive.receipts import CEILING, STEP, find_receipt, receipt_values, save
+from sqlq_spark.receive.receipts import (
+    CEILING,
+    STEP,
+    accept_or_raise,
+    find_receipt,
+    receipt_values,
+    save,
+)
 from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-    from sqlq_spark.errors import CheckpointFailure
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.receipts import ReceiptKey, StoredReceipt
     from sqlq_spark.wire.address import QueueAddress
 
-log = logging.getLogger("sqlq_spark")
-
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
+NOTHING = "this task receives nothing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +93,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
     """
     Take what the task may take, or what an earlier attempt of it took.
 
-    Args:
-        connection: no transaction open.
-        task: its range, limits and identity.
-        timeout: seconds for each statement and wait.
-        origin: Spark's names for this batch.
+    `timeout` is in seconds, for each statement and wait; `origin` has Spark's names for this batch.
 
     Returns:
         Messages of QUEUE_ROW in the order of seq. They have left the queue, committed.
@@ -129,77 +129,57 @@ def fence(
     connection: Connection, task: Task, origin: Origin = NO_STREAM
 ) -> tuple[bool, int | None]:
     """
-    Make sure that the batch is open.
-
-    With failOnDataLoss=false a closed batch raises no error: the task hands out its receipt if it
-    still has one, and receives nothing.
+    Make sure that the batch is open. Raises StreamNotFound, StaleTask.
 
     Returns:
         Whether the batch is open, and the last batch that Spark's query has received for by
         another plan; None: by none. Both hold until the transaction ends.
-
-    Raises:
-        StreamNotFound, StaleTask.
     """
     stream, batch, number = task.key
     row = connection.rows("fence", stream=stream, query_id=origin.query_id)
     if not row:
         raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
     acked, high_water = row[0]
-    if batch > acked:
-        return True, high_water
-    accept_or_raise(StaleTask(stream=stream, batch=batch, task=number, acked=acked), task)
-    return False, high_water
-
-
-def accept_or_raise(error: CheckpointFailure, task: Task, does: str = "receives nothing") -> None:
-    """Raise an error, unless the user accepts what the task does instead."""
-    if task.options.fail_on_data_loss:
-        raise error
-    log.warning("this task %s because failOnDataLoss=false: %s", does, error)
+    if batch <= acked:
+        stale = StaleTask(stream=stream, batch=batch, task=number, acked=acked)
+        accept_or_raise(stale, task.options, NOTHING)
+    return batch > acked, high_water
 
 
 def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
     """
-    Whether Spark's batch is above the high-water mark of its query.
+    Whether Spark's batch is above the high-water mark of its query; raises CheckpointIncomplete.
 
     Spark runs a batch only by the plans that it has stored before the first task of the batch. A
     task of another plan means that the checkpoint lost entries. A task without Spark's names, as in
     a thread that a user's function started, is not checked.
-
-    Raises:
-        CheckpointIncomplete.
     """
     if high_water is None or origin.query_batch is None or origin.query_batch > high_water:
         return True
-    accept_or_raise(name_lost_files(task, origin, high_water), task)
+    accept_lost_files(task, origin, high_water, NOTHING)
     return False
 
 
 def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
-    """
-    Refuse to hand out a receipt for another batch of the same query: a sink may hold that batch.
-
-    Raises:
-        CheckpointIncomplete.
-    """
+    """Refuse to hand out a receipt for another batch of its query: a sink may hold that one."""
     received, asked = stored.query_batch, origin.query_batch
     if stored.query_id != origin.query_id or received is None or asked is None or asked == received:
         return
-    accept_or_raise(name_lost_files(task, origin, received), task, "hands out its receipt")
+    accept_lost_files(task, origin, received, "this task hands out its receipt")
 
 
-def name_lost_files(task: Task, origin: Origin, received: int) -> CheckpointIncomplete:
-    """Return the error of a checkpoint that lost the files of a batch up to the one received."""
+def accept_lost_files(task: Task, origin: Origin, received: int, instead: str) -> None:
+    """Raise that a checkpoint lost the files of a batch up to the one received, or accept it."""
     batch = origin.query_batch or 0
     last = max(batch, received)
-    return CheckpointIncomplete(
+    error = CheckpointIncomplete(
         query=origin.query_id,
         batch=batch,
         high_water=received,
         task=task.name,
         files=f"{batch}" if batch == last else f"{batch} to {last}",
     )
+    accept_or_raise(error, task.options, instead)
 
 
 # ---------------------------------------------------------------- the messages
@@ -249,6 +229,6 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> TaskResult:
     if not live.num_rows:
         return TaskResult(live, expired, large)
     good = divert_poison(connection, task, live)
-    done = forward(connection, task, good)
-    diverted = live.num_rows - good.num_rows + done.failed + large
-    return TaskResult(done.rows, expired, diverted, done.forwarded)
+    rows, forwarded, failed = forward(connection, task, good)
+    diverted = live.num_rows - good.num_rows + failed + large
+    return TaskResult(rows, expired, diverted, forwarded)

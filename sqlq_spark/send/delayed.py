@@ -24,11 +24,10 @@ from sqlq_spark.send.frame import MOMENT
 from sqlq_spark.send.sender import CHUNK_DELAYS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sqlq_spark.database import Connection
     from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.send.insert import Inserts
     from sqlq_spark.wire.address import QueueAddress
 
@@ -56,14 +55,9 @@ def store_delayed(
     Insert delayed messages into the tables where they wait, Due by the database's clock.
 
     A time in the past is stored as it is, as the transport does. The next mover takes it.
-    The insert is part of the transaction that sends the rest of the chunk.
 
     A message for a queue whose own table is missing can be set aside. The table of the option
-    `delayedQueue`, for all queues, must be there. Each row of the chunk is delayed, and `chosen`
-    says which rows are for which queue.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
+    `delayedQueue`, for all queues, must be there. `chosen` says which rows are for which queue.
     """
     connection, options = inserts.connection, inserts.options
     zone = endpoint_zone(connection, options.endpoint_time_zone)
@@ -73,60 +67,47 @@ def store_delayed(
     if common is not None:
         try:
             inserts.destinations.lock_and_check([common], DELAYED)
-        except (QueueNotFound, NotAQueue):
-            raise _not_found(connection, common, next(iter(chosen))) from None
+        except (QueueNotFound, NotAQueue) as error:
+            raise _with_queue(connection, error, common, next(iter(chosen))) from None
         connection.load(common, rows)
         return
     for queue, mine in chosen.items():
         table = delayed_of(queue)
-        reason = _lock(inserts, table, queue) or inserts.copy_rows(table, rows.filter(mine))
+        try:
+            reason = inserts.lock([table], DELAYED).get(table)
+        except (QueueNotFound, NotAQueue) as error:
+            raise _with_queue(connection, error, table, queue) from None
+        if reason is None:
+            reason = inserts.copy_rows(table, rows.filter(mine))
+        else:
+            reason = _with_queue(connection, reason, table, queue)
         if reason is not None:
             inserts.set_aside(chunk.filter(mine), queue, reason)
 
 
-def _lock(inserts: Inserts, table: QueueAddress, queue: QueueAddress) -> SqlQueueError | None:
-    """Lock the table in which messages for a queue wait, and check it; return why not, or None."""
-    try:
-        reason = inserts.lock([table], DELAYED).get(table)
-    except (QueueNotFound, NotAQueue):
-        raise _not_found(inserts.connection, table, queue) from None
-    missing = isinstance(reason, QueueNotFound | NotAQueue)
-    return _not_found(inserts.connection, table, queue) if missing else reason
-
-
-def _not_found(
-    connection: Connection, table: QueueAddress, queue: QueueAddress
-) -> DelayedQueueNotFound:
-    return DelayedQueueNotFound(
-        table=connection.printed(table), queue=connection.printed(queue), server=connection.server
-    )
-
-
 def check_table(destinations: Destinations, table: QueueAddress) -> None:
-    """
-    Check the table of the option `delayedQueue`, without a lock.
-
-    Raises:
-        DelayedQueueNotFound, DestinationRefused.
-    """
-    connection = destinations.connection
+    """Raise why the table of the option `delayedQueue` cannot be used; lock nothing."""
     for reason in destinations.find_refused([table], DELAYED).values():
-        if isinstance(reason, QueueNotFound | NotAQueue):
-            raise DelayedQueueNotFound(
-                table=connection.printed(table),
-                queue="the option delayedQueue",
-                server=connection.server,
-            )
-        raise reason
+        raise _with_queue(destinations.connection, reason, table, None)
+
+
+def _with_queue(
+    connection: Connection, reason: SqlQueueError, table: QueueAddress, queue: QueueAddress | None
+) -> SqlQueueError:
+    """Return why messages for a queue cannot wait in a table; None: in the option's table."""
+    if not isinstance(reason, QueueNotFound | NotAQueue):
+        return reason
+    return DelayedQueueNotFound(
+        table=connection.printed(table),
+        queue="the option delayedQueue" if queue is None else connection.printed(queue),
+        server=connection.server,
+    )
 
 
 def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     """Return when each row is due; the database computes each distinct delay or time once."""
-    coded = {
-        name: chunk[name].combine_chunks().dictionary_encode()
-        for name in CHUNK_DELAYS
-        if name in chunk.column_names
-    }
+    names = [name for name in CHUNK_DELAYS if name in chunk.column_names]
+    coded = {name: chunk[name].combine_chunks().dictionary_encode() for name in names}
     texts = {name: each.dictionary.cast(pa.string()).to_pylist() for name, each in coded.items()}
     delays, moments = connection.rows(
         "dues",
@@ -154,37 +135,18 @@ class Moved:
 class Mover:
     """Moves due messages into their queue; remembers the time zone of its endpoints."""
 
-    def __init__(
-        self,
-        queue: QueueAddress,
-        *,
-        zone: str | None,
-        timeout: float,
-        allowed: Sequence[QueueAddress] = (),
-    ) -> None:
-        """
-        Begin.
-
-        Args:
-            queue: whose table of delayed messages it is.
-            zone: the option endpointTimeZone.
-            timeout: seconds for each statement and wait.
-            allowed: the option allowedDestinations.
-        """
+    def __init__(self, queue: QueueAddress, options: DatabaseOptions) -> None:
         self.queue = queue
-        self.allowed = allowed
+        self.options = options
         self.delayed = delayed_of(queue)
-        self.timeout = timeout
-        self._given_zone = zone
         self._zone: str | None = None
 
     def move(self, connection: Connection, most: int = DUE_BATCH) -> Moved:
         """
         Move up to `most` messages, those that have been due for longest, in one transaction.
 
-        The caller may run it again after a lost answer. A message is in one of the tables at any
-        time, so it is moved once; the second run moves other messages. Several movers share the
-        work.
+        The caller may run it again after a lost answer: a message is in one of the tables at any
+        time, and the second run moves others. Several movers share the work.
 
         A copy by hand or a restored table can leave an id that is in the queue already. Such a
         message gets a new id there. To pass it over would stop the mover for ever, and to drop it
@@ -195,20 +157,20 @@ class Mover:
         """
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
-            with transaction(connection, timeout=self.timeout):
-                known = Destinations(connection, self.allowed, source=self.queue)
+            with transaction(connection, timeout=self.options.query_timeout):
+                known = Destinations(connection, self.options.allowed, source=self.queue)
                 # what leaves the delayed table must run no code of an untrusted owner
                 for reason in known.find_refused([self.delayed], DELAYED).values():
                     raise reason
-                zone = self._zone or endpoint_zone(connection, self._given_zone)
-                moved, renamed = connection.rows(
+                zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
+                ((moved, renamed),) = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most
-                )[0]
+                )
                 next_due = connection.rows("next_due", tables=tables, zone=zone)[0][0]
         except (QueueNotFound, NotAQueue) as error:
             if error.queue != connection.printed(self.delayed):
                 raise
-            raise _not_found(connection, self.delayed, self.queue) from None
+            raise _with_queue(connection, error, self.delayed, self.queue) from None
         self._zone = zone
         if renamed:
             log.warning(
@@ -231,15 +193,10 @@ class Mover:
 
 def pause(before: float, moved: Moved) -> float:
     """
-    Count how long a mover sleeps, as the transport's does.
+    Return how many seconds a mover sleeps after no full batch, as the transport's does.
 
-    Args:
-        before: seconds that it slept last, 0 if it has moved something since.
-        moved: what it found now, after no full batch.
-
-    Returns:
-        Seconds: 1, then twice as many each time up to 60, but not beyond the next due time. Another
-        mover moves what is due and was not moved, so it does not shorten the pause.
+    It is 1 s, then twice what it slept `before`, up to 60 s, but not beyond the next due time. What
+    is due and was not moved does not shorten the pause, because another mover moves it.
     """
     seconds = min(LONGEST, max(SHORTEST, 0.0 if moved.messages else 2 * before))
     return seconds if (moved.next_due or 0.0) <= 0 else min(seconds, moved.next_due or 0.0)
@@ -248,39 +205,28 @@ def pause(before: float, moved: Moved) -> float:
 class DueMessagePoller:
     """Moves what is due before a stream's peeks, as an endpoint does beside its receiver."""
 
-    def __init__(self, options: SourceOptions, queue: QueueAddress) -> None:
-        """Begin; nothing is done without the option delayedDelivery."""
+    def __init__(self, queue: QueueAddress, options: SourceOptions) -> None:
         self.options = options
-        self.mover = Mover(
-            queue,
-            zone=options.endpoint_time_zone,
-            timeout=options.query_timeout,
-            allowed=options.allowed,
-        )
-        self._next = -1e9 if options.delayed_delivery else 1e18
+        self.mover = Mover(queue, options)
+        self._next = -1e9 if options.delayed_delivery else 1e18  # monotonic seconds
 
     def poll(self, connection: Connection, now: float) -> bool:
         """
         Move up to a micro-batch, if it is time: at a due time, and every peekDelay.
-
-        Args:
-            connection: no transaction open.
-            now: monotonic seconds.
 
         Returns:
             Whether there is something new in the queue.
         """
         if now < self._next:
             return False
-        options = self.options
-        moved = self._move(connection, options.max_messages)
+        most, wait = self.options.max_messages, self.options.peek_delay
+        moved = self._move(connection, most)
         if moved is None:
-            self._next = now + max(LONGEST, options.peek_delay)
+            self._next = now + max(LONGEST, wait)
             return False
-        wait = options.peek_delay
         if moved.next_due is not None and moved.next_due > 0:
             wait = min(wait, moved.next_due)
-        self._next = now if moved.messages == options.max_messages else now + wait
+        self._next = now if moved.messages == most else now + wait
         return moved.messages > 0
 
     def finish(self, connection: Connection) -> None:
@@ -291,11 +237,9 @@ class DueMessagePoller:
 
     def _move(self, connection: Connection, most: int | None) -> Moved | None:
         """
-        Move due messages.
+        Move due messages, or return None where there is no table.
 
-        Returns:
-            None: there is no table. The queue of an instance need not have one, because its
-            endpoint has one for all.
+        The queue of an instance need not have one, because its endpoint has one for all.
         """
         try:
             return self.mover.move_all(connection, most)

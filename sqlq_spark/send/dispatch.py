@@ -1,9 +1,10 @@
 """
-Dispatch: the driver copies what the tasks staged into the queues, once, in one transaction.
+Exactly once: tasks stage their messages, and the driver dispatches them in one transaction.
 
-The transaction advances the dispatch log, copies the chunks of the attempts that won, and deletes
-all chunks of the batch. A batch that is in the dispatch log is not sent again. A batch that failed
-has sent nothing.
+A task writes its messages as chunks into a table that no receiver reads, each in a transaction of
+its own. When all tasks are done, the driver's transaction advances the dispatch log, copies the
+chunks of the attempts that won into the queues, and deletes all chunks of the batch. A batch that
+is in the dispatch log is not sent again. A batch that failed has sent nothing.
 
 With sendsAtomicWithReceive the transaction also settles the receipts of the micro-batch. They can
 no longer be returned to their queue.
@@ -15,33 +16,34 @@ sink's row shared. A driver that dispatches or discards locks it exclusively.
 from __future__ import annotations
 
 import logging
+import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import BatchClosed, ChunksMissing, DispatchLogAhead, NothingToSettle
 from sqlq_spark.send.insert import send_in_transaction
 from sqlq_spark.send.publish import log_without_subscriber
 from sqlq_spark.send.sender import CHUNK_OPTIONAL, CHUNK_ROW
-from sqlq_spark.send.staging import NAMELESS
-from sqlq_spark.wire.payload import Expected, unpack
+from sqlq_spark.wire import payload
+from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     import pyarrow as pa
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.sessions import Session
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.insert import Inserts
-    from sqlq_spark.send.staging import ChunkKey, Staged
-    from sqlq_spark.wire.payload import Seal
-    from sqlq_spark.wire.rows import Origin
 
 log = logging.getLogger("sqlq_spark")
 
+NAMELESS = "write:"  # begins the names of writes that are never replayed
 ABANDONED = 7 * 86400.0  # seconds after which chunks and log rows of a nameless write are deleted
 AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
 
@@ -56,14 +58,79 @@ SENT = 0  # the txnVersion of the write: entered by its transaction
 GIVEN_UP = 1
 
 
+# ---------------------------------------------------------------- a task
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one attempt of a task wrote to the staging."""
+
+    sink: str
+    batch: int
+    messages: int
+    # in the order in which the task wrote them; the seals do not pass through the database
+    chunks: dict[ChunkKey, payload.Seal] = field(default_factory=dict)
+    origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
+
+
+class ChunkKey(NamedTuple):
+    """What identifies a chunk."""
+
+    sink: str
+    batch: int
+    attempt: str
+    chunk: int
+
+
+def stage(
+    session: Session,
+    chunks: Iterable[pa.Table],
+    *,
+    sink: str,
+    batch: int,
+    origin: Origin = NO_STREAM,
+) -> Staged:
+    """
+    Write a task's messages, tables of CHUNK_ROW, to the staging, a transaction for each chunk.
+
+    Spark computes the chunks while no transaction is open.
+    """
+    attempt, messages = str(uuid.uuid4()), 0
+    sealed: dict[ChunkKey, payload.Seal] = {}
+    for chunk in chunks:
+        packed, key = payload.pack(chunk), ChunkKey(sink, batch, attempt, len(sealed))
+        timeout = session.options.query_timeout
+        session.run_with_retries(partial(_stage_chunk, key, packed, chunk.num_rows, timeout))
+        sealed[key] = packed.seal
+        messages += chunk.num_rows
+    return Staged(sink, batch, messages, sealed, origin)
+
+
+def _stage_chunk(
+    key: ChunkKey, packed: payload.Packed, messages: int, timeout: float, connection: Connection
+) -> None:
+    while True:
+        with transaction(connection, timeout=timeout):
+            # the sink's drivers wait for the commit; a new sink has no row
+            if connection.rows("sink_open", sink=key.sink):
+                small = payload.in_row(packed.bytes)
+                if connection.rows("stage", **key._asdict(), messages=messages, payload=small):
+                    pages = payload.pages(packed.bytes, payload.CHUNK_KEY, key)
+                    connection.store("staging_page", pages)
+                return
+        # in a transaction of its own: no task waits for the first chunk of another, which may hang
+        with transaction(connection, timeout=timeout):
+            connection.run("new_sink", sink=key.sink)
+
+
+# ---------------------------------------------------------------- the driver
+
+
 def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOptions) -> int:
     """
     Send what the attempts that won staged, once, in one transaction.
 
-    Args:
-        connection: no transaction open.
-        staged: of one sink and batch, one for each task.
-        options: the sink's; its queue takes the rows that name none.
+    `staged` is of one sink and batch, one for each task. No transaction is open.
 
     Returns:
         How many messages were sent now; 0 where the batch was sent before.
@@ -86,12 +153,15 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         if last is not None and last > batch + AHEAD:
             # it would drop new messages as sent
             schema, server = connection.state, connection.server
-            raise DispatchLogAhead(sink=sink, batch=batch, found=last, schema=schema, server=server)
+            raise errors.DispatchLogAhead(
+                sink=sink, batch=batch, found=last, schema=schema, server=server
+            )
         before = None if advance(connection, sink, batch, messages) else login
         if before is None:
             if options.settles:
                 settle(connection, staged[0].origin)
-            copy_chunks(inserts, staged)
+            for chunk in read_chunks(connection, staged):
+                inserts.insert(chunk)
         # also those of attempts that lost
         connection.run("discard", sink=sink, batch=batch)
         if sink.startswith(NAMELESS):
@@ -111,23 +181,15 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:
     """
-    Delete the chunks of a batch and of the batches before it.
+    Delete the chunks of a batch that failed and of the batches before it; no transaction is open.
 
-    Args:
-        connection: no transaction open.
-        sink: who would have sent.
-        batch: the one that failed.
-        final: whether the batch is never tried again. Then tasks that still run cannot stage.
-        timeout: seconds for each statement and wait.
+    `final`: the batch is never tried again, and tasks that still run cannot stage.
     """
     with transaction(connection, timeout=timeout):
         lock_exclusive(connection, sink)
         if final:
             advance(connection, sink, batch)
         connection.run("discard", sink=sink, batch=batch)
-
-
-# ---------------------------------------------------------------- in the transaction that is open
 
 
 def settle(connection: Connection, origin: Origin) -> None:
@@ -145,40 +207,35 @@ def settle(connection: Connection, origin: Origin) -> None:
     ((mark,),) = connection.rows("query_mark", query_id=query)
     schema, server = connection.state, connection.server
     if mark is None and not settled:
-        raise NothingToSettle(query=query, batch=batch, schema=schema, server=server)
+        raise errors.NothingToSettle(query=query, batch=batch, schema=schema, server=server)
     if mark is not None and batch is not None and mark >= batch:
-        raise BatchClosed(query=query, batch=batch, schema=schema, server=server)
+        raise errors.BatchClosed(query=query, batch=batch, schema=schema, server=server)
 
 
-def copy_chunks(inserts: Inserts, staged: Sequence[Staged]) -> None:
-    """
-    Copy the chunks into the queues, in the order of tasks and rows.
-
-    Raises:
-        ChunksMissing: the staging lacks one.
-    """
+def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa.Table]:
+    """Yield what was staged, in the order of tasks and rows; raise ChunksMissing for less."""
     sink, batch = staged[0].sink, staged[0].batch
     wanted = {key: seal for each in staged for key, seal in each.chunks.items()}
-    there = set(inserts.connection.rows("chunks", sink=sink, batch=batch))
+    there = set(connection.rows("chunks", sink=sink, batch=batch))
     found = sum((key.attempt, key.chunk) in there for key in wanted)
     if found < len(wanted):
-        raise ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
+        raise errors.ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
     ahead: Future[pa.Table] | None = None
     with ThreadPoolExecutor(1) as pool:
         # while this thread sends a chunk, the other one unpacks the next
         for key, seal in wanted.items():
-            chunk, ahead = ahead, pool.submit(_fetch(inserts.connection, key, seal))
+            chunk, ahead = ahead, pool.submit(_fetch(connection, key, seal))
             if chunk is not None:
-                inserts.insert(chunk.result())
+                yield chunk.result()
         if ahead is not None:
-            inserts.insert(ahead.result())
+            yield ahead.result()
 
 
-def _fetch(connection: Connection, key: ChunkKey, seal: Seal) -> Callable[[], pa.Table]:
+def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callable[[], pa.Table]:
     """Read a chunk, and return what unpacks it; it raises PayloadRefused if the seal is another."""
-    ((payload,),) = connection.rows("chunk", **key._asdict())
-    stored = [] if payload else connection.rows("chunk_pages", **key._asdict())
-    expected = Expected(
+    ((small,),) = connection.rows("chunk", **key._asdict())
+    pages = [] if small else connection.rows("chunk_pages", **key._asdict())
+    expected = payload.Expected(
         where=f"staged chunk {key.chunk} of attempt {key.attempt}, batch {key.batch} "
         f"of sink {key.sink}",
         schema=CHUNK_ROW,
@@ -187,7 +244,7 @@ def _fetch(connection: Connection, key: ChunkKey, seal: Seal) -> Callable[[], pa
         size=seal.size,
         seal=seal,
     )
-    return partial(unpack, payload, stored, expected)
+    return partial(payload.unpack, small, pages, expected)
 
 
 def delete_abandoned(connection: Connection) -> None:

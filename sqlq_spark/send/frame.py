@@ -26,36 +26,22 @@ if TYPE_CHECKING:
     from sqlq_spark.send.own_headers import Own
     from sqlq_spark.wire.address import Names, QueueAddress
 
-WRITTEN = (
-    "body",
-    "id",
-    "headers",
-    "correlationId",
-    "replyToAddress",
-    "timeToBeReceived",
-    "queue",
-    "topics",
-    "deliverAt",
-    "delay",
-)
-IGNORED = ("seq", "expires", "corruptHeaders")  # a read can be written back
-
 SPAN = 'string "hh:mm:ss", interval day to second or bigint milliseconds'
-# what an error names as expected; all other columns are strings
-EXPECTED = {
-    "body": "binary or string",
-    "headers": "map<string,string> or string (JSON)",
-    "topics": "array<string>",
-    "timeToBeReceived": SPAN,
-    "delay": SPAN,
-    "deliverAt": "timestamp",
+# column → what an error names as expected, and its types; beside them, intervals can be spans
+COLUMNS = {
+    "body": ("binary or string", {"binary", "string"}),
+    "id": ("string", {"string"}),
+    "headers": ("map<string,string> or string (JSON)", {"map<string,string>", "string"}),
+    "correlationId": ("string", {"string"}),
+    "replyToAddress": ("string", {"string"}),
+    "timeToBeReceived": (SPAN, {"string", "bigint", "int"}),
+    "queue": ("string", {"string"}),
+    "topics": ("array<string>", {"array<string>"}),
+    "deliverAt": ("timestamp", {"timestamp"}),
+    "delay": (SPAN, {"string", "bigint", "int"}),
 }
-TYPES = {
-    "body": {"binary", "string"},
-    "headers": {"string", "map<string,string>"},
-    "topics": {"array<string>"},
-    "deliverAt": {"timestamp"},
-}
+WRITTEN = tuple(COLUMNS)
+IGNORED = ("seq", "expires", "corruptHeaders")  # a read can be written back
 
 TOPICS = pa.list_(pa.string())
 MOMENT = pa.timestamp("us", "UTC")
@@ -68,16 +54,13 @@ def check_frame(
     types: dict[str, str], *, queue: bool, topics: bool = False, as_received: bool = False
 ) -> None:
     """
-    Refuse a frame that cannot be sent, before any row is sent.
+    Raise BadFrame for a frame that cannot be sent, before any row is sent.
 
     Args:
         types: column → Spark's simple name of its type.
         queue: whether the sink has a queue for all rows.
         topics: whether the sink has topics for rows without a queue instead.
         as_received: whether the column `expires` is used.
-
-    Raises:
-        BadFrame.
     """
     faults = [_find_fault(name, kind) for name, kind in types.items() if name not in IGNORED]
     if as_received and types.get("expires", "timestamp") != "timestamp":
@@ -107,19 +90,15 @@ def check_frame(
 
 
 def _find_fault(name: str, kind: str) -> str | None:
-    if name not in WRITTEN:
+    if name not in COLUMNS:
         known, ignored = ", ".join(WRITTEN), ", ".join(IGNORED)
         return f"column {name} is not known; known are {known} (ignored: {ignored})"
-    span = name in {"timeToBeReceived", "delay"}
-    if _is_span(kind) if span else kind in TYPES.get(name, {"string"}):
-        return None
-    return f"column {name} is {kind}: expected {EXPECTED.get(name, 'string')}"
-
-
-def _is_span(kind: str) -> bool:
-    """Whether a type can hold time spans; not years and months, which vary in length."""
+    expected, kinds = COLUMNS[name]
+    # years and months vary in length
     days = kind.startswith("interval ") and {"year", "month"}.isdisjoint(kind.split())
-    return days or kind in {"string", "bigint", "int"}
+    if kind in kinds or (days and expected == SPAN):
+        return None
+    return f"column {name} is {kind}: expected {expected}"
 
 
 class Frame:
@@ -230,10 +209,6 @@ class Frame:
 
         Returns:
             None where neither the frame nor the sink has topics.
-
-        Raises:
-            BadMessage: a row has topics and a queue, topics and a delay, or an item that is no
-                topic.
         """
         column = self.column("topics")
         if column is None and options.topics is None:
@@ -293,21 +268,16 @@ class Frame:
 
         Args:
             lifetime: milliseconds until the rows expire, or null.
-
-        Raises:
-            BadMessage: a delay is negative or too long, a time is outside of what .NET can read, or
-                a row has both, or a time-to-be-received beside one, which the transport refuses
-                too.
         """
-        delay = self._milliseconds("delay", wire.LONGEST_DELAY, "365,000 days")
-        due = self._due_times()
-        if delay is not None and due is not None:
-            twice = pc.and_(delay.is_valid(), due.is_valid())
-            self.refuse(twice, "it has both deliverAt and delay: leave one of them null")
-        both = {"delay": delay, "due": due}
+        both = {
+            "delay": self._milliseconds("delay", wire.LONGEST_DELAY, "365,000 days"),
+            "due": self._due_times(),
+        }
         delays = {name: column for name, column in both.items() if column is not None}
-        if delays:
-            waits = [column.is_valid() for column in delays.values()]
+        waits = [column.is_valid() for column in delays.values()]
+        if len(waits) > 1:
+            self.refuse(pc.and_(*waits), "it has both deliverAt and delay: leave one of them null")
+        if waits:
             self.refuse(
                 pc.and_(pc.or_(waits[0], waits[-1]), lifetime.is_valid()),
                 "it has a delay and a time-to-be-received, from its column or from the option "

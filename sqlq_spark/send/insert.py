@@ -23,30 +23,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark import errors
 from sqlq_spark.database import attempt, load_checked, transaction, unite
 from sqlq_spark.database.sessions import TRANSIENT
 from sqlq_spark.database.trust import SENT, Destinations
-from sqlq_spark.errors import (
-    BadAddress,
-    BadInput,
-    Cancelled,
-    DatabaseFailure,
-    MissingOption,
-    TimedOut,
-)
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish, subscriptions
 from sqlq_spark.send.sender import CHUNK_LEGACY
+from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.header_columns import parse_headers
-from sqlq_spark.wire.headers import (
-    EXCEPTION_INFO,
-    FAILED_Q,
-    FORWARD_DESTINATION,
-    TIME_OF_FAILURE,
-    dumps,
-    wire_time,
-)
 from sqlq_spark.wire.rows import rising_ids
 
 if TYPE_CHECKING:
@@ -61,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 # failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
-PASSING = (*TRANSIENT, Cancelled, TimedOut)
+PASSING = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
 MOST_NAMED = 5  # destinations in a warning
 LONGEST_REASON = 16_384  # as the transport cuts ExceptionInfo.Message
 NOWHERE = "the row has no queue, and the sink has no option queue; a reply needs a ReplyToAddress"
@@ -73,10 +59,8 @@ def send_in_transaction(
     """
     Run a transaction that sends; if a destination refuses, run it again and isolate that failure.
 
-    Args:
-        connection: no transaction open.
-        options: the sink's. Without an error queue the failure is raised.
-        work: all that is done between begin and commit.
+    Without an error queue in the options the failure is raised. `work` is all that is done between
+    begin and commit.
     """
     isolate = False
     while True:
@@ -85,10 +69,8 @@ def send_in_transaction(
             with transaction(connection, timeout=options.query_timeout):
                 work(inserts)
                 inserts.destinations.confirm()
-        except PASSING:
-            raise
-        except DatabaseFailure:
-            if isolate or options.undeliverable_address is None:
+        except errors.DatabaseFailure as error:
+            if isolate or options.undeliverable_address is None or isinstance(error, PASSING):
                 raise
             isolate = True
         else:
@@ -106,19 +88,13 @@ def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions)
     """
     messages, without_subscriber = 0, Counter[str]()
     for chunk in chunks:
-        without_subscriber += session.run_with_retries(
-            partial(send_chunk, chunk=chunk, options=options)
-        )
+        work = partial(Inserts.insert, chunk=chunk)
+        inserts = session.run_with_retries(partial(send_in_transaction, options=options, work=work))
+        inserts.log_set_aside(session.application)
+        without_subscriber += inserts.without_subscriber
         messages += chunk.num_rows
     publish.log_without_subscriber(session.application, without_subscriber)
     return messages
-
-
-def send_chunk(connection: Connection, chunk: pa.Table, options: SinkOptions) -> Counter[str]:
-    """Insert a chunk in a transaction of its own; return the topics that nobody subscribed to."""
-    inserts = send_in_transaction(connection, options, lambda inserts: inserts.insert(chunk))
-    inserts.log_set_aside(connection.application)
-    return inserts.without_subscriber
 
 
 class Inserts:
@@ -132,26 +108,18 @@ class Inserts:
         *,
         isolate_failures: bool = False,
     ) -> None:
-        """
-        Prepare; nothing is sent to the database yet.
-
-        Args:
-            connection: in a transaction.
-            options: the sink's.
-            destinations: which tables may be sent to; None: by the options alone.
-            isolate_failures: whether the messages for a destination that refuses are set aside, and
-                the transaction goes on.
-        """
-        self.connection = connection
+        self.connection = connection  # in a transaction
         self.options = options
+        # which tables may be sent to
         self.destinations = destinations or Destinations(connection, options.allowed)
+        # whether the messages for a destination that refuses are set aside, and the others sent
         self.isolate_failures = isolate_failures
         # lists of topics without a subscriber, and how many messages had them
         self.without_subscriber: Counter[str] = Counter()
         self.messages_aside = 0  # in the error queue
         self.reasons: dict[str, SqlQueueError] = {}  # why, by destination
         self._texts: list[str] = []  # headers of what goes to the error queue with this chunk
-        self._bodies: list[pa.ChunkedArray] = []
+        self._bodies: list[pa.Array] = []
 
     def insert(self, chunk: pa.Table) -> None:
         """Insert a chunk's messages; it has the columns CHUNK_ROW, and others of CHUNK_OPTIONAL."""
@@ -172,13 +140,13 @@ class Inserts:
         if topics is not None:
             copies, reasons = publish.find_copies(self, topics)
             for place, mine in copies.items():
-                if isinstance(place, str):
+                if isinstance(place, str) or place in reasons:
                     self.set_aside(chunk.filter(mine), place, reasons[place])
                 else:
                     chosen[place] = pc.or_(chosen[place], mine) if place in chosen else mine
         for queue, mine in chosen.items():
-            refused = self.copy_rows(queue, add_ids(rows if whole else rows.filter(mine)))
-            if refused is not None:
+            copied = add_ids(rows if whole else rows.filter(mine))
+            if refused := self.copy_rows(queue, copied):
                 self.set_aside(chunk.filter(mine), queue, refused)
         self._load_set_aside()
 
@@ -187,35 +155,20 @@ class Inserts:
     def lock(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> dict[QueueAddress, SqlQueueError]:
-        """
-        Lock destinations and check them.
-
-        Returns:
-            Those that cannot be sent to, and why.
-
-        Raises:
-            DatabaseFailure: one cannot be sent to, and failures are not isolated.
-        """
+        """Lock destinations; return or, if failures are not isolated, raise why one is refused."""
         if not self.isolate_failures:
             self.destinations.lock_and_check(queues, columns)
             return {}
         new = self.destinations.undecided(queues, columns)
         refused = self.destinations.find_refused(new, columns)
-        for queue in new:
-            if queue not in refused:
-                reason = self._attempt(partial(self.destinations.lock, queue))
-                if reason is not None:
-                    refused[queue] = reason
+        for queue in [queue for queue in new if queue not in refused]:
+            if reason := self._attempt(partial(self.destinations.lock, queue)):
+                refused[queue] = reason
         locked = [queue for queue in new if queue not in refused]
         return refused | self.destinations.check_locked(locked, columns)
 
     def copy_rows(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
-        """
-        Insert rows at their destination; return why not, if it refuses them.
-
-        Raises:
-            DatabaseFailure: the destination refuses, and failures are not isolated.
-        """
+        """Insert rows; return or, if failures are not isolated, raise why they are refused."""
         if self.isolate_failures:
             return self._attempt(partial(load_checked, self.connection, queue, rows))
         self.connection.load(queue, rows)
@@ -226,9 +179,9 @@ class Inserts:
         try:
             with attempt(self.connection):
                 work()
-        except PASSING:
-            raise
-        except DatabaseFailure as error:
+        except errors.DatabaseFailure as error:
+            if isinstance(error, PASSING):
+                raise
             return error
         return None
 
@@ -237,18 +190,15 @@ class Inserts:
     def _set_unreadable_aside(self, chunk: pa.Table) -> pa.Table:
         """Return the rows whose destination can be read; the others go to the error queue."""
         failures: dict[str | None, dict[str, str]] = {}
-        for name in _names_of_queues(chunk):
+        for name in names_of_queues(chunk):
             try:
                 destination_of(name, self.options)
-            except BadInput as error:
-                reason = BadAddress(text="", reason=NOWHERE) if name is None else error
+            except errors.BadInput as error:
+                reason = errors.BadAddress(text="", reason=NOWHERE) if name is None else error
                 failures[name] = self._describe(name, reason)
         if not failures:
             return chunk
-        bad = pc.is_in(chunk["queue"], value_set=pa.array(list(failures), pa.string()))
-        topics = publish.topics_of(chunk)
-        if topics is not None:
-            bad = pc.and_(bad, pc.is_null(topics))
+        bad = _find_named(chunk, failures)
         rows = chunk.filter(bad)
         self._set_aside(rows, [failures[name] for name in rows["queue"].to_pylist()])
         return chunk.filter(pc.invert(bad))
@@ -266,30 +216,23 @@ class Inserts:
         """Add the headers that say why; they replace FailedQ, and the destination of a delay."""
         waiting = delayed.find_waiting(rows)
         delays = [False] * rows.num_rows if waiting is None else waiting.to_pylist()
-        for text, failure, is_delayed in zip(
-            rows["headers"].to_pylist(), failures, delays, strict=True
-        ):
+        texts = rows["headers"].to_pylist()
+        for text, failure, is_delayed in zip(texts, failures, delays, strict=True):
             headers = parse_headers(text) or {}
-            headers.pop(FAILED_Q, None)
+            headers.pop(wire.FAILED_Q, None)
             if is_delayed:
-                headers.pop(FORWARD_DESTINATION, None)
-            self._texts.append(dumps(headers | failure))
-        self._bodies.append(rows["body"])
+                headers.pop(wire.FORWARD_DESTINATION, None)
+            self._texts.append(wire.dumps(headers | failure))
+        self._bodies += rows["body"].chunks
 
     def _load_set_aside(self) -> None:
-        """
-        Insert what was set aside into the error queue, all at once and without expiry.
-
-        Raises:
-            DatabaseFailure: the error queue refuses it, so nothing must be sent.
-        """
-        errors = self.options.undeliverable_address
-        if errors is None or not self._texts:
+        """Insert what was set aside into the error queue, all at once and without expiry."""
+        queue = self.options.undeliverable_address
+        if queue is None or not self._texts:
             return
-        self.destinations.lock_and_check([errors])
-        parts = [part for bodies in self._bodies for part in bodies.chunks]
-        bodies = pa.chunked_array(parts, pa.binary())
-        self.connection.load(errors, rows_to_store(self._texts, bodies))
+        self.destinations.lock_and_check([queue])
+        bodies = pa.chunked_array(self._bodies, pa.binary())
+        self.connection.load(queue, rows_to_store(self._texts, bodies))
         self.messages_aside += len(self._texts)
         self._texts, self._bodies = [], []
 
@@ -315,36 +258,36 @@ def rows_by_queue(
 
     With a connection all spellings of a queue are one, so that its rows keep their order.
     """
-    own, topics = chunk["queue"], publish.topics_of(chunk)
-    names = {name: destination_of(name, options) for name in _names_of_queues(chunk)}
+    names = {name: destination_of(name, options) for name in names_of_queues(chunk)}
     spellings: dict[QueueAddress, list[str | None]] = {}
     several = len(set(names.values())) > 1
     first = unite(connection, names.values()) if connection and several else {}
     for name, queue in names.items():
         spellings.setdefault(first.get(queue, queue), []).append(name)
-    chosen = {
-        queue: pc.is_in(own, value_set=pa.array(texts, pa.string()))
-        for queue, texts in spellings.items()
-    }
-    if topics is None:
-        return chosen
-    return {queue: pc.and_(mine, pc.is_null(topics)) for queue, mine in chosen.items()}
+    return {queue: _find_named(chunk, texts) for queue, texts in spellings.items()}
 
 
-def _names_of_queues(chunk: pa.Table) -> list[str | None]:
+def names_of_queues(chunk: pa.Table) -> list[str | None]:
     """Return the distinct queues of the rows that are not published; None stands for the sink's."""
     own, topics = chunk["queue"], publish.topics_of(chunk)
-    names: list[str | None] = pc.unique(
-        own if topics is None else own.filter(pc.is_null(topics))
-    ).to_pylist()
+    if topics is not None:
+        own = own.filter(pc.is_null(topics))
+    names: list[str | None] = pc.unique(own).to_pylist()
     return names
+
+
+def _find_named(chunk: pa.Table, names: Iterable[str | None]) -> pa.ChunkedArray:
+    """Return which rows, of those that are not published, name one of some queues."""
+    mask = pc.is_in(chunk["queue"], value_set=pa.array([*names], pa.string()))
+    topics = publish.topics_of(chunk)
+    return mask if topics is None else pc.and_(mask, pc.is_null(topics))
 
 
 def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
     """Return where a row goes; `name` is its own queue, untrusted, or None for the sink's."""
     if name is None:
         if options.address is None:
-            raise MissingOption(
+            raise errors.MissingOption(
                 option="queue", example="a queue's name, or a column queue without nulls"
             )
         return options.address
@@ -352,12 +295,7 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
 
 
 def check_tables(connection: Connection, options: SinkOptions) -> None:
-    """
-    Make sure that the tables that the options name are there; no transaction is open.
-
-    Raises:
-        QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
-    """
+    """Raise why a table that the options name cannot be used; no transaction is open."""
     named = (options.address, options.undeliverable_address)
     with transaction(connection, timeout=options.query_timeout):
         destinations = Destinations(connection, options.allowed)
@@ -399,20 +337,17 @@ def failure_headers(
     """
     Return the headers that a failure adds; `retry` returns the message to where it was to go.
 
-    Args:
-        connection: whose url is left out of the reason.
-        destination: an address, which is untrusted; None: there is none, and no header FailedQ.
-        reason: why the message cannot go there.
+    The destination is untrusted. Without one there is no header FailedQ.
     """
     # headers that contain the url may leave this database
     text = str(reason).replace(connection.server, "this database")
     headers = {
-        f"{EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
-        f"{EXCEPTION_INFO}Message": text[:LONGEST_REASON],
-        TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
+        f"{wire.EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
+        f"{wire.EXCEPTION_INFO}Message": text[:LONGEST_REASON],
+        wire.TIME_OF_FAILURE: wire.wire_time(datetime.now(UTC)),
     }
     if destination is not None:
-        headers[FAILED_Q] = destination[:LONGEST_ADDRESS]
+        headers[wire.FAILED_Q] = destination[:LONGEST_ADDRESS]
     return headers
 
 

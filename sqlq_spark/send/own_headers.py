@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.flat_json import may_repeat, places_of, text_ends
+from sqlq_spark.wire.flat_json import places_of, places_of_each, text_ends
 from sqlq_spark.wire.header_columns import Headers, parse_headers
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ class OwnMaps:
         names = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
         self.names = names.dictionary_encode()
         self.values = maps.items.slice(offsets[0], len(self.parents)).cast(pa.string())
-        self._leave_out_repeated()
+        # of a name that a map has twice the last value is kept, as readers of the text do
+        _, last = places_of_each(self.names, self.parents, self.rows)
+        if len(last) < len(self.names):
+            self._keep(np.sort(last))
         self._put_last(wire.NEVER_FIRST)
 
     def without(self, explicit: dict[str, pa.Array]) -> OwnMaps:
@@ -98,13 +101,6 @@ class OwnMaps:
                 keep[places] = ~stated[self.parents[places]]
         self._keep(np.flatnonzero(keep))
         return self
-
-    def _leave_out_repeated(self) -> None:
-        """Keep the last value of a name that a map has twice, as readers of the text do."""
-        if may_repeat(self.names, self.parents, self.rows):
-            entries = self.parents * len(self.names.dictionary) + self.names.indices.to_numpy()
-            _, from_end = np.unique(entries[::-1], return_index=True)
-            self._keep(np.sort(len(entries) - 1 - from_end))
 
     def _put_last(self, name: str) -> None:
         """Put a header behind the others of its row."""

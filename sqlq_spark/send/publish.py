@@ -14,15 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import unite
-from sqlq_spark.errors import (
-    BadAddress,
-    QueueNotFound,
-    SubscriberLost,
-    SubscriberUnreachable,
-)
+from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberLost, SubscriberUnreachable
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.sender import CHUNK_TOPICS
-from sqlq_spark.wire.headers import SEPARATOR, full_name
+from sqlq_spark.wire.headers import SEPARATOR
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -48,24 +43,20 @@ def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
 
 def find_copies(
     inserts: Inserts, topics: pa.ChunkedArray
-) -> tuple[dict[QueueAddress | str, pa.Array], dict[str, SqlQueueError]]:
+) -> tuple[dict[QueueAddress | str, pa.Array], dict[QueueAddress | str, SqlQueueError]]:
     """
     Find the queues of each row's subscribers, and lock them; count rows that no queue gets.
 
-    Args:
-        inserts: of the transaction that sends.
-        topics: a list of each row; null where it is not published.
-
     Returns:
-        Which rows are copied into which queue, as booleans; and for each text among the queues, an
-        address that cannot be sent to, why not.
+        Which rows are copied into which queue, as booleans; and which of these queues cannot be
+        sent to, and why. A text is an address that cannot be read.
 
     Raises:
         SubscriberUnreachable, SubscriptionsNotFound: nothing must be sent.
     """
     items = pc.list_flatten(topics)
     rows = np.repeat(np.arange(len(topics)), pc.fill_null(pc.list_value_length(topics), 0))
-    places, reasons = _topics_by_place(inserts, pc.unique(items).to_pylist())
+    places, reasons = _find_subscribers(inserts, pc.unique(items).to_pylist())
     copies: dict[QueueAddress | str, pa.Array] = {}
     alone = pc.is_valid(topics).to_numpy()
     for place, wanted in places.items():
@@ -78,63 +69,41 @@ def find_copies(
     return copies, reasons
 
 
-def _topics_by_place(
+def _find_subscribers(
     inserts: Inserts, names: list[str]
-) -> tuple[dict[QueueAddress | str, list[str]], dict[str, SqlQueueError]]:
-    """
-    Return which of some topics each queue gets; a text is a queue that cannot be sent to.
-
-    The table is read again before anything fails.
-
-    Returns:
-        The topics, and why the queues cannot be sent to.
-    """
-    connection, options = inserts.connection, inserts.options
-    if not names:
-        return {}, {}
+) -> tuple[dict[QueueAddress | str, list[str]], dict[QueueAddress | str, SqlQueueError]]:
+    """Return which of some topics each queue gets, and why some queues cannot be sent to."""
     places, reasons = _look_up(inserts, names)
-    if reasons:
-        subscriptions.cache.drop(options.url, options.subscription_address)
+    if reasons:  # read the table again before anything fails
+        subscriptions.cache.drop(inserts.options)
         places, reasons = _look_up(inserts, names)
-    if reasons and options.undeliverable_address is None:
+    if reasons and inserts.options.undeliverable_address is None:
         first = next(iter(reasons.values()))
         raise SubscriberUnreachable(
-            endpoint=first.endpoint,
-            topic=first.topic,
-            address=first.address,
-            reason=first.reason,
+            endpoint=first.endpoint, topic=first.topic, address=first.address, reason=first.reason
         )
-    queues = [place for place in places if not isinstance(place, str)]
+    queues = [at for at in places if not isinstance(at, str) and at not in reasons]
     for queue, reason in inserts.lock(queues).items():
-        address = connection.canonical(queue)
-        reasons[address] = reason
-        places[address] = places.pop(queue)
+        reasons[queue] = reason
     return places, reasons
 
 
 def _look_up(
     inserts: Inserts, names: list[str]
-) -> tuple[dict[QueueAddress | str, list[str]], dict[str, SqlQueueError]]:
-    """
-    Return the same as `_topics_by_place`, by what is known now, and lock nothing.
-
-    The queues have their schemas, so that two spellings of one are one. A queue that cannot be sent
-    to is given by its address: the address cannot be read, the queue is not there, or its table is
-    not trusted.
-    """
-    connection, options, destinations = inserts.connection, inserts.options, inserts.destinations
-    by_topic = subscriptions.cache.by_topic(connection, options.url, options.subscription_address)
-    subscribed = {name: by_topic.get(full_name(name), []) for name in names}
+) -> tuple[dict[QueueAddress | str, list[str]], dict[QueueAddress | str, SqlQueueError]]:
+    """Do `_find_subscribers` by what is known now, without locks; two spellings are one queue."""
+    connection, destinations = inserts.connection, inserts.destinations
+    subscribed = subscriptions.cache.find(connection, inserts.options, names)
     parsed: dict[Subscription, QueueAddress] = {}
     places: dict[Subscription, QueueAddress | str] = {}
-    reasons: dict[str, SqlQueueError] = {}
+    reasons: dict[QueueAddress | str, SqlQueueError] = {}
 
-    def lose(each: Subscription, address: str, reason: str) -> None:
-        places[each] = address
+    def lose(each: Subscription, place: QueueAddress | str, reason: str) -> None:
+        places[each] = place
         error = SubscriberLost(
             endpoint=each.endpoint, topic=each.topic, address=each.address, reason=reason
         )
-        reasons.setdefault(address, error)
+        reasons.setdefault(place, error)
 
     for each in dict.fromkeys(each for found in subscribed.values() for each in found):
         try:
@@ -145,16 +114,18 @@ def _look_up(
     refused = destinations.find_refused(destinations.undecided(first.values()))
     for each, address in parsed.items():
         queue = places[each] = first[address]
-        if queue in refused:
-            reason = f"cannot be sent to ({refused[queue]})"
-            if isinstance(refused[queue], QueueNotFound):
-                reason = f"was not found in {connection.server}"
-            lose(each, connection.canonical(queue), reason)
+        if isinstance(refused.get(queue), QueueNotFound):
+            lose(each, queue, f"was not found in {connection.server}")
+        elif queue in refused:
+            lose(each, queue, f"cannot be sent to ({refused[queue]})")
     topics: dict[QueueAddress | str, list[str]] = {}
     for name, found in subscribed.items():
         for each in found:
             topics.setdefault(places[each], []).append(name)
     return topics, reasons
+
+
+# ---------------------------------------------------------------- messages without a subscriber
 
 
 def log_without_subscriber(where: str, topics: Counter[str]) -> None:

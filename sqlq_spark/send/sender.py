@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -54,7 +54,7 @@ CHUNK_BYTES = 16 << 20
 
 UNNAMED = "Spark"  # where neither the query nor the application has a name that we know
 # headers that say who sent a message
-SENT_BY = frozenset({wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID})
+SENT_BY = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
 # headers of a message that another sender made
 SENT_BEFORE = (wire.MESSAGE_ID, wire.TIME_SENT, wire.FAILED_Q)
 # An endpoint does not report such a message. It goes to the audit queue as if it was handled, and
@@ -67,30 +67,20 @@ EMPTY = (
 
 
 def own_clock() -> datetime:
-    """Return this machine's time."""
     return datetime.now(UTC)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SentBy:
+def name_sender(endpoint: str | None) -> dict[str, str]:
     """
-    The sender of a write, by whose headers ServiceControl and ServicePulse know an endpoint.
+    Return the headers by which ServiceControl and ServicePulse know the sender of a write.
 
-    The driver makes it, so that each attempt of a task writes the same. A host id is 32 hexadecimal
-    digits, as endpoints write it (seen with NServiceBus 10.2). Theirs is a hash of the program's
-    path and the machine, ours of the sender's name and the machine.
+    The driver makes them, so that each attempt of a task writes the same. A host id is 32
+    hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). Theirs is a hash of the
+    program's path and the machine, ours of the sender's name and the machine.
     """
-
-    endpoint: str
-    machine: str
-    host_id: str
-
-    @classmethod
-    def here(cls, endpoint: str | None) -> SentBy:
-        """Return the sender of this name on this machine."""
-        name, machine = endpoint or UNNAMED, socket.gethostname()
-        digest = hashlib.sha256(f"{name}\0{machine}".encode()).hexdigest()
-        return cls(endpoint=name, machine=machine, host_id=digest[:32])
+    name, machine = endpoint or UNNAMED, socket.gethostname()
+    host_id = hashlib.sha256(f"{name}\0{machine}".encode()).hexdigest()[:32]
+    return dict(zip(SENT_BY, (machine, name, host_id), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +96,8 @@ class Sender:
     own_address: Callable[[QueueAddress], str] | None = None
     # whether a row's own queue overrides the option `queue`, as on the command line
     rows_choose: bool = False
-    sent_by: SentBy | None = None  # None: only the option originatingEndpoint is written
+    # of `name_sender`; empty: only the option originatingEndpoint is written
+    sent_by: dict[str, str] = field(default_factory=dict)
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
@@ -179,7 +170,7 @@ class Sender:
 
         A default is computed only where some row lacks the header.
         """
-        options, by, sent = self.options, self.sent_by, self.sent or own_clock()
+        options, sent = self.options, self.sent or own_clock()
         fresh = random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row)
 
         @cache
@@ -199,6 +190,7 @@ class Sender:
         own = own.without(explicit)
         _refuse_empty_bodies(frame, own, options, topics)
         reply_to = options.reply_to_address
+        sent_by = {wire.ORIGINATING_ENDPOINT: options.originating_endpoint, **self.sent_by}
         intent: pa.Array | str = options.intent
         types: pa.Array | str | None = options.message_type
         if topics is not None:
@@ -216,14 +208,12 @@ class Sender:
                 if reply_to is None
                 else pc.coalesce(explicit[wire.REPLY_TO_ADDRESS], self._write(reply_to))
             ),
-            wire.ORIGINATING_MACHINE: lambda: by and by.machine,
-            wire.ORIGINATING_ENDPOINT: lambda: by.endpoint if by else options.originating_endpoint,
-            wire.HOST_ID: lambda: by and by.host_id,
+            **{name: partial(sent_by.get, name) for name in SENT_BY},
             wire.ENCLOSED_MESSAGE_TYPES: lambda: types,
             wire.CONTENT_TYPE: lambda: options.content_type,
             wire.TIME_SENT: lambda: wire.wire_time(sent),
-            wire.TIME_TO_BE_RECEIVED: lambda: frame.convert(
-                lifetime, pa.string(), wire.format_span
+            wire.TIME_TO_BE_RECEIVED: partial(
+                frame.convert, lifetime, pa.string(), wire.format_span
             ),
         }
         if delays:

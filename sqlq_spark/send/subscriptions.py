@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import create_subscriptions
 from sqlq_spark.database.trust import find_code
-from sqlq_spark.errors import (
-    BadOption,
-    QueueNotFound,
-    SubscriptionsNotFound,
-    SubscriptionsRefused,
-)
+from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound, SubscriptionsRefused
 from sqlq_spark.wire.headers import full_name, topic_problem
 
 if TYPE_CHECKING:
@@ -32,6 +27,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection, Row
     from sqlq_spark.database.statements import StatementName
+    from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
 FRESH = 5.0  # seconds for which subscriptions are kept, as by the transport
@@ -48,17 +44,9 @@ class Subscription:
     address: str  # of the endpoint's queue; canonical, as the transport writes it
 
     def check(self) -> None:
-        """
-        Refuse what the table cannot hold, and a topic that no publisher would find.
-
-        Raises:
-            BadOption.
-        """
-        for name, text in (
-            ("topic", self.topic),
-            ("endpoint", self.endpoint),
-            ("queue", self.address),
-        ):
+        """Raise BadOption for what the table cannot hold or no publisher would find."""
+        columns = {"topic": self.topic, "endpoint": self.endpoint, "queue": self.address}
+        for name, text in columns.items():
             if not text.strip() or len(text) > LONGEST or UNSENDABLE.search(text):
                 expected = f"1 to {LONGEST} characters, no NUL and no half of a surrogate pair"
                 raise BadOption(option=name, found=text[:LONGEST], expected=expected)
@@ -76,22 +64,24 @@ class SubscriptionCache:
         self.clock = clock  # seconds
         self._read: dict[object, tuple[float, dict[str, list[Subscription]]]] = {}
 
-    def by_topic(
-        self, connection: Connection, url: str, table: QueueAddress
+    def find(
+        self, connection: Connection, options: SinkOptions, topics: Sequence[str]
     ) -> dict[str, list[Subscription]]:
-        """Return a table's subscriptions by topic; read the table where they are too old."""
-        asked, key = self.clock(), (url, table)
-        read, topics = self._read.get(key, (None, {}))
+        """Return the subscriptions to each topic; read the table where they are too old."""
+        if not topics:
+            return {}
+        asked, key = self.clock(), (options.url, options.subscription_address)
+        read, by_topic = self._read.get(key, (None, {}))
         if read is None or asked - read >= FRESH:
-            topics = {}
-            for each in list_subscriptions(connection, table):
-                topics.setdefault(each.topic, []).append(each)
-            self._read[key] = asked, topics
-        return topics
+            by_topic = {}
+            for each in list_subscriptions(connection, options.subscription_address):
+                by_topic.setdefault(each.topic, []).append(each)
+            self._read[key] = asked, by_topic
+        return {topic: by_topic.get(full_name(topic), []) for topic in topics}
 
-    def drop(self, url: str, table: QueueAddress) -> None:
+    def drop(self, options: SinkOptions) -> None:
         """Drop a table's subscriptions, so that the next look reads the table."""
-        self._read.pop((url, table), None)
+        self._read.pop((options.url, options.subscription_address), None)
 
 
 cache = SubscriptionCache()
@@ -114,7 +104,6 @@ def subscribe(
     Raises:
         BadOption: the table cannot hold it, or a topic is no full name.
         QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
-        SubscriptionsRefused.
     """
     address = connection.canonical(queue)
     made = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
@@ -140,14 +129,9 @@ def subscribe(
 def unsubscribe(
     connection: Connection, table: QueueAddress, topic: str, endpoint: str, *, timeout: float
 ) -> bool:
-    """
-    End an endpoint's subscription to a topic; a repeated call changes nothing.
-
-    Returns:
-        Whether the endpoint was subscribed.
-    """
+    """End an endpoint's subscription to a topic, if there is one; return whether there was."""
     with transaction(connection, timeout=timeout):
-        return bool(_rows(connection, "unsubscribe", table, {"topic": topic, "endpoint": endpoint}))
+        return bool(_rows(connection, "unsubscribe", table, topic=topic, endpoint=endpoint))
 
 
 def list_subscriptions(
@@ -157,20 +141,14 @@ def list_subscriptions(
     Return the subscriptions to one topic, or to any, by topic and endpoint.
 
     Raises:
-        SubscriptionsNotFound: there is no such table.
-        SubscriptionsRefused: it could run code of an owner that is not trusted.
+        SubscriptionsNotFound, SubscriptionsRefused.
     """
-    rows = _rows(connection, "subscribers", table, {"topic": topic})
+    rows = _rows(connection, "subscribers", table, topic=topic)
     return [Subscription(*row) for row in rows]
 
 
 def check_table(connection: Connection, table: QueueAddress) -> None:
-    """
-    Make sure that the table is there, and can be trusted.
-
-    Raises:
-        SubscriptionsNotFound, SubscriptionsRefused.
-    """
+    """Raise SubscriptionsNotFound or SubscriptionsRefused if the table cannot be used."""
     if not connection.columns(table):
         raise SubscriptionsNotFound(table=connection.printed(table), server=connection.server)
     refuse_code(connection, table)
@@ -178,12 +156,9 @@ def check_table(connection: Connection, table: QueueAddress) -> None:
 
 def refuse_code(connection: Connection, table: QueueAddress) -> None:
     """
-    Make sure that a SELECT of the table, which may be absent, runs no code of another owner.
+    Raise SubscriptionsRefused if a SELECT of the table would run code of another owner.
 
     Only a superuser, and this login, may make a view of it or give it policies.
-
-    Raises:
-        SubscriptionsRefused.
     """
     if table.catalog is not None:
         return  # of SQL Server, whose catalogue shows only this database
@@ -195,10 +170,7 @@ def refuse_code(connection: Connection, table: QueueAddress) -> None:
 
 
 def _rows(
-    connection: Connection,
-    statement: StatementName,
-    table: QueueAddress,
-    values: dict[str, str | None],
+    connection: Connection, statement: StatementName, table: QueueAddress, **values: str | None
 ) -> list[Row]:
     refuse_code(connection, table)
     try:

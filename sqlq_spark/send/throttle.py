@@ -18,30 +18,20 @@ import logging
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow.compute as pc
 
+from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import RETURNED, Destinations, find_destinations
-from sqlq_spark.errors import (
-    BadAddress,
-    BadInput,
-    BadOption,
-    DestinationRefused,
-    NotAQueue,
-    QueueNotFound,
-    RightMissing,
-    StateNotInstalled,
-    SubscriptionsNotFound,
-)
 from sqlq_spark.send import publish, subscriptions
 from sqlq_spark.send.delayed import find_waiting
 from sqlq_spark.send.dispatch import last_sent
-from sqlq_spark.send.insert import destination_of
+from sqlq_spark.send.insert import destination_of, names_of_queues
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
-from sqlq_spark.wire.headers import full_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -50,7 +40,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send.staging import Staged
+    from sqlq_spark.send.dispatch import Staged
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -73,21 +63,19 @@ def wait_before_dispatch(
 
     No connection is held during a pause. `names` are those of the task's rows.
     """
-    sink, batch, first = staged.sink, staged.batch, partition == 0
-    name = f"sink {sink}/{batch}/{partition}"
+    name, rate = f"sink {staged.sink}/{staged.batch}/{partition}", options.max_rate
 
     def run(work: Callable[[Connection], T]) -> T:
         # this session leaves its connection to the next one
         with StateSession(options, name, worker=True, reached=True) as session:
             return session.run_with_retries(work)
 
-    if first and options.max_rate is not None:
-        rate = options.max_rate
-        left = run(lambda connection: read_seconds_left(connection, options, sink, batch, rate))
-        _wait_for_rate(time.monotonic() + left, rate, name)
     common = names_of_options(options)
-    own, query = names | common if first else names - common, staged.origin.query_id
-    _wait_for_backlog(options, own, name, query, run)
+    names = names - common if partition else names | common
+    if rate is not None and not partition:
+        read = partial(read_seconds_left, options=options, sink=staged.sink, batch=staged.batch)
+        _wait_for_rate(time.monotonic() + run(partial(read, rate=rate)), rate, name)
+    _wait_for_backlog(options, names, name, staged.origin.query_id, run)
 
 
 def wait_before_chunks(
@@ -100,9 +88,8 @@ def wait_before_chunks(
     Spark's id.
     """
     for chunk in chunks:
-        _wait_for_backlog(
-            options, names_of_chunk(chunk), session.application, query, session.run_with_retries
-        )
+        names, run = names_of_chunk(chunk), session.run_with_retries
+        _wait_for_backlog(options, names, session.application, query, run)
         yield chunk
 
 
@@ -125,14 +112,8 @@ def wait_while(
     Return when there is no reason to wait any more.
 
     A wait has no end of its own. Spark ends the process of a task when its query is stopped. One
-    line is logged when the wait begins, a warning every REMINDER seconds, and one line at the end.
-
-    Args:
-        look: returns the reason, or None; it holds no transaction open afterwards.
-        name: of what waits, for the log.
-        level: of the first line and the last.
-        clock: monotonic seconds.
-        sleep: passes seconds.
+    line is logged when the wait begins, a warning every REMINDER seconds, and one line at the end;
+    `level` is that of the first line and the last.
     """
     began = clock()
     reason = look()
@@ -181,11 +162,8 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
     next one begins n/rate seconds later at the earliest. Within any t seconds, at most rate·t
     messages and one batch become visible.
 
-    Args:
-        messages: of the last dispatch.
-        seconds: since it began. If the database's clock was set back they are negative, and the
-            wait is not longer for it.
-        rate: messages per second, >= 1.
+    The seconds since the last dispatch began are negative if the database's clock was set back, and
+    the wait is not longer for it.
     """
     pause = messages / rate
     return min(max(0.0, pause - seconds), pause)
@@ -202,19 +180,15 @@ def names_of_options(options: SinkOptions) -> Names:
 
 
 def names_of_chunk(chunk: pa.Table) -> Names:
-    """
-    Return what the rows of a chunk name.
-
-    Those of delayed rows are left out. They reach their queue only when they are due.
-    """
+    """Return what the rows of a chunk name, but for delayed ones, which reach no queue now."""
     waiting = find_waiting(chunk)
     if waiting is not None:
         chunk = chunk.filter(pc.invert(waiting))
-    own, topics, names = chunk["queue"], publish.topics_of(chunk), set()
+    names: Names = {("queue", queue) for queue in names_of_queues(chunk)}
+    topics = publish.topics_of(chunk)
     if topics is not None:
-        names = {("topic", topic) for topic in pc.unique(pc.list_flatten(topics)).to_pylist()}
-        own = own.filter(pc.is_null(topics))
-    return names | {("queue", queue) for queue in pc.unique(own).to_pylist()}
+        names |= {("topic", topic) for topic in pc.unique(pc.list_flatten(topics)).to_pylist()}
+    return names
 
 
 def record_names(chunks: Iterable[pa.Table], names: Names) -> Iterator[pa.Table]:
@@ -231,19 +205,14 @@ def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> 
     Names that lead to no queue are left out: the dispatch reports them. Topics need a transaction.
     """
     queues: list[QueueAddress] = []
-    by_topic: dict[str, list[subscriptions.Subscription]] = {}
-    if any(kind == "topic" for kind, _ in names):
-        with suppress(SubscriptionsNotFound):
-            by_topic = subscriptions.cache.by_topic(
-                connection, options.url, options.subscription_address
-            )
-    for kind, name in sorted(names, key=str):
-        if kind == "queue":
-            with suppress(BadInput):
-                queues.append(destination_of(name, options))
-            continue
-        for each in by_topic.get(full_name(name or ""), []):
-            with suppress(BadAddress):
+    for name in sorted((name for kind, name in names if kind == "queue"), key=str):
+        with suppress(errors.BadInput):
+            queues.append(destination_of(name, options))
+    topics = sorted(name for kind, name in names if kind == "topic" and name is not None)
+    with suppress(errors.SubscriptionsNotFound):
+        subscribed = subscriptions.cache.find(connection, options, topics)
+        for each in chain.from_iterable(subscribed.values()):
+            with suppress(errors.BadAddress):
                 queues.append(connection.names.parse_address(each.address))
     return list(dict.fromkeys(map(connection.names.qualify, queues)))
 
@@ -272,24 +241,21 @@ def _wait_for_backlog(
 
 def check_source(connection: Connection, options: SinkOptions, names: Names, query: str) -> None:
     """
-    Refuse to wait for a queue that the query itself receives from: it would wait for itself.
+    Raise BadOption if the query itself receives from a queue: it would wait for itself.
 
     A login that may not read receipts, as that of a sender, is not checked. No transaction is open;
     `query` is Spark's id.
-
-    Raises:
-        BadOption.
     """
     try:
         with transaction(connection, timeout=options.query_timeout):
             rows = connection.rows("query_queues", query_id=query)
             queues = _find_queues(connection, options, names) if rows else []
-    except (RightMissing, StateNotInstalled):
+    except (errors.RightMissing, errors.StateNotInstalled):
         return
     own = set(connection.identities([connection.names.parse_address(queue) for (queue,) in rows]))
     for queue, identity in zip(queues, connection.identities(queues), strict=True):
         if identity in own:
-            raise BadOption(
+            raise errors.BadOption(
                 option="pauseAboveBacklog",
                 found=str(options.pause_above),
                 expected="no limit, because this query receives from "
@@ -303,9 +269,6 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
 
     A look is a short transaction that counts with the statement `peek`, and locks no message. No
     transaction is open before it.
-
-    Raises:
-        RightMissing: this login may not read a destination.
     """
     limit = options.pause_above or 0
     most = max(limit + 1, COUNTED)
@@ -344,9 +307,9 @@ def _count_waiting(
                 grain=most,
             )
             return row[0] or 0
-    except (QueueNotFound, NotAQueue, DestinationRefused):
+    except (errors.QueueNotFound, errors.NotAQueue, errors.DestinationRefused):
         return 0  # the dispatch reports it
-    except RightMissing:
+    except errors.RightMissing:
         with transaction(connection, timeout=options.query_timeout):
             found = find_destinations(connection, [queue], RETURNED).get(queue)
         if found is not None and found.may_insert:

@@ -2,9 +2,8 @@
 Queue addresses: a table, optionally with schema and catalog, in the notation of each database.
 
 Addresses come from users and from messages, so they are untrusted. They are parsed, checked and
-quoted only here. Other modules put names into SQL only as these methods return them. Source:
-the transports' parsers. This parser accepts the same addresses, but raises an error where they
-would misread one.
+quoted only here. The transports' parsers accept the same addresses; this one raises an error where
+they would misread one.
 """
 
 from __future__ import annotations
@@ -79,32 +78,26 @@ class Names(ABC):
     default_schema: str  # of a name without a schema
 
     @abstractmethod
-    def size(self, name: str) -> int:
-        """Count the units of a name."""
+    def size(self, name: str) -> int: ...
 
     @abstractmethod
     def parse_address(self, text: str) -> QueueAddress:
         """Read an address as it stands in a message."""
 
     @abstractmethod
-    def parse_queue(self, text: str) -> QueueAddress:
+    def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
         """Read what a user writes as a queue; `print_address` writes it."""
 
     def parse_table(self, text: str) -> QueueAddress:
         """Read the name of an existing table, as `parse_queue`; it may be longer than a queue's."""
-        return self.parse_queue(text)
+        return self.parse_queue(text, self.longest)
 
     def parse_destination(self, text: str) -> QueueAddress:
         """Read a queue's name or an address, in a row of a frame."""
         return self.parse_queue(text)
 
     def split_list(self, text: str) -> list[str]:
-        """
-        Split the names of several queues at the commas; blanks around a name are not part of it.
-
-        Raises:
-            BadAddress: a quote is not closed, or a name is missing before or after a comma.
-        """
+        """Split the names of several queues at the commas, without the blanks around a name."""
         names = split_at(text, self._commas(text))
         if not all(names):
             raise BadAddress(text=text, reason="a name is missing beside a comma")
@@ -118,9 +111,10 @@ class Names(ABC):
     def is_of_other_database(self, text: str) -> bool:
         """Whether an address is in another notation, or has a host."""
 
-    def guess_table(self, text: str) -> QueueAddress | None:  # noqa: ARG002
-        """Guess what an address without quotes may mean."""
-        return None
+    def guess_table(self, text: str) -> QueueAddress | None:
+        """Guess the table whose name has dots: without quotes the first part is its schema."""
+        is_split = self.separator == "." and "." in text and '"' not in text
+        return QueueAddress(text) if is_split else None
 
     def print_address(self, address: QueueAddress) -> str:
         """Write an address for people and state tables."""
@@ -135,11 +129,9 @@ class Names(ABC):
         return ".".join(self.quote_name(name) for name in reversed(self._names_of(address)))
 
     def quote_name(self, name: str) -> str:
-        """Write one part as an SQL identifier."""
         return self.opening + name.replace(self.closing, self.closing * 2) + self.closing
 
     def qualify(self, address: QueueAddress) -> QueueAddress:
-        """Return the address with its schema, the default one if it names none."""
         return address if address.schema else replace(address, schema=self.default_schema)
 
     @property
@@ -149,19 +141,16 @@ class Names(ABC):
 
     def _names_of(self, address: QueueAddress) -> list[str]:
         """Check an address, and return its names, table first."""
-        table, catalog = address.table, address.catalog
-        if catalog is not None and not self.has_catalogs:
-            reason = f"it names a catalog, which {self.database} does not have"
-            raise BadAddress(text=table, reason=reason)
-        schema = self.default_schema if address.schema is None else address.schema
-        names = [table, schema] if catalog is None else [table, schema, catalog]
-        for label, name in zip(LABELS, names, strict=False):
-            # `<queue>.Delayed` may be longer than a queue's name.
-            self._check(label, name, name, self.longest)
+        names = [address.table, self.default_schema if address.schema is None else address.schema]
+        if address.catalog is not None:
+            names.append(address.catalog)
+            if not self.has_catalogs:
+                reason = f"it names a catalog, which {self.database} does not have"
+                raise BadAddress(text=address.table, reason=reason)
+        self._address(names, address.table, self.longest)  # also of a table `<queue>.Delayed`
         return names
 
     def _check_length(self, text: str) -> None:
-        """Refuse an address that is too long for any database, before parsing it."""
         if len(text) > LONGEST_ADDRESS:
             reason = f"it has {len(text)} characters where {LONGEST_ADDRESS} are the most"
             raise BadAddress(text=text[:SHOWN] + "…", reason=reason)
@@ -216,7 +205,6 @@ class Names(ABC):
         return QueueAddress(table or "", *others)
 
     def _check(self, label: str, name: str, text: str, longest: int) -> None:
-        """Reject a name that the database cannot store, or would cut."""
         if not name:
             raise BadAddress(text=text, reason=f"the {label} is empty")
         if "\0" in name:
@@ -261,9 +249,6 @@ class _PostgreSQL(Names):
         self._check_length(text)
         return self._address(self._split(text)[::-1], text)
 
-    def parse_table(self, text: str) -> QueueAddress:
-        return self.parse_queue(text, self.longest)
-
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
         """
         Read an address if it begins with a quote, else one table name.
@@ -286,10 +271,6 @@ class _PostgreSQL(Names):
 
     def is_of_other_database(self, text: str) -> bool:
         return "@" in text and not text.startswith('"')
-
-    def guess_table(self, text: str) -> QueueAddress | None:
-        """Guess the table whose name has dots: without quotes the first part is its schema."""
-        return QueueAddress(text) if "." in text and '"' not in text else None
 
 
 @dataclass(frozen=True)
@@ -331,19 +312,13 @@ class _SQLServer(Names):
         bracketed = BRACKETED_TABLE.match(text)
         if bracketed and "@" in bracketed[1] and "@[" not in bracketed[1]:
             return self._address(self._split(text), text)
-        table, at, _ = text.partition("@")
-        schema = self._split(text, len(table) + 1) if at else ()
-        return self._address([table, *schema], text)
+        table, _, _ = text.partition("@")
+        return self._address([table, *self._split(text, len(table) + 1)], text)
 
-    def parse_queue(self, text: str) -> QueueAddress:
-        """
-        Read an address as `print_address` writes it, or in fewer brackets.
-
-        `Shop.Orders` is one table in the default schema. Unlike in a message, the table too may be
-        bracketed.
-        """
+    def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
+        """Read an address of which, unlike in a message, the table too may be in brackets."""
         self._check_length(text)
-        return self._address(self._split(text), text)
+        return self._address(self._split(text), text, longest_table)
 
     def parse_destination(self, text: str) -> QueueAddress:
         return self.parse_address(text)

@@ -22,8 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
     Places = npt.NDArray[np.signedinteger[Any]]
@@ -32,8 +30,8 @@ if TYPE_CHECKING:
 
 QUOTE, COLON, COMMA, OPEN, CLOSE, BACKSLASH, HEX = b'":,{}\\u'
 SPACE = 0x20  # JSON has no byte below it inside of a text
-# quotes, backslashes and control characters in all texts: a place takes 8 bytes, and some copies.
-# 16 MB of usual headers have a million.
+# quotes, backslashes and control characters in all texts, of which none is read if they have more:
+# a place takes 8 bytes, and some copies. 16 MB of usual headers have a million.
 MOST_MARKS = 4_000_000
 BLOCK = 1 << 18  # bytes, which stay in the processor's cache
 QUOTES = 4  # of a member
@@ -58,12 +56,7 @@ class FlatObjects:
     """
 
     def __init__(self, texts: pa.Array) -> None:
-        """
-        Find the members.
-
-        The texts are of pa.string(), valid UTF-8, without nulls; `''` is an object without members.
-        None is read if they have more than MOST_MARKS.
-        """
+        """Find the members of valid texts without nulls; `''` is an object without members."""
         self.rows = len(texts)
         data = texts.buffers()[2] or pa.py_buffer(b"")
         ends = text_ends(texts)
@@ -123,17 +116,6 @@ class FlatObjects:
         self.is_read[np.repeat(np.arange(self.rows), counts)[~good]] = False
         self.is_read[~full] &= _are_empty(text, begins[~full], stops[~full])
 
-    def leave_out(self, rows: Sequence[int]) -> None:
-        """Read some rows no longer."""
-        self.is_read[rows] = False
-        keep = np.flatnonzero(self.is_read[self.parents])
-        self._names, self._values = (
-            (starts[keep], stops[keep], escaped[keep])
-            for starts, stops, escaped in (self._names, self._values)
-        )
-        self.parents, self.counts = self.parents[keep], np.where(self.is_read, self.counts, 0)
-        self.__dict__.pop("names", None)
-
     def places(self, name: str) -> Places:
         """Find the members of one name, which has no character that JSON must escape."""
         starts, stops, escaped = self._names
@@ -163,16 +145,6 @@ class FlatObjects:
     def values(self) -> pa.Array:
         return self._plain_texts(*self._values)
 
-    def repeated(self) -> list[int]:
-        """Find the rows that have a name twice."""
-        if not may_repeat(self.names, self.parents, self.rows):
-            return []
-        kinds = len(self.names.dictionary)
-        entries = np.sort(self.parents * kinds + self.names.indices.to_numpy())
-        again = entries[1:][entries[1:] == entries[:-1]]
-        found: list[int] = np.unique(again // max(1, kinds)).tolist()
-        return found
-
     def _plain_texts(self, starts: Places, stops: Places, escaped: Flags) -> pa.Array:
         """Copy texts out of the data, without escapes; their bounds rise."""
         found = self._texts(starts, stops)
@@ -197,14 +169,24 @@ def places_of(names: pa.DictionaryArray, name: str) -> Places:
     return np.flatnonzero(names.indices.to_numpy() == code)
 
 
-def may_repeat(names: pa.DictionaryArray, parents: Places, rows: int) -> bool:
-    """Whether a row may have a name twice; member `i` belongs to row `parents[i]`."""
+def places_of_each(names: pa.DictionaryArray, parents: Places, rows: int) -> tuple[Places, Places]:
+    """Find the first and the last member of each name in each row."""
     kinds = len(names.dictionary)
+    entries = parents * kinds + names.indices.to_numpy()
     if rows * kinds > FEW_KINDS * len(names):
-        return True
-    seen = np.zeros(rows * kinds, bool)
-    seen[parents * kinds + names.indices.to_numpy()] = True
-    return int(np.count_nonzero(seen)) < len(names)
+        ordered = np.sort(entries)
+        again = bool((ordered[1:] == ordered[:-1]).any())
+    else:
+        seen = np.zeros(rows * kinds, bool)
+        seen[entries] = True
+        again = int(np.count_nonzero(seen)) < len(names)
+    if not again:
+        places = np.arange(len(names))
+        return places, places
+    _, first = np.unique(entries, return_index=True)
+    _, from_end = np.unique(entries[::-1], return_index=True)
+    order = np.argsort(first)
+    return first[order], len(names) - 1 - from_end[order]
 
 
 @cache

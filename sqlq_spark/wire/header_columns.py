@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.wire.flat_json import LONGEST_NAME, FlatObjects
+from sqlq_spark.wire.flat_json import LONGEST_NAME, FlatObjects, places_of_each
 from sqlq_spark.wire.headers import CORRELATION_ID, MESSAGE_ID, NEVER_FIRST, REPLY_TO_ADDRESS
 from sqlq_spark.wire.rows import id_texts
 
@@ -38,12 +38,10 @@ class Headers:
         """Read header texts, of pa.string(); null and `''` are `{}`."""
         self._texts = pc.fill_null(texts, "") if texts.null_count else texts
         self._flat = FlatObjects(self._texts)
-        self._parsed: dict[int, dict[str, str | None] | None] = {}  # row → its headers, or poison
-        self._parse(np.flatnonzero(~self._flat.is_read).tolist())
-
-    def _parse(self, rows: list[int]) -> None:
-        texts = self._texts.take(pa.array(rows, pa.int64())).to_pylist()
-        self._parsed |= zip(rows, map(parse_headers, texts), strict=True)
+        rows = np.flatnonzero(~self._flat.is_read)
+        others = self._texts.take(pa.array(rows)).to_pylist()
+        # row → its headers, or None for poison; ascending
+        self._parsed = dict(zip(rows.tolist(), map(parse_headers, others), strict=True))
 
     def poison(self) -> pa.Array:
         """Return which rows are poison, as booleans."""
@@ -63,7 +61,7 @@ class Headers:
         found = self._flat.values_of(name)
         if not self._parsed:
             return found
-        parsed = [(self._parsed[row] or {}).get(name) for row in sorted(self._parsed)]
+        parsed = [(headers or {}).get(name) for headers in self._parsed.values()]
         others = pa.array(~self._flat.is_read)
         return pc.replace_with_mask(found, others, pa.array(parsed, pa.string()))
 
@@ -77,20 +75,21 @@ class Headers:
     def unreadable_by_9_0(self) -> list[int]:
         """Return rows that endpoints up to 9.0 cannot read: a name twice, NEVER_FIRST first."""
         flat = self._flat
-        repeated, first = flat.repeated(), flat.places(NEVER_FIRST)
+        one, last = places_of_each(flat.names, flat.parents, flat.rows)
+        first = flat.places(NEVER_FIRST)
         first = first[(first == 0) | (flat.parents[first] != flat.parents[first - 1])]
         texts = self._texts.take(pa.array(list(self._parsed), pa.int64())).to_pylist()
         parsed = zip(texts, self._parsed.items(), strict=True)
         others = [row for text, (row, found) in parsed if found and _fails_9_0(text, found)]
-        return [*repeated, *flat.parents[first].tolist(), *others]
+        return [*flat.parents[np.append(one[one < last], first)].tolist(), *others]
 
     def map(self, kind: pa.MapType) -> pa.MapArray:
         """Return the headers as a map column; null for poison."""
         flat = self._flat
-        if repeated := flat.repeated():
-            flat.leave_out(repeated)
-            self._parse(repeated)
         names, values, parents = flat.names.dictionary_decode(), flat.values(), flat.parents
+        first, last = places_of_each(flat.names, parents, flat.rows)
+        if len(first) < len(names):  # as a dict: the last value, where the name first was
+            names, values, parents = names.take(first), values.take(last), parents[first]
         if self._parsed:
             parsed = [headers or {} for headers in self._parsed.values()]
             more_names = [name for headers in parsed for name in headers]
@@ -154,12 +153,8 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
 
 
 def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
-    """
-    Convert rows of QUEUE_ROW to any columns of a read, with Spark's types.
-
-    `queue` is the address from which they came. Headers are read only if a column needs them.
-    """
-    read_headers = cache(lambda: Headers(rows.column("headers")))
+    """Convert rows of QUEUE_ROW from a queue to any columns of a read, with Spark's types."""
+    read_headers = cache(lambda: Headers(rows.column("headers")))  # only if a column needs them
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         if name == "id":
@@ -193,16 +188,8 @@ def with_legacy_columns(rows: pa.Table) -> pa.Table:
 
 
 def has_id(rows: pa.Table, ids: Iterable[str]) -> pa.Array:
-    """
-    Return which rows of QUEUE_ROW are messages of some ids, as booleans.
-
-    An id is that of a row, or the header NServiceBus.MessageId; case does not matter.
-    """
-    wanted = {message.lower() for message in ids}
-    row_ids = id_texts(rows["id"].combine_chunks()).to_pylist()
-    message_ids = Headers(rows["headers"].combine_chunks()).text(MESSAGE_ID).to_pylist()
-    pairs = zip(row_ids, message_ids, strict=True)
-    return pa.array(
-        [row in wanted or (own is not None and own.lower() in wanted) for row, own in pairs],
-        pa.bool_(),
-    )
+    """Return which rows have one of some ids or MessageIds, in any case, as booleans."""
+    wanted = pc.utf8_lower(pa.array([*ids], pa.string()))
+    row_ids = id_texts(rows["id"].combine_chunks())
+    message_ids = Headers(rows["headers"].combine_chunks()).text(MESSAGE_ID)
+    return pc.or_(*(pc.is_in(pc.utf8_lower(each), wanted) for each in (row_ids, message_ids)))

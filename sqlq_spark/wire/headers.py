@@ -52,8 +52,6 @@ NEVER_FIRST = "__type"
 # Headers that begin with one of these are removed when a failed message returns to its source.
 FAULT_PREFIXES = (RETRIES, FAILED_Q, TIME_OF_FAILURE, EXCEPTION_INFO)
 
-_SHORT = {'"': r"\"", "\\": r"\\", "/": r"\/"}
-_SHORT |= {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r"}
 _ESCAPED = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
 _BYTE_ORDER_MARK = "\ufeff"  # escaped too, unlike the other characters of its category
 _BMP_END = 0xFFFF
@@ -64,36 +62,29 @@ class _Escapes(dict[int, str]):
     """The escape of each code point, computed at its first use."""
 
     def __missing__(self, code: int) -> str:
-        written = _escape_one(chr(code))
-        if code <= _BMP_END:  # at most 65,536 are kept
-            self[code] = written
-        return written
+        character, category = chr(code), unicodedata.category(chr(code))
+        if code > _BMP_END:  # not kept, so that at most 65,536 are
+            pair = character.encode("utf-16-be").hex().upper()
+            return f"\\u{pair[:4]}\\u{pair[4:]}"
+        if category == "Cs":  # a surrogate alone, because Python's text has no pairs
+            character = "\\uFFFD"
+        elif character == _BYTE_ORDER_MARK or (category in _ESCAPED and character != " "):
+            character = f"\\u{code:04X}"
+        self[code] = character
+        return character
 
 
-def _escape_one(character: str) -> str:
-    if character in _SHORT:
-        return _SHORT[character]
-    category = unicodedata.category(character)
-    if category == "Cs":  # a surrogate alone, because Python's text has no pairs
-        return "\\uFFFD"
-    if character > chr(_BMP_END):
-        pair = character.encode("utf-16-be").hex().upper()
-        return f"\\u{pair[:4]}\\u{pair[4:]}"
-    if character == _BYTE_ORDER_MARK or (category in _ESCAPED and character != " "):
-        return f"\\u{ord(character):04X}"
-    return character
-
-
-_ESCAPES = _Escapes()
+_SHORT = {'"': r"\"", "\\": r"\\", "/": r"\/"}
+_SHORT |= {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r"}
+_ESCAPES = _Escapes(str.maketrans(_SHORT))
 
 
 def escape(text: str) -> str:
     r"""
-    Escape text for a JSON string.
+    Escape any text for a JSON string; a surrogate alone becomes `\uFFFD`.
 
-    Args:
-        text: any; a surrogate alone becomes `\uFFFD`. Python's Unicode version decides which
-            characters are not assigned and therefore escaped; endpoints read either form.
+    Python's Unicode version decides which characters are not assigned and therefore escaped;
+    endpoints read either form.
     """
     if not _BEYOND_BMP.search(text) and text.isprintable():  # a tenth of the time
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("/", "\\/")
@@ -101,12 +92,7 @@ def escape(text: str) -> str:
 
 
 def dumps(headers: Mapping[str, str | None]) -> str:
-    """
-    Write headers as one compact JSON object, in the order given; NEVER_FIRST moves to the end.
-
-    Raises:
-        TypeError: a name or value is not text (a value may be None).
-    """
+    """Write headers of texts or None, else TypeError, as compact JSON, NEVER_FIRST at its end."""
     if next(iter(headers), None) == NEVER_FIRST:
         first, *others = headers.items()
         headers = dict([*others, first])
@@ -167,18 +153,10 @@ def parse_wire_time(text: str) -> datetime:
 
 def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = LIFETIME) -> int:
     """
-    Read a time-to-be-received, or a delay; .NET's invariant `[d.]hh:mm:ss[.fffffff]`.
+    Read .NET's invariant `[d.]hh:mm:ss[.fffffff]` as milliseconds, 0 to `longest`.
 
-    Args:
-        text: untrusted.
-        longest: milliseconds.
-        what: its name, for the error.
-
-    Returns:
-        Milliseconds, 0 to `longest`; smaller parts are cut off, as in the transports.
-
-    Raises:
-        BadTimeSpan: the form is different, or the span is negative or too long.
+    Smaller parts are cut off, as in the transports. BadTimeSpan says `what` has a different form,
+    is negative or too long.
     """
     found = _SPAN.fullmatch(text)
     if found is None:
@@ -193,12 +171,7 @@ def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = LIFETIME) 
 
 
 def format_span(milliseconds: int) -> str:
-    """
-    Write a time-to-be-received as .NET does: `00:30:00`, `1.12:00:00`, `00:00:01.5000000`.
-
-    Raises:
-        BadTimeSpan: a negative number, or one above LONGEST_SPAN.
-    """
+    """Write a time-to-be-received as .NET does; raise BadTimeSpan if it has none so long."""
     if not 0 <= milliseconds <= LONGEST_SPAN:
         reason = f"is not between 0 and {LONGEST_SPAN} ms"
         raise BadTimeSpan(LIFETIME, f"{milliseconds} ms", reason)
@@ -206,7 +179,7 @@ def format_span(milliseconds: int) -> str:
 
 
 def span(milliseconds: int) -> str:
-    """Write any time span as .NET does."""
+    """Write any time span as .NET does: `00:30:00`, `1.12:00:00`, `00:00:01.5000000`."""
     days, rest = divmod(milliseconds, 86_400_000)
     hours, rest = divmod(rest, 3_600_000)
     minutes, rest = divmod(rest, 60_000)

@@ -111,15 +111,10 @@ def random_ids(
     how_many: int, *, seed: bytes | None = None, first: int = 0
 ) -> npt.NDArray[np.uint8]:
     """
-    Return new version 4 UUIDs.
+    Return new version 4 UUIDs as uint8 of shape (how_many, 16), in network order.
 
-    Args:
-        how_many: >= 0.
-        seed: 16 bytes that define a sequence of ids; None: random ids.
-        first: index of the first id in the sequence; even.
-
-    Returns:
-        uint8 of shape (how_many, 16), in network order. Measured: 4.6 million/s, `uuid4` 380k/s.
+    A seed of 16 bytes defines a sequence of ids, of which they begin with that of the even index
+    `first`. Measured: 4.6 million/s, `uuid4` 380k/s.
     """
     if seed is None:
         ids = np.frombuffer(os.urandom(16 * how_many), np.uint8).reshape(how_many, 16).copy()

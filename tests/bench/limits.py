@@ -22,7 +22,7 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
-from sqlq_spark.send import dispatch, insert, staging
+from sqlq_spark.send import dispatch, insert
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.rows import Origin
 
@@ -180,7 +180,7 @@ def stage_and_dispatch(bench: Bench) -> Costs:
     with StateSession(options, "limits") as session:
         session.open()
         before = bench.begin()
-        staged = staging.stage(session, chunks, sink=staging.nameless_sink(), batch=0)
+        staged = dispatch.stage(session, chunks, sink=f"{dispatch.NAMELESS}{uuid.uuid4()}", batch=0)
         with bench.timing(before) as costs:
             dispatch.dispatch(session.open(), [staged], options)
     expect("dispatched", bench.database.count("sent"), bench.batch)

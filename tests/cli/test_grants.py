@@ -11,7 +11,7 @@ import pytest
 
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import dispatch, staging
+from sqlq_spark.send import dispatch
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.send.throttle import find_backlog
 
@@ -79,7 +79,7 @@ def test_a_sender_sends_exactly_once_and_publishes(
         options = SinkOptions.parse(given | to)
         with StateSession(options, "sender") as session:
             chunks = Sender(options=options, partition=0).chunks([batch])
-            staged = staging.stage(session, chunks, sink=f"app:{which}", batch=0)
+            staged = dispatch.stage(session, chunks, sink=f"app:{which}", batch=0)
             dispatch.dispatch(session.open(), [staged], options)
 
     url = ("--url", granted.urls["sender"])

@@ -253,13 +253,14 @@ class Bench:
     @property
     def who(self) -> Claim:
         """The one driver of `new_stream`'s streams."""
-        return Claim(driver="the driver", queue=self.stated)
+        return Claim(options=self.source(), driver="the driver")
 
     def ack(self, stream: str, batch: int, connection: Connection | None = None) -> Acknowledged:
         """Acknowledge a batch, as the driver of `new_stream`."""
         connection = connection or self.desk
         with transaction(connection, timeout=TIMEOUT):
-            return acknowledge(connection, stream, batch, self.who, claim=False)
+            end = Offset(stream=stream, batch=batch)
+            return acknowledge(connection, end, replace(self.who, stream=stream))
 
     def task(self, stream: str | None, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
         """Give a task over the whole queue; `limits` are fields of the task or of its options."""

@@ -15,7 +15,7 @@ import pytest
 
 from sqlq_spark.database import schema
 from sqlq_spark.receive.task import divert, fence, take
-from sqlq_spark.send import dispatch, staging, subscriptions
+from sqlq_spark.send import dispatch, subscriptions
 from sqlq_spark.send import sender as messages
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.insert import Inserts
@@ -84,7 +84,7 @@ def write(bench: Bench, frame: dict[str, Any], *, batch: int = 0, **raw: str) ->
         options = replace(options, address=None)
     rows = pa.RecordBatch.from_pydict(frame)
     chunks = messages.Sender(options=options, partition=0).chunks([rows])
-    staged = staging.stage(bench.session(), chunks, sink="sink", batch=batch)
+    staged = dispatch.stage(bench.session(), chunks, sink="sink", batch=batch)
     dispatch.dispatch(bench.desk, [staged], options)
 
 
@@ -168,7 +168,7 @@ def test_what_either_side_delayed_reaches_its_queue_by_either_mover(
     orders.defer(web.address, b"theirs", 0)
     orders.defer(web.address, b"tomorrow", 86_400_000)
     web.defer(bench.printed, b"from its table", 0)
-    moved = Mover(bench.queue, zone=None, timeout=TIMEOUT).move_all(bench.desk)
+    moved = Mover(bench.queue, bench.source()).move_all(bench.desk)
     web.move_due()
     assert handled(web) == []
     rows = received(bench, bench.new_stream(), error_address=bench.errors)
@@ -197,7 +197,7 @@ def test_what_we_cannot_forward_is_returned_to_where_it_belongs(
     """Its queue was missing; from the error queue the tools bring it there, once it is made."""
     with Endpoint(database, "absent") as absent:
         orders.defer(absent.address, b"late", 0)
-        Mover(bench.queue, zone=None, timeout=TIMEOUT).move_all(bench.desk)
+        Mover(bench.queue, bench.source()).move_all(bench.desk)
         assert received(bench, bench.new_stream(), error_address=bench.errors) == []
 
         absent.install()
@@ -265,13 +265,15 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(
     chunks = messages.Sender(options=bench.sink(), partition=0).chunks(
         [pa.RecordBatch.from_pydict({"body": pa.array([b"ours"], pa.binary())})]
     )
-    staged = staging.stage(bench.session(), chunks, sink="sink", batch=0)
+    staged = dispatch.stage(bench.session(), chunks, sink="sink", batch=0)
     connection = bench.open("ours")
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
         connection.run("begin")
         dispatch.lock_exclusive(connection, "sink")
-        dispatch.copy_chunks(Inserts(connection, bench.sink()), [staged])
+        inserts = Inserts(connection, bench.sink())
+        for chunk in dispatch.read_chunks(connection, [staged]):
+            inserts.insert(chunk)
         hasty.send(hasty.address, b"after")
         assert hasty.peek() >= 2
         during = [incoming.body for incoming in handled(hasty)]

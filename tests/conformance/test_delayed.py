@@ -18,7 +18,7 @@ from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import delayed as due
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import insert, staging
+from sqlq_spark.send import insert
 from sqlq_spark.send.delayed import Moved, Mover, pause
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, Sender
 from sqlq_spark.wire.address import QueueAddress
@@ -54,7 +54,7 @@ class Desk:
     def mover(self, **raw: str) -> Mover:
         """Give a mover with the options of a source."""
         options = self.bench.source(**raw)
-        return Mover(options.address, zone=options.endpoint_time_zone, timeout=TIMEOUT)
+        return Mover(options.address, options)
 
     def move(self, most: int = 100, **raw: str) -> Moved:
         """Move what is due, once."""
@@ -102,7 +102,7 @@ def chunk(*rows: dict[str, Any]) -> pa.Table:
 
 def dispatch(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
     """Stage and send, exactly once."""
-    staged = staging.stage(desk.bench.session("stage"), chunks, sink=secrets.token_hex(4), batch=0)
+    staged = send.stage(desk.bench.session("stage"), chunks, sink=secrets.token_hex(4), batch=0)
     return send.dispatch(desk.bench.desk, [staged], desk.bench.sink(**raw))
 
 

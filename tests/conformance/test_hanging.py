@@ -18,10 +18,10 @@ from waiting import until
 
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import TimedOut
+from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import acknowledge
 from sqlq_spark.receive.task import receive
-from sqlq_spark.send import staging
-from sqlq_spark.send.dispatch import discard, dispatch
+from sqlq_spark.send.dispatch import Staged, discard, dispatch, stage
 from sqlq_spark.wire.rows import NO_STREAM
 
 from .conftest import bodies
@@ -88,13 +88,14 @@ class Waiting:
 
         def do(connection: Connection) -> int:
             with transaction(connection, timeout=TIMEOUT):
-                return acknowledge(connection, self.stream, 1, self.bench.who, claim=False).batch
+                end = Offset(stream=self.stream, batch=1)
+                return acknowledge(connection, end, self.bench.who).batch
 
         return self.session.run_with_retries(do)
 
-    def stage(self) -> staging.Staged:
+    def stage(self) -> Staged:
         """Stage a chunk."""
-        return staging.stage(self.session, [chunk(b"sent")], sink="app:sink", batch=0)
+        return stage(self.session, [chunk(b"sent")], sink="app:sink", batch=0)
 
     def dispatch(self) -> int:
         """Send what was staged."""

@@ -169,7 +169,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     dispatch(bench, stage(bench, *sender.chunks([pa.RecordBatch.from_pydict(frame)])), **raw)
     bench.dotnet.send(bench.queue, dumps({FORWARD_DESTINATION: printed}), b"forwarded")
     bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-    Mover(queue, zone=None, timeout=TIMEOUT).move(bench.desk)
+    Mover(queue, bench.source()).move(bench.desk)
 
     assert set(bench.desk.columns(queue)) == bench.dotnet.dba.shapes.columns
     assert bench.dotnet.subscribers(table, topic) == [printed]

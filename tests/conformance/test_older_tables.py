@@ -13,7 +13,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound
 from sqlq_spark.receive import browse, receipts
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.send import dispatch, insert, staging
+from sqlq_spark.send import dispatch, insert
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench
@@ -52,7 +52,7 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     with transaction(bench.desk, timeout=TIMEOUT):
         returned = receipts.return_(bench.desk, str(end.stream), end.batch, 0, bench.queue)
     with bench.session("sink") as session:
-        staged = staging.stage(session, [chunk(b"ours", lives=-1)], sink="s", batch=0)
+        staged = dispatch.stage(session, [chunk(b"ours", lives=-1)], sink="s", batch=0)
         dispatch.dispatch(bench.desk, [staged], bench.sink())
 
     assert [row["body"] for row in shown] == [b"good", b"poison", b"gone"]

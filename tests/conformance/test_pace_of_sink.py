@@ -11,9 +11,10 @@ import pytest
 from pyspark.sql.types import StructType
 from waiting import until
 
+from sqlq_spark.database.statements import Statements
 from sqlq_spark.datasource.write import BatchWriter, Written
 from sqlq_spark.errors import BadOption, RightMissing
-from sqlq_spark.send.staging import Staged
+from sqlq_spark.send.dispatch import Staged
 from sqlq_spark.send.throttle import (
     Names,
     check_source,
@@ -51,7 +52,7 @@ def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
 
 def task(bench: Bench, *, batch: int = 1, sink: str = "sink", origin: Origin = NO_STREAM) -> Staged:
     """Name what a task staged; its sessions bear the bench's name."""
-    return Staged(f"{bench.name} {sink}", batch, "attempt", 0, origin=origin)
+    return Staged(f"{bench.name} {sink}", batch, 0, origin=origin)
 
 
 def wait(
@@ -233,7 +234,7 @@ def test_a_look_waits_for_no_lock(bench: Bench) -> None:
 
 
 def test_a_login_that_may_not_read_the_destination_gets_the_grant(bench: Bench) -> None:
-    """SELECT is needed beside INSERT; without INSERT the dispatch reports it."""
+    """That of `sqlqueue script`, of one column; without INSERT the dispatch reports it."""
     login = bench.dotnet.dba.login()
     try:
         with bench.session("service", url=login.url) as session:
@@ -241,9 +242,13 @@ def test_a_login_that_may_not_read_the_destination_gets_the_grant(bench: Bench) 
             look = partial(find_backlog, session.open(), options, queues(None))
             assert look() is None
             bench.dotnet.dba.grant(login, "INSERT", bench.queue)
-            with pytest.raises(RightMissing, match=r"statement peek.*GRANT SELECT"):
+            with pytest.raises(RightMissing, match=r"statement peek") as refused:
                 look()
-            bench.dotnet.dba.grant(login, "SELECT", bench.queue)
+            fix = refused.value.fix
+            printed = Statements.load(bench.desk.names.dialect)["script_send"]
+            assert fix.partition(" ON ")[0].removeprefix("GRANT ") in printed
+            assert "SELECT (" in fix
+            bench.dotnet.dba.run(fix.replace("the_user", login.name))
             assert look() is None
     finally:
         bench.dotnet.dba.drop_login(login)

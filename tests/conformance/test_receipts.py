@@ -22,7 +22,7 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.offset import BatchPlan, QueuePlan, read_plan, write_plan
+from sqlq_spark.receive.offset import BatchPlan, Offset, QueuePlan, read_plan, write_plan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
 
 from .conftest import TIMEOUT, Bench, bodies
@@ -35,6 +35,13 @@ def received(bench: Bench, stream: str, *, batch: int = 1, messages: int = 3) ->
     for at in range(messages):
         bench.dotnet.send(bench.queue, f'{{"n":"{at}"}}', b"%d/%d" % (batch, at), lives=10**8)
     bench.receive(bench.task(stream, batch=batch))
+
+
+def end_of(stream: str, batch: int, *, tasks: int) -> Offset:
+    """Give the end of a batch that was planned with so many tasks."""
+    bounds = tuple(range(tasks + 1))
+    part = QueuePlan(queue="orders", messages=tasks, share=1, bytes=1, bounds=bounds)
+    return Offset(stream=stream, batch=batch, plan=(part,))
 
 
 def return_(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
@@ -133,9 +140,9 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
         "acknowledged only up to batch 2. "
     )
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
-    accepting = replace(bench.who, fail_on_data_loss=False)
+    accepting = replace(bench.who, options=bench.source(failOnDataLoss="false"))
     with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.acknowledge(bench.desk, stream, start, accepting, claim=False)
+        receipts.acknowledge(bench.desk, Offset(stream=stream, batch=start), accepting)
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(start,)]
     assert "the stream goes on after data loss" in caplog.text
 
@@ -153,7 +160,7 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
         receipts.lock_for_plan(bench.desk, stream, 5, who)
 
     assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(2, None)]
-    accepting = replace(bench.who, fail_on_data_loss=False)
+    accepting = replace(bench.who, options=bench.source(failOnDataLoss="false"))
     with transaction(bench.desk, timeout=TIMEOUT):
         assert receipts.lock_for_plan(bench.desk, stream, 5, accepting) is None
     bench.plan(stream, 5)
@@ -171,7 +178,7 @@ def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
     bench.plan(stream, 2)
 
     with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.acknowledge(bench.desk, stream, 2, bench.who, claim=False, tasks=3)
+        receipts.acknowledge(bench.desk, end_of(stream, 2, tasks=3), bench.who)
 
     assert "batch 2 had 3 tasks and left 0 receipts: " in caplog.text
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
@@ -184,16 +191,18 @@ def test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it(
     stream = bench.new_stream()
     bench.plan(stream, 1)
     received(bench, stream)
-    strict = replace(bench.who, fail_on_missing_receipts=True)
+    raw = {"failOnMissingReceipts": "true"}
+    strict = replace(bench.who, options=bench.source(**raw))
+    lax = replace(bench.who, options=bench.source(failOnDataLoss="false", **raw))
 
     def ack(who: receipts.Claim, tasks: int) -> None:
         with transaction(bench.desk, timeout=TIMEOUT):
-            receipts.acknowledge(bench.desk, stream, 1, who, claim=False, tasks=tasks)
+            receipts.acknowledge(bench.desk, end_of(stream, 1, tasks=tasks), who)
 
     with pytest.raises(ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
         ack(strict, 3)
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
-    ack(replace(strict, fail_on_data_loss=False), 3)
+    ack(lax, 3)
     assert "the stream goes on after data loss" in caplog.text
     ack(strict, 3)
     assert bench.dotnet.state_rows("receipt", ROWS) == []
@@ -203,16 +212,17 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     """And one of a stream of another queue, and one of no stream at all; nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
-    other = receipts.Claim(driver="another", queue=bench.stated)
-    elsewhere = receipts.Claim(driver="the driver", queue="x@[dbo]")
+    other = replace(bench.who, driver="another")
+    elsewhere = replace(bench.who, options=bench.source(queues="x"))
 
     def ack(stream: str, who: receipts.Claim, *, claim: bool = False) -> None:
+        known = replace(who, stream=None if claim else stream)
         with transaction(bench.desk, timeout=TIMEOUT):
-            receipts.acknowledge(bench.desk, stream, 1, who, claim=claim)
+            receipts.acknowledge(bench.desk, Offset(stream=stream, batch=1), known)
 
     with pytest.raises(StreamTakenOver):
         ack(stream, other)
-    with pytest.raises(StreamOfOtherQueue, match=r"of queue .*orders.*, not of x@\[dbo\]"):
+    with pytest.raises(StreamOfOtherQueue, match=r"of queue .*orders.*, not of .*x"):
         ack(stream, elsewhere, claim=True)
     with pytest.raises(StreamNotFound):
         ack("nobody", other, claim=True)
@@ -375,7 +385,7 @@ def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
 
     assert store(plan_to(5), bench.who) == plan_to(5)
     assert store(plan_to(6), bench.who) == plan_to(5)
-    other = receipts.Claim(driver="another", queue=bench.stated)
+    other = replace(bench.who, driver="another")
     with pytest.raises(StreamTakenOver):
         store(plan_to(7), other)
     assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]

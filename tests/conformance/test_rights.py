@@ -17,7 +17,7 @@ from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
-from sqlq_spark.send import dispatch, staging
+from sqlq_spark.send import dispatch
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
@@ -98,7 +98,7 @@ class Service:
                     url=self.url, queue=printed(self.output), delayedQueue=printed(delayed)
                 )
                 out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})
-                staged = staging.stage(session, out, sink=self.role, batch=0)
+                staged = dispatch.stage(session, out, sink=self.role, batch=0)
                 dispatch.dispatch(connection, [staged], sink)
             loop.latest(end)
         finally:

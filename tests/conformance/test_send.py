@@ -27,7 +27,6 @@ from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import staging as send_staging
 from sqlq_spark.send.insert import Inserts
 from sqlq_spark.send.sender import CHUNK_ROW, Sender
 from sqlq_spark.wire.address import QueueAddress
@@ -37,7 +36,7 @@ from .conftest import TIMEOUT, Bench, Strike
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
-    from sqlq_spark.send.staging import Staged
+    from sqlq_spark.send.dispatch import Staged
 
 
 def chunk(
@@ -52,7 +51,7 @@ def chunk(
 
 def stage(bench: Bench, *chunks: pa.Table, sink: str = "sink", batch: int = 0) -> Staged:
     """Run one attempt of a task."""
-    return send_staging.stage(bench.session("stage"), chunks, sink=sink, batch=batch)
+    return send.stage(bench.session("stage"), chunks, sink=sink, batch=batch)
 
 
 def dispatch(
@@ -119,11 +118,11 @@ def test_a_task_does_not_wait_for_the_first_chunk_of_a_new_sink(bench: Bench) ->
 
     def beside() -> None:
         with StateSession(bench.sink(queryTimeout="1s"), "beside") as session:
-            send_staging.stage(session, [chunk(b"beside")], sink="new", batch=0)
+            send.stage(session, [chunk(b"beside")], sink="new", batch=0)
 
     bench.striking = f"{bench.name} first"
     bench.strike = Strike(bench.said.index("stage"), beside)
-    send_staging.stage(bench.session("first"), [chunk(b"first")], sink="new", batch=0)
+    send.stage(bench.session("first"), [chunk(b"first")], sink="new", batch=0)
 
     assert bench.strike.fell == "stage"
     assert sum(row[0] == "new" for row in staging(bench)) == 2
@@ -147,7 +146,7 @@ def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
 def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
     """Half a batch would be worse than none; the dispatch log is not advanced either."""
     first, second = stage(bench, chunk(b"1"), chunk(b"2")), stage(bench, chunk(b"3"))
-    bench.dotnet.dba.forget("staging", attempt=first.attempt, chunk=1)
+    bench.dotnet.dba.forget("staging", attempt=next(iter(first.chunks)).attempt, chunk=1)
 
     with pytest.raises(ChunksMissing) as caught:
         dispatch(bench, first, second)
@@ -169,7 +168,9 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     assert send.advance(first, "sink", 0)
     other = bench.thread(lambda: dispatch(bench, staged, connection=second))
     bench.blocked("second")
-    send.copy_chunks(Inserts(first, bench.sink()), [staged])
+    inserts = Inserts(first, bench.sink())
+    for each in send.read_chunks(first, [staged]):
+        inserts.insert(each)
     first.run("commit")
 
     assert other.result(timeout=TIMEOUT) == 0
@@ -296,9 +297,7 @@ def passed_on(bench: Bench, *, tasks: int = 2) -> tuple[str, Staged]:
         task = bench.task(stream, batch=1, task=at, first=edges[at], stop=edges[at + 1])
         receive(bench.desk, task, timeout=TIMEOUT, origin=MICRO_BATCH)
     chunks = [chunk(b"passed on")]
-    staged = send_staging.stage(
-        bench.session("stage"), chunks, sink="s", batch=4, origin=MICRO_BATCH
-    )
+    staged = send.stage(bench.session("stage"), chunks, sink="s", batch=4, origin=MICRO_BATCH)
     return stream, staged
 
 
@@ -348,7 +347,7 @@ def test_a_micro_batch_of_two_sources_of_which_one_was_returned_sends_nothing(
     for stream, edges in ((first, (-(2**63), 2)), (second, (2, 2**63 - 1))):
         task = bench.task(stream, first=edges[0], stop=edges[1])
         receive(bench.desk, task, timeout=TIMEOUT, origin=MICRO_BATCH)
-    staged = send_staging.stage(
+    staged = send.stage(
         bench.session("stage"), [chunk(b"both")], sink="s", batch=4, origin=MICRO_BATCH
     )
     with transaction(bench.desk, timeout=TIMEOUT):
@@ -369,7 +368,7 @@ def test_a_micro_batch_without_messages_of_the_queue_is_sent(bench: Bench) -> No
     bench.plan(stream, 1)
     bench.ack(stream, 1)
     later = Origin(query_id="query", query_batch=5)
-    staged = send_staging.stage(
+    staged = send.stage(
         bench.session("stage"), [chunk(b"of a file")], sink="s", batch=5, origin=later
     )
 

@@ -23,7 +23,6 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, insert, subscriptions
-from sqlq_spark.send import staging as send_staging
 from sqlq_spark.send.sender import CHUNK_TOPICS, Sender
 from sqlq_spark.send.subscriptions import Subscription, SubscriptionCache
 from sqlq_spark.wire.address import QueueAddress
@@ -35,7 +34,7 @@ from .test_send import chunk, stage, staging
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sqlq_spark.send.staging import Staged
+    from sqlq_spark.send.dispatch import Staged
 
 
 PLACED, EVENT = "Shop.Placed", "Shop.IEvent"
@@ -428,7 +427,7 @@ def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again
             bench.dotnet.dba.empty(queue)
         clock.now += 10
 
-        staged = send_staging.stage(session, chunks, sink="sink", batch=batch)
+        staged = dispatch.stage(session, chunks, sink="sink", batch=batch)
         session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
 
         assert bench.bodies() == [b"0"]

@@ -21,7 +21,7 @@ from sqlq_spark.errors import (
     QueueNotFound,
     RightMissing,
 )
-from sqlq_spark.send import dispatch, insert, staging, subscriptions
+from sqlq_spark.send import dispatch, insert, subscriptions
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
 from sqlq_spark.send.subscriptions import SubscriptionCache
 from sqlq_spark.wire.address import QueueAddress
@@ -92,7 +92,7 @@ class Post:
         if options.delivery == "atLeastOnce":
             insert.send_now(self.bench.session("send"), chunks, options)
             return
-        staged = staging.stage(self.bench.session("stage"), chunks, sink="sink", batch=batch)
+        staged = dispatch.stage(self.bench.session("stage"), chunks, sink="sink", batch=batch)
         dispatch.dispatch(self.bench.desk, [staged], options)
 
     def bodies(self, table: str) -> list[bytes | None]:
@@ -236,7 +236,7 @@ def test_many_missing_queues_are_looked_up_at_once(post: Post) -> None:
     post.bench.watched = True
     connection = post.bench.open("watched")
 
-    insert.send_chunk(connection, many, post.sink())
+    insert.send_in_transaction(connection, post.sink(), lambda inserts: inserts.insert(many))
 
     assert len(post.failures()) == 200
     assert len(post.bench.said) < 20
@@ -312,9 +312,9 @@ def test_a_batch_without_such_a_message_runs_the_same_statements(post: Post) -> 
     said: list[list[str]] = []
     post.bench.watched = True
     for batch, undeliverable in enumerate((post.name("error"), "fail")):
-        subscriptions.cache.drop(post.sink().url, post.routes)
+        subscriptions.cache.drop(post.sink())
         connection = post.bench.open(f"watched {batch}")
-        staged = staging.stage(post.bench.session("stage"), chunks, sink="sink", batch=batch)
+        staged = dispatch.stage(post.bench.session("stage"), chunks, sink="sink", batch=batch)
         post.bench.said.clear()
         dispatch.dispatch(connection, [staged], post.sink(undeliverable=undeliverable))
         said.append(list(post.bench.said))

@@ -16,7 +16,7 @@ from servers import only
 from wire import Case, cases
 
 from sqlq_spark.receive import browse
-from sqlq_spark.send import dispatch, staging
+from sqlq_spark.send import dispatch
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire import headers
 from sqlq_spark.wire.header_columns import to_read_columns
@@ -159,7 +159,7 @@ def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str,
         seed=bytes(16),
         sent=datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
     )
-    staged = staging.stage(bench.session(), sender.chunks([frame]), sink="sink", batch=0)
+    staged = dispatch.stage(bench.session(), sender.chunks([frame]), sink="sink", batch=0)
     dispatch.dispatch(bench.desk, [staged], bench.sink())
     return [(row.headers or "", row.body) for row in bench.dotnet.rows(bench.queue)]
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receive.task import Task, TaskResult
-    from sqlq_spark.send.staging import Staged
+    from sqlq_spark.send.dispatch import Staged
     from sqlq_spark.wire.rows import Origin
 
     from .failpoints.points import Point
@@ -235,7 +235,9 @@ def two_commits(patch: Patch) -> None:
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
         with suppress(ChunksMissing), transaction(connection, timeout=TIMEOUT):
             send.lock_exclusive(connection, staged[0].sink)
-            send.copy_chunks(Inserts(connection, options, isolate_failures=True), staged)
+            inserts = Inserts(connection, options, isolate_failures=True)
+            for chunk in send.read_chunks(connection, staged):
+                inserts.insert(chunk)
         send.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
 
     patch(send, "dispatch", dispatch)

@@ -14,7 +14,6 @@ from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import staging
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from conftest import Place
 
     from sqlq_spark.receive.offset import Offset
-    from sqlq_spark.send.staging import Staged
+    from sqlq_spark.send.dispatch import Staged
 
 TIMEOUT = 10.0  # seconds for a statement; what an attacker holds is held for longer
 PUT = "INSERT INTO {} (id, headers, body) VALUES (gen_random_uuid(), '{{}}', %s)"
@@ -93,7 +92,7 @@ class Writer:
         rows = pa.RecordBatch.from_pydict(values)
         with StateSession(self.options, f"sink {self.sink}") as session:
             chunks = Sender(options=self.options, partition=0).chunks([rows])
-            return staging.stage(session, chunks, sink=self.sink, batch=batch)
+            return send.stage(session, chunks, sink=self.sink, batch=batch)
 
     def dispatch(self, *staged: Staged) -> int:
         """Send what was staged; how many messages."""

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
     from conftest import Place
 
+    from sqlq_spark.send.insert import Inserts
+
     from .conftest import Tenant, Tenants
 
 TIMEOUT = 30.0
@@ -125,6 +127,7 @@ KINDS = {
             "{0}.spy()"
         ),
         "exclusion": "ALTER TABLE {0}.trap ADD EXCLUDE (({0}.steal(headers)) WITH =)",
+        "statistics": "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {0}.trap",
         "type of headers": (
             "CREATE TYPE {0}.e AS ENUM ('a');"
             "ALTER TABLE {0}.trap ALTER headers TYPE {0}.e USING 'a'::{0}.e"
@@ -141,9 +144,6 @@ KINDS = {
             "CREATE TABLE {0}.child () INHERITS ({0}.trap);"
             "CREATE TRIGGER t BEFORE INSERT ON {0}.child FOR EACH ROW EXECUTE FUNCTION {0}.spy()"
         ),
-    },
-    "select own": {
-        "statistics": "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {0}.trap",
     },
     "select": {
         "child": "CREATE TABLE {0}.child () INHERITS ({0}.trap)",
@@ -261,7 +261,8 @@ class Scene:
         options = SinkOptions.parse(given)
         rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
         chunk = pa.Table.from_pylist(rows, schema=CHUNK_ROW)
-        insert.send_chunk(connection or self.connection(), chunk, options)
+        connection = connection or self.connection()
+        insert.send_in_transaction(connection, options, lambda inserts: inserts.insert(chunk))
 
     def errors(self) -> list[dict[str, str]]:
         """Headers of what is in the error queue."""
@@ -679,10 +680,13 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
         CHUNK_TOPICS, pa.array([["Shop.Placed"]], CHUNK_TOPICS.type)
     )
 
+    def send(inserts: Inserts) -> None:
+        inserts.insert(chunk)
+
     with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
-        insert.send_chunk(connection, chunk, options)
+        insert.send_in_transaction(connection, options, send)
     options = SinkOptions.parse({**given, **undeliverable, "topics": "Shop.Placed"})
-    insert.send_chunk(connection, chunk, options)
+    insert.send_in_transaction(connection, options, send)
 
     assert scene.loot() == []
     (headers,) = scene.errors()
@@ -705,7 +709,7 @@ def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: boo
         f"CREATE TRIGGER t BEFORE DELETE ON {trap} FOR EACH ROW "
         f"EXECUTE FUNCTION {scene.mallory.login}.spy()"
     )
-    mover = Mover(QueueAddress("audit", scene.place.schema), zone="UTC", timeout=TIMEOUT)
+    mover = Mover(QueueAddress("audit", scene.place.schema), scene.source(endpointTimeZone="UTC"))
 
     with pytest.raises(DestinationRefused):
         mover.move(scene.connection(scene.place.url))

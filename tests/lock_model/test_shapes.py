@@ -7,6 +7,7 @@ import re
 import pytest
 from conformance.transport_sqlserver import _SQLSERVER
 
+from sqlq_spark.database import Place
 from sqlq_spark.database.sessions import TRANSIENT
 from sqlq_spark.database.sqlserver import connection, errors
 from sqlq_spark.database.sqlserver.calls import STATEMENTS, build_insert
@@ -94,9 +95,7 @@ def test_locks_on_state_tables_do_not_escalate() -> None:
 def test_a_deadlock_is_retried_and_its_victim_is_ours() -> None:
     """So the deadlocks that the model may find cost an endpoint nothing."""
     failure = errors.Failure(1205, "40001", "was deadlocked")
-    place = errors.Place(
-        statement="purge", target="orders", queue=None, state="", server="", seconds=1.0
-    )
+    place = Place(statement="purge", target="orders", server="", seconds=1.0)
 
     assert "SET DEADLOCK_PRIORITY LOW" in connection.SETTINGS
     assert isinstance(errors.statement_error(failure, place), TRANSIENT)

@@ -16,7 +16,7 @@ from sqlq_spark import database as dialects
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive import browse
-from sqlq_spark.send import dispatch, staging
+from sqlq_spark.send import dispatch
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.address import QueueAddress
@@ -137,11 +137,11 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
     sink = SinkOptions.parse({"url": shop.url, "queue": "Shop.Orders"})
     with StateSession(sink, "sink") as session:
         chunks = Sender(options=sink, partition=0).chunks([MESSAGE])
-        staged = staging.stage(session, chunks, sink="dba", batch=0)
+        staged = dispatch.stage(session, chunks, sink="dba", batch=0)
         held.clear()
         session.run_with_retries(lambda connection: dispatch.dispatch(connection, [staged], sink))
         noted("dispatch")
-        mover = Mover(QUEUE, zone=None, timeout=10)
+        mover = Mover(QUEUE, sink)
         moved = session.run_with_retries(lambda connection: mover.move(connection, 10))
         noted("move")
         pages = browse.pages(session.open(), QUEUE, 0, 2**31, narrow=False, timeout=10)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from sqlq_spark.send.sender import UNNAMED, SentBy
+from sqlq_spark.send.sender import UNNAMED, name_sender
 from sqlq_spark.wire import headers as wire
 
 from .frames import frame, headers, maps, sender
@@ -18,14 +18,15 @@ from .frames import frame, headers, maps, sender
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BY = SentBy.here("Lake")
+BY = name_sender("Lake")
 NAMES = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
-OURS = (BY.machine, "Lake", BY.host_id)
+MACHINE, HOST = BY[wire.ORIGINATING_MACHINE], BY[wire.HOST_ID]
+OURS = (MACHINE, "Lake", HOST)
 
 
 def sent(own: Mapping[str, str], **raw: str) -> list[tuple[str | None, ...]]:
     """The three headers of a message, of a map and of text."""
-    by = SentBy.here(raw["originatingEndpoint"]) if raw else BY
+    by = name_sender(raw["originatingEndpoint"]) if raw else BY
     made = dataclasses.replace(sender(**raw), sent_by=by)
     found = []
     for column in (maps(own), pa.array([wire.dumps(own)])):
@@ -36,17 +37,18 @@ def sent(own: Mapping[str, str], **raw: str) -> list[tuple[str | None, ...]]:
 
 def test_a_sender_is_the_same_for_the_same_name_and_machine() -> None:
     """The host id has the form that endpoints write, and differs between names."""
-    assert SentBy.here("Lake") == BY
-    assert SentBy.here("Other").host_id != BY.host_id
-    assert re.fullmatch("[0-9a-f]{32}", BY.host_id)
-    assert SentBy.here(None).endpoint == SentBy.here("").endpoint == UNNAMED
+    assert name_sender("Lake") == BY
+    assert name_sender("Other")[wire.HOST_ID] != HOST
+    assert re.fullmatch("[0-9a-f]{32}", HOST)
+    assert name_sender(None)[wire.ORIGINATING_ENDPOINT] == UNNAMED
+    assert name_sender("") == name_sender(None)
 
 
 @pytest.mark.parametrize(
     ("own", "expected"),
     [
         ({}, OURS),
-        ({wire.ORIGINATING_ENDPOINT: "Mine"}, (BY.machine, "Mine", BY.host_id)),
+        ({wire.ORIGINATING_ENDPOINT: "Mine"}, (MACHINE, "Mine", HOST)),
         (dict.fromkeys(NAMES, "theirs"), ("theirs",) * 3),
         # another sender made it
         ({wire.TIME_SENT: "then"}, (None, None, None)),

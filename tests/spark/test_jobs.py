@@ -84,12 +84,12 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
 def test_a_share_is_written_once_into_a_table_of_a_catalog(queue: SparkQueue) -> None:
     """Also by the write that creates it."""
     made, settings = received(queue, queue.folder)
-    splitter = made.Splitter(replace(settings, table="default.split"))
+    splitter = made.table_writer.Appender(replace(settings, table="default.split"))
     splitter.query = "a query"
     rows = queue.spark.range(3)
 
     for _ in range(2):
-        splitter.append(rows, "paid", 0)
+        splitter.append_share(rows, "paid", 0)
 
     assert queue.spark.table("default.split_paid").count() == 3
     queue.spark.sql("DROP TABLE default.split_paid")

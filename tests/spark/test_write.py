@@ -25,7 +25,8 @@ from sqlq_spark.datasource.write import StreamWriter, warn_of_legacy_columns
 from sqlq_spark.errors import BadOption
 from sqlq_spark.functions import reply
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.sender import SentBy
+from sqlq_spark.send.sender import name_sender
+from sqlq_spark.wire.headers import HOST_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,7 +90,7 @@ def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
         "NServiceBus.ReplyToAddress": '"public"."Shop.Web"',
         "NServiceBus.OriginatingEndpoint": "Spark.Loader",
         "NServiceBus.OriginatingMachine": socket.gethostname(),
-        "$.diagnostics.originating.hostid": SentBy.here("Spark.Loader").host_id,
+        "$.diagnostics.originating.hostid": name_sender("Spark.Loader")[HOST_ID],
         "NServiceBus.EnclosedMessageTypes": "Shop.Messages.PlaceOrder",
         "NServiceBus.ContentType": "application/json",
         "NServiceBus.TimeToBeReceived": "00:30:00",

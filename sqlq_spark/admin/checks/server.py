@@ -51,7 +51,7 @@ def of_state(connection: Connection) -> list[Finding]:
     """Check the state tables' version, and that all are there; no transaction may be open."""
     missing = [each for each in missing_parts(connection) if each.severity == "error"]
     try:
-        check_state(connection, connection.state)
+        check_state(connection)
     except StateNotInstalled as error:
         fix = f"sqlqueue install --state-schema {quote(connection.state)}"
         if ("version",) in connection.rows("state_parts"):

@@ -2,8 +2,7 @@
 -- A page of a range; other statements contain it. The order is by the column, not by the bigint of its
 -- name.
 FROM {queue} AS q
- WHERE q.seq >= :first::bigint
-   AND q.seq < :stop::bigint
+ WHERE q.seq >= :first::bigint AND q.seq < :stop::bigint
  ORDER BY q.seq
  LIMIT :messages::bigint
 
@@ -16,8 +15,7 @@ FROM {queue} AS q
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
 -- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
 --          headers and body are null
-SELECT id,
-       expires,
+SELECT id, expires,
        coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
        CASE WHEN bytes <= :largest::bigint THEN headers END AS headers,
        CASE WHEN bytes <= :largest::bigint THEN body END AS body,
@@ -26,8 +24,7 @@ SELECT id,
   FROM (SELECT q.id, q.expires, q.headers, q.body, q.seq,
                {message_bytes} AS bytes
           FROM {queue} AS q
-         WHERE q.seq >= :first::bigint
-           AND q.seq < :stop::bigint
+         WHERE q.seq >= :first::bigint AND q.seq < :stop::bigint
            AND q.seq <= (
                SELECT max(seq)
                  FROM (SELECT seq,
@@ -119,10 +116,7 @@ SELECT CASE WHEN NOT its.large THEN counted.messages
             WHEN ends.first IS NULL THEN 0
             ELSE least(its.estimate, ends.last - ends.first + 1) END,
        CASE WHEN NOT its.large THEN counted.expired END,
-       pg_total_relation_size(its.oid),
-       ends.first,
-       ends.last,
-       its.large
+       pg_total_relation_size(its.oid), ends.first, ends.last, its.large
   FROM ({table_figures}) AS its
  CROSS JOIN (SELECT min(seq)::bigint AS first, max(seq)::bigint AS last FROM {queue}) AS ends
  CROSS JOIN LATERAL (SELECT count(*) AS messages,
@@ -141,8 +135,7 @@ SELECT CASE WHEN its.large THEN its.estimate ELSE counted.messages END,
             THEN (SELECT count(*)
                     FROM {queue}
                    WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text) END,
-       pg_total_relation_size(its.oid),
-       its.large
+       pg_total_relation_size(its.oid), its.large
   FROM ({table_figures}) AS its
  CROSS JOIN LATERAL (SELECT count(*) AS messages FROM {queue} WHERE NOT its.large) AS counted
 
@@ -172,9 +165,7 @@ SELECT pg_table_size(oid) - toast, pg_indexes_size(oid), toast,
 -- named may also be a view, or the table of subscriptions, readable or not.
 -- Returns: schema, name text; identity bigint; delayed boolean; messages (an estimate), bytes bigint;
 --          by schema, name
-SELECT n.nspname::text,
-       c.relname::text,
-       c.oid::bigint,
+SELECT n.nspname::text, c.relname::text, c.oid::bigint,
        NOT its.names @> '{id,expires,headers,body,seq}',
        coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint),
        c.relpages * current_setting('block_size')::bigint

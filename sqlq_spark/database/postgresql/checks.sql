@@ -1,22 +1,37 @@
+-- name: autovacuum
+-- What is set for the autovacuum of table c: whether it is off for the table or for its large values, and
+-- when it begins, null where the server's setting holds; other statements contain it.
+SELECT bool_or(o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) AS off,
+       max(o.option_value::float8) FILTER (
+           WHERE o.option_name = 'autovacuum_vacuum_threshold' AND t.oid = c.oid) AS threshold,
+       max(o.option_value::float8) FILTER (
+           WHERE o.option_name = 'autovacuum_vacuum_scale_factor' AND t.oid = c.oid) AS scale
+  FROM pg_catalog.pg_class AS t
+ CROSS JOIN LATERAL pg_options_to_table(t.reloptions) AS o
+ WHERE t.oid IN (c.oid, c.reltoastrelid)
+
 -- name: asked_table
 -- The table that a check is asked about, and its columns; other statements contain it.
 asked AS (
-    SELECT c.*,
-           n.nspname,
-           c.relpersistence = 'u' AS unlogged,
+    SELECT c.*, n.nspname, c.relpersistence = 'u' AS unlogged,
            c.relkind <> 'r' OR EXISTS (
                SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid) AS divided,
            quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS named,
-           quote_ident(current_user) AS login
+           quote_ident(current_user) AS login,
+           has_table_privilege(c.oid, 'SELECT')
+           AND has_table_privilege(c.oid, 'DELETE')
+           AND has_any_column_privilege(c.oid, 'UPDATE') AS may_receive,
+           v.off,
+           coalesce(v.threshold, current_setting('autovacuum_vacuum_threshold')::float8) AS threshold,
+           coalesce(v.scale, current_setting('autovacuum_vacuum_scale_factor')::float8) AS scale
       FROM parse_ident(:table_name::text) AS asked (name)
       JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.name[1]
       JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.name[2]
+     CROSS JOIN LATERAL (
+            {autovacuum}) AS v
 ), columns AS (
-    SELECT a.attname AS name,
-           a.attnum AS at,
-           a.attidentity <> '' AS is_identity,
-           a.atttypid AS kind,
-           format_type(a.atttypid, a.atttypmod) AS type
+    SELECT a.attname AS name, a.attnum AS at, a.attidentity <> '' AS is_identity,
+           a.atttypid AS kind, format_type(a.atttypid, a.atttypmod) AS type
       FROM asked AS q
       JOIN pg_catalog.pg_attribute AS a ON a.attrelid = q.oid
      WHERE a.attnum > 0 AND NOT a.attisdropped
@@ -82,18 +97,9 @@ SELECT count(*)
 WITH {asked_table}, queue AS (
     SELECT c.*,
            c.relpages * current_setting('block_size')::bigint >> 20 AS mebibytes,
-           pg_stat_get_live_tuples(c.oid) AS live,
-           pg_stat_get_dead_tuples(c.oid) AS dead,
+           pg_stat_get_live_tuples(c.oid) AS live, pg_stat_get_dead_tuples(c.oid) AS dead,
            greatest(pg_stat_get_last_vacuum_time(c.oid),
-                    pg_stat_get_last_autovacuum_time(c.oid)) AS cleaned,
-           coalesce((SELECT o.option_value
-                       FROM pg_options_to_table(c.reloptions) AS o
-                      WHERE o.option_name = 'autovacuum_vacuum_threshold'),
-                    current_setting('autovacuum_vacuum_threshold'))::float8 AS threshold,
-           coalesce((SELECT o.option_value
-                       FROM pg_options_to_table(c.reloptions) AS o
-                      WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
-                    current_setting('autovacuum_vacuum_scale_factor'))::float8 AS scale
+                    pg_stat_get_last_autovacuum_time(c.oid)) AS cleaned
       FROM asked AS c
      WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm')
 ), indexes AS (
@@ -103,8 +109,7 @@ WITH {asked_table}, queue AS (
       JOIN columns AS c ON c.at = i.indkey[0]
      WHERE i.indisvalid
 ), seq AS (
-    SELECT s.seqrelid::regclass::text AS sequence,
-           s.seqmax,
+    SELECT s.seqrelid::regclass::text AS sequence, s.seqmax,
            CASE c.kind WHEN 'int2'::regtype THEN 32767
                        WHEN 'int4'::regtype THEN 2147483647
                        ELSE 9223372036854775807 END AS highest,
@@ -138,19 +143,13 @@ WITH {asked_table}, queue AS (
       FROM pg_catalog.pg_replication_slots
      WHERE xmin IS NOT NULL AND NOT active
 ), facts AS (
-    SELECT q.*,
-           p.pin,
-           p.unpin,
-           s.sequence,
+    SELECT q.*, p.pin, p.unpin, s.sequence,
            least(s.highest, s.seqmax) AS highest,
            greatest(:last::bigint, s.given) AS used,
            (SELECT c.type FROM columns AS c WHERE c.name = 'headers') AS headers,
            EXISTS (SELECT FROM columns WHERE name = 'due')
            AND NOT EXISTS (SELECT FROM columns WHERE name = 'seq') AS delayed,
            has_schema_privilege(q.relnamespace, 'USAGE') AS may_enter,
-           has_table_privilege(q.oid, 'SELECT')
-           AND has_table_privilege(q.oid, 'DELETE')
-           AND has_any_column_privilege(q.oid, 'UPDATE') AS may_receive,
            has_table_privilege(q.oid, 'INSERT') AND coalesce(s.may_use, true) AS may_send
       FROM queue AS q
       LEFT JOIN seq AS s ON true
@@ -219,12 +218,7 @@ SELECT law.name, law.severity, law.found, law.fix
                FROM generate_series(1, length(f.relname)) AS size
               WHERE octet_length(left(f.relname, size)) <= 55))),
     ('autovacuum', 'error',
-     EXISTS (SELECT
-               FROM pg_catalog.pg_class AS c
-              CROSS JOIN LATERAL pg_options_to_table(c.reloptions) AS o
-              WHERE c.oid IN (f.oid, f.reltoastrelid)
-                AND o.option_name = 'autovacuum_enabled'
-                AND NOT o.option_value::boolean),
+     f.off,
      'autovacuum is off for this table: what is received leaves dead rows that slow it down',
      format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', f.named)),
     ('late_autovacuum', 'warning',
@@ -273,9 +267,6 @@ WITH {asked_table}, delayed AS (
               FROM generate_series(1, length(c.relname) - 8) AS size
              WHERE octet_length(left(c.relname, size)) <= 47) AS short,
            has_table_privilege(c.oid, 'DELETE') AS may_delete,
-           has_table_privilege(c.oid, 'SELECT')
-           AND has_table_privilege(c.oid, 'DELETE')
-           AND has_any_column_privilege(c.oid, 'UPDATE') AS may_move,
            has_table_privilege(c.oid, 'INSERT') AS may_delay
       FROM asked AS c
      WHERE c.relkind IN ('r', 'p')
@@ -314,17 +305,15 @@ SELECT law.name, law.severity, law.found, law.fix
      format(E'ALTER TABLE %s RENAME TO %I;\nALTER TABLE %s RENAME TO %I',
             d.named, d.short || '.Delayed', d.queue_named, d.short)),
     ('delayed_autovacuum', 'error',
-     EXISTS (SELECT
-               FROM pg_options_to_table(d.reloptions) AS o
-              WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean),
+     d.off,
      'autovacuum is off for this table: what is moved leaves dead rows that slow it down',
-     format('ALTER TABLE %s RESET (autovacuum_enabled)', d.named)),
+     format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', d.named)),
     ('delayed_unlogged', 'error',
      d.unlogged,
      'it is UNLOGGED: a crash of the server or a failover deletes all delayed messages',
      format('ALTER TABLE %s SET LOGGED', d.named)),
     ('move_right', CASE WHEN d.may_delete THEN 'error' ELSE 'note' END,
-     NOT d.may_move,
+     NOT d.may_receive,
      format('login %s may not move what is due', d.login),
      format('GRANT SELECT, DELETE, UPDATE (due) ON %s TO %s', d.named, d.login)),
     ('delay_right', 'note',
@@ -372,20 +361,18 @@ SELECT 'replication_slot', 'warning',
        format('no client uses replication slot %s%s: it %s. If its client comes back, start that '
               'instead',
               quote_ident(slot_name),
-              (SELECT format(', since %s UTC', date_trunc('second', since AT TIME ZONE 'UTC'))
-                 FROM (SELECT (to_jsonb(s) ->> 'inactive_since')::timestamptz AS since) AS its
-                WHERE since IS NOT NULL),
+              ', since ' || date_trunc('second', since AT TIME ZONE 'UTC') || ' UTC',
               concat_ws(' and ',
                         CASE WHEN xmin IS NOT NULL THEN 'pins the rows received since' END,
                         CASE WHEN catalog_xmin IS NOT NULL THEN 'pins rows of the catalogue' END,
                         CASE WHEN restart_lsn IS NOT NULL THEN 'keeps the WAL since' END)),
        format('SELECT pg_drop_replication_slot(%s)', quote_literal(slot_name))
   FROM pg_catalog.pg_replication_slots AS s
+ CROSS JOIN LATERAL (SELECT (to_jsonb(s) ->> 'inactive_since')::timestamptz AS since) AS its
  WHERE NOT active
    AND NOT temporary
    AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL OR restart_lsn IS NOT NULL)
-   AND coalesce((to_jsonb(s) ->> 'inactive_since')::timestamptz, '-infinity')
-       < now() - make_interval(secs => :seconds::float8)
+   AND coalesce(since, '-infinity') < now() - make_interval(secs => :seconds::float8)
 UNION ALL
 SELECT 'sessions_right', 'note',
        format('login %s may not see how old the transactions of other logins are',
@@ -398,19 +385,11 @@ SELECT 'sessions_right', 'note',
 -- Returns: as check_queue
 SELECT law.name, law.severity, law.found, law.fix
   FROM (SELECT format('%I.%I', n.nspname, c.relname) AS named,
-               c.relpersistence = 'u' AS unlogged,
-               options.off,
-               options.threshold
+               c.relpersistence = 'u' AS unlogged, v.off, v.threshold
           FROM pg_catalog.pg_class AS c
           JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
          CROSS JOIN LATERAL (
-                SELECT bool_or(o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)
-                           AS off,
-                       max(CASE WHEN o.option_name = 'autovacuum_vacuum_threshold'
-                                THEN o.option_value::bigint END) AS threshold
-                  FROM pg_catalog.pg_class AS t
-                 CROSS JOIN LATERAL pg_options_to_table(t.reloptions) AS o
-                 WHERE t.oid IN (c.oid, c.reltoastrelid)) AS options
+                {autovacuum}) AS v
          WHERE n.nspname = :state_name::text
            AND c.relkind = 'r'
            AND c.relname IN ('stream', 'receipt', 'receipt_page', 'staging', 'staging_page',
@@ -465,8 +444,7 @@ SELECT n.nspname::text,
 -- server shows a prepared transaction's locks without its name; two may look the same, and then neither
 -- is named.
 -- Returns: schema, table, name, severity, found, fix text
-SELECT n.nspname::text,
-       c.relname::text,
+SELECT n.nspname::text, c.relname::text,
        CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'locked' ELSE 'locked_messages' END,
        CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'error' ELSE 'warning' END,
        format('%s %s%s',
@@ -497,9 +475,7 @@ SELECT n.nspname::text,
            AND t.virtualtransaction = l.virtualtransaction
         HAVING count(*) = 1) AS x ON true
  WHERE l.locktype = 'relation'
-   AND l.database = (SELECT d.oid
-                       FROM pg_catalog.pg_database AS d
-                      WHERE d.datname = current_database())
+   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
    AND c.relkind = 'r'
    AND l.pid IS DISTINCT FROM pg_backend_pid()
    AND (l.mode = 'AccessExclusiveLock'

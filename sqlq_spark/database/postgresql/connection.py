@@ -23,7 +23,6 @@ from adbc_driver_manager import Error
 from sqlq_spark import database, errors
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.errors import (
-    Place,
     find_table,
     read_error,
     refused_schema,
@@ -166,8 +165,7 @@ class Connection(database.Connection):
         """
         Receive the messages from `first` on, as many numbers as there may be messages.
 
-        Returns:
-            None where `receive` has to look: the range is empty, too large, or not free.
+        None: `receive` has to look, because the range is empty, too large, or not free.
         """
         first, messages = limits["first"], limits["messages"]
         key = self.server, queue
@@ -196,8 +194,7 @@ class Connection(database.Connection):
         """
         End sessions of the same stream or sink whose client hangs while they hold its rows.
 
-        Returns:
-            The error of the wait: one that is tried again if a session was ended.
+        Returns the error of the wait: one that is tried again if a session was ended.
         """
         stream, sink = values.get("stream"), values.get("sink")
         if stream is None and sink is None:
@@ -268,18 +265,10 @@ class Connection(database.Connection):
                     cursor.executemany(text, None)
         except Error:
             return errors.ConnectionLost(statement=statement, reason=failure.text)
-        role, target = find_table(tables, failure.text) if tables else ("", self.state)
-        place = Place(
-            statement=statement,
-            target=target,
-            role=role,
-            state=self.state,
-            team=self._team(statement, refused_schema(failure, target)),
-            server=self.server,
-            limit=self._timeout,
-            took=took,
-        )
-        return statement_error(failure, place)
+        role, queue = find_table(tables, failure.text) if tables else ("", None)
+        place = self._place(statement, queue, role)
+        team = self._team(statement, refused_schema(failure, place))
+        return statement_error(failure, place, took=took, team=team)
 
     def _team(self, statement: str, schema: str | None) -> tuple[str, str] | None:
         """Return a schema with the roles that may use it, if it is a state schema."""

@@ -115,12 +115,7 @@ def azure_token(_url: str) -> str:
 
 
 def aws_token(url: str) -> str:
-    """
-    Return a token of RDS IAM. It is signed here, for one host, port and user.
-
-    Raises:
-        BadOption: the url and the environment do not say which.
-    """
+    """Return a token of RDS IAM. It is signed here, for one host, port and user."""
     target = Target.parse(url, os.environ)
     host, user, port = target.hosts, target.user, target.port
     if not host or "," in host or "," in port or host.startswith(("/", "@")):
@@ -142,7 +137,7 @@ def azure_credential() -> Any:  # noqa: ANN401 - of a package of an extra
 
 @cache
 def aws_client(region: str | None) -> Any:  # noqa: ANN401 - of a package of an extra
-    """Return one client for each process and region. Raises BadOption: there is no region."""
+    """Return one client for each process and region."""
     session = _import_extra("boto3", "boto3", "aws").session.Session(region_name=region)
     if session.region_name is None:
         raise _bad_aws("a region: set AWS_REGION")

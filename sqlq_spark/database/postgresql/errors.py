@@ -11,32 +11,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
+from sqlq_spark.database import Place
 from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 
 if TYPE_CHECKING:
     from adbc_driver_manager import Error
 
-# words of libpq for a server that was reached, and crashed, stops or starts
-GONE = (
-    r"terminat|closed the connection|reset by peer|is (?:starting|shutting|not yet)|recovery mode"
-)
+NO_CONNECTION_LEFT = "53300"  # a SQLSTATE
 
-# words of the server, or of PgBouncer, that has no connection left; libpq gives no SQLSTATE (53300)
-TOO_MANY = r"too many (?:clients|connections)|slots are reserved|no more connections allowed"
-
-# words of libpq for a certificate that is not trusted, or a server without one
-UNVERIFIED = (
+# words of libpq for a connection that failed → what they mean; the first that are found count
+WORDS: dict[str, type[errors.DatabaseFailure]] = {
+    # the server was reached, and crashed, stops or starts
+    r"terminat|closed the connection|reset by peer|is (?:starting|shutting|not yet)|"
+    r"recovery mode": errors.ConnectionLost,
+    # the server, or PgBouncer, has no connection left
+    r"too many (?:clients|connections)|slots are reserved|"
+    r"no more connections allowed": errors.ServerShort,
+    # a certificate is not trusted, or the server has none
     r"certificate verify failed|[Ss]erver certificate for|root certificate|"
     r"does not support SSL, but SSL was required|could not get server's host name|"
-    r"host name must be specified for a verified"
-)
-
-# words of libpq for a client's certificate that the server refuses, or that cannot be read here;
-# an alert comes from the server
-CLIENT_CERTIFICATE = (
+    r"host name must be specified for a verified": errors.ServerNotVerified,
+    # a client's certificate that the server refuses, by an alert, or that cannot be read here
     r"\balert\b|valid client certificate|certificate authentication failed|certificate file|"
-    r"private key"
-)
+    r"private key": errors.CertificateRefused,
+    r"database.*does not exist": errors.DatabaseNotFound,
+    r"authentication|password|role .* (?:does not exist|is not permitted)|"
+    r"pg_hba": errors.LoginRefused,
+}
 
 FIND_PRIMARY = (
     "The server is a standby, or its database is read-only. Some services make a database "
@@ -44,6 +45,20 @@ FIND_PRIMARY = (
     "target_session_attrs=read-write."
 )
 
+# SQLSTATE → what it means; `Place.error` looks at the statement too
+CODES: dict[str, type[errors.DatabaseFailure]] = {
+    "22023": errors.TimeZoneNotFound,
+    "23505": errors.ReceiptExists,
+    "25006": errors.ReadOnly,
+    "3F000": errors.SchemaNotFound,
+    "42501": errors.RightMissing,
+    "42703": errors.NotAQueue,
+    "42P01": errors.QueueNotFound,
+    **dict.fromkeys(("40P01", "40001"), errors.Deadlock),
+    # no room, memory, locks or connection left
+    **dict.fromkeys(("53000", "53100", "53200", NO_CONNECTION_LEFT), errors.ServerShort),
+    **dict.fromkeys(("57014", "55P03", "25P03"), errors.TimedOut),
+}
 # SQLSTATEs of a wrong message or table: another attempt would fail as well
 LASTING = ("0A", "22", "23", "42", "44", "P0")
 
@@ -72,6 +87,7 @@ RIGHTS = {
     "lock_destination": "INSERT",
     "move_due": "SELECT, DELETE, UPDATE (due)",
     "move_due queue": "INSERT, SELECT (id)",
+    "peek": "SELECT (seq)",
 }
 
 
@@ -81,20 +97,6 @@ class Failure:
 
     state: str  # SQLSTATE
     text: str  # the server's sentence, or libpq's
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a statement failed."""
-
-    statement: str
-    target: str  # a queue's canonical address, or the schema of the state tables
-    role: str = ""  # of the queue in the statement; empty where it has only one table
-    state: str  # schema of the state tables
-    team: tuple[str, str] | None = None  # a state schema that may not be used, and its roles
-    server: str
-    limit: float  # seconds that a statement may take
-    took: float  # seconds
 
 
 def read_error(error: Error) -> Failure:
@@ -118,99 +120,81 @@ def sentence(error: Error) -> str:
 
 def connection_error(server: str, text: str) -> errors.DatabaseFailure:
     """Return the error for a connection that failed, by libpq's sentence."""
-    if re.search(GONE, text):
-        return errors.ConnectionLost(statement="connect", reason=text)
-    if re.search(TOO_MANY, text):
-        return errors.ServerShort(statement="connect", code="53300", reason=text)
-    if re.search(UNVERIFIED, text):
-        return errors.ServerNotVerified(server=server, reason=text)
-    if re.search(CLIENT_CERTIFICATE, text):
-        return errors.CertificateRefused(server=server, reason=text)
-    if "does not exist" in text and "database" in text:
-        return errors.DatabaseNotFound(server=server, reason=text)
-    if re.search(r"authentication|password|role .* (does not exist|is not permitted)|pg_hba", text):
-        return errors.LoginRefused(server=server, reason=text)
-    return errors.NotReachable(server=server, reason=text)
+    found = (kind for words, kind in WORDS.items() if re.search(words, text))
+    place = Place(server=server)
+    return place.error(next(found, errors.NotReachable), text, code=NO_CONNECTION_LEFT)
 
 
-def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
-    statement, text, state = place.statement, failure.text, failure.state
-    match state:
-        case "25006":
-            return errors.ReadOnly(statement=statement, reason=text, fix=FIND_PRIMARY)
-        case "40P01" | "40001":
-            return errors.Deadlock(statement=statement, reason=text)
-        case "23505" if statement == "begin_receipt":
-            return errors.ReceiptExists(statement=statement, reason=text)
-        case "53000" | "53100" | "53200" | "53300":  # no room, memory, locks or connection left
-            return errors.ServerShort(statement=statement, code=state, reason=text)
-        case "57014" if place.took < LIMIT_REACHED * place.limit:
-            return errors.Cancelled(statement=statement, reason=text)
-        case "57014" | "55P03" | "25P03":
-            return errors.TimedOut(statement=statement, seconds=place.limit, reason=text)
-        case "42501" if place.team is not None:
-            fix = errors.StateRightMissing.fix_of(*place.team)
-            return errors.StateRightMissing(statement=statement, reason=text, fix=fix)
-        case "42501" if "row-level security" not in text:
-            return errors.RightMissing(
-                statement=statement, reason=text, fix=missing_grant(text, place)
-            )
-        case "22023" if statement == "endpoint_zone":
-            return errors.TimeZoneNotFound(statement=statement, reason=text)
-    kind = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
-    other = kind(statement=statement, code=state, reason=text)
-    return _missing_object(failure, place) or other
+def statement_error(
+    failure: Failure, place: Place, *, took: float, team: tuple[str, str] | None
+) -> errors.DatabaseFailure:
+    """
+    Return the error for a statement that failed.
 
-
-def _missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
-    state, text, target = failure.state, failure.text, place.target
+    Args:
+        failure: what the driver raised.
+        place: where.
+        took: seconds.
+        team: a state schema that may not be used, and its roles.
+    """
+    state, text, queue, fix = failure.state, failure.text, place.queue, ""
+    other = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
+    kind = CODES.get(state, other)
     # whether the server misses the queue or its schema, not something that its trigger uses
-    is_named = any(name.strip('"').replace('""', '"') in text for name in target.split('"."'))
-    if state in {"42P01", "3F000"}:
-        if target == place.state:
-            return errors.StateNotInstalled(schema=place.state, server=place.server)
-        if not place.statement.startswith("create") and is_named:
-            return errors.QueueNotFound(queue=target, server=place.server)
-    if state == "3F000":
-        return errors.SchemaNotFound(table=target, server=place.server, reason=text)
-    if state == "42703" and target != place.state:
-        return errors.NotAQueue(queue=target, reason=text)
-    return None
+    is_queue = queue is not None and (queue.table in text or schema_of(queue) in text)
+    match state:
+        case "57014" if took < LIMIT_REACHED * place.seconds:
+            kind = errors.Cancelled
+        case "42P01" if queue is not None and not is_queue:
+            kind = other
+        case "3F000" if queue is None or (is_queue and not place.creates):
+            kind = errors.QueueNotFound
+        case "25006":
+            fix = FIND_PRIMARY
+        case "42501" if team is not None:
+            kind, fix = errors.StateRightMissing, errors.StateRightMissing.fix_of(*team)
+        case "42501" if "row-level security" in text:
+            kind = other
+        case "42501":
+            fix = missing_grant(text, place)
+    return place.error(kind, text, code=state, fix=fix)
 
 
-def find_table(tables: dict[str, QueueAddress], text: str) -> tuple[str, str]:
+def find_table(tables: dict[str, QueueAddress], text: str) -> tuple[str, QueueAddress]:
     """Return the role and the address of the table in the server's sentence; else the first's."""
     first, *others = tables.items()
     ends = " {}", '.{}" does not exist'
     named = (at for at in others if text.endswith(tuple(end.format(at[1].table) for end in ends)))
-    role, address = next(named, first)
-    return role, POSTGRESQL.print_address(address)
+    return next(named, first)
 
 
-def refused_schema(failure: Failure, target: str) -> str | None:
+def schema_of(queue: QueueAddress) -> str:
+    return queue.schema or POSTGRESQL.default_schema
+
+
+def refused_schema(failure: Failure, place: Place) -> str | None:
     """Return the schema that the login may not use, or has a table that it may not use."""
     kind, _, name = failure.text.removeprefix("permission denied for ").partition(" ")
     if failure.state != "42501" or kind == "database" or failure.text.startswith("must be owner"):
         return None
     if kind == "schema":
         return name
-    return POSTGRESQL.parse_address(target).schema if target.startswith('"') else target
+    return place.state if place.queue is None else schema_of(place.queue)
 
 
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing. `refused_schema` was no state schema."""
-    statement, target = place.statement, place.target
+    queue, target = place.queue, place.target
     kind, _, name = text.removeprefix("permission denied for ").partition(" ")
     if text.startswith("must be owner"):
         return f"a login that owns {target}"
     if kind in {"schema", "database"}:
-        right = "CREATE" if statement.startswith(("create", "install")) else "USAGE"
+        right = "CREATE" if place.statement.startswith(("create", "install")) else "USAGE"
         return f"GRANT {right} ON {kind.upper()} {POSTGRESQL.quote_name(name)} TO the_user"
-    if kind == "sequence":
+    if kind == "sequence" and queue is not None:
         # the server leaves out the schema of the sequence, which is the queue's
-        sequence = POSTGRESQL.quote_address(
-            QueueAddress(name, POSTGRESQL.parse_address(target).schema)
-        )
+        sequence = POSTGRESQL.quote_address(QueueAddress(name, queue.schema))
         return f"GRANT USAGE ON SEQUENCE {sequence} TO the_user"
-    rights = RIGHTS.get(f"{statement} {place.role}") or RIGHTS.get(statement, "SELECT")
+    needs = RIGHTS.get(place.statement, "SELECT")
+    rights = RIGHTS.get(f"{place.statement} {place.role}", needs)
     return f"GRANT {rights} ON {target} TO the_user"

@@ -4,14 +4,12 @@
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
 -- Returns: messages bigint, last bigint, marks bigint[]: the seq of every `grain`-th message,
 --          the first one's among them; null where none waits
-SELECT cardinality(seqs)::bigint,
-       seqs[cardinality(seqs)],
+SELECT cardinality(seqs)::bigint, seqs[cardinality(seqs)],
        ARRAY (SELECT seqs[place] FROM generate_series(1, cardinality(seqs), :grain::bigint) AS place)
   FROM (SELECT array_agg(seq) AS seqs
           FROM (SELECT q.seq::bigint AS seq
                   FROM {queue} AS q
-                 WHERE q.seq >= :first::bigint
-                   AND q.seq <= :last::bigint
+                 WHERE q.seq >= :first::bigint AND q.seq <= :last::bigint
                  ORDER BY q.seq
                  LIMIT :messages::bigint) AS lowest
         OFFSET 0) AS waiting

@@ -1,3 +1,15 @@
+-- name: closed_batch
+-- What the row of a stream keeps when a batch is closed: the plan of a later batch, and the high-water mark
+-- of Spark's query; other statements contain it.
+plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
+plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END,
+plan_after  = CASE WHEN plan_batch > :batch::bigint THEN plan_after END,
+query_id    = coalesce(:query_id::text, query_id),
+query_batch = CASE WHEN :query_id::text IS NULL THEN query_batch
+                   WHEN query_id = :query_id::text
+                   THEN greatest(query_batch, :query_batch::bigint)
+                   ELSE :query_batch::bigint END
+
 -- name: new_stream
 INSERT INTO {state}.stream (stream, queue, driver)
 VALUES (:stream::text, :queue_name::text, :driver::text)
@@ -27,13 +39,8 @@ SELECT queue FROM {state}.stream WHERE stream = :stream::text
 -- Returns: queue text; tasks, empty (tasks that took nothing), messages, expired, diverted,
 --          forwarded; bigint; query_id text, query_batch bigint: Spark's names for the last batch,
 --          or null where the receipts are of several queries
-SELECT queue,
-       count(*),
-       count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0),
-       coalesce(sum(messages), 0)::bigint,
-       coalesce(sum(expired), 0)::bigint,
-       coalesce(sum(diverted), 0)::bigint,
-       coalesce(sum(forwarded), 0)::bigint,
+SELECT queue, count(*), count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0),
+       sum(messages)::bigint, sum(expired)::bigint, sum(diverted)::bigint, sum(forwarded)::bigint,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END
   FROM {state}.receipt
@@ -44,14 +51,7 @@ SELECT queue,
 -- Raises the query's high-water mark too: no stream of Spark's query receives for that batch again.
 UPDATE {state}.stream
    SET acked_batch = :batch::bigint,
-       plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
-       plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END,
-       plan_after  = CASE WHEN plan_batch > :batch::bigint THEN plan_after END,
-       query_id    = coalesce(:query_id::text, query_id),
-       query_batch = CASE WHEN :query_id::text IS NULL THEN query_batch
-                          WHEN query_id = :query_id::text
-                          THEN greatest(query_batch, :query_batch::bigint)
-                          ELSE :query_batch::bigint END,
+       {closed_batch},
        messages    = messages + :messages::bigint,
        expired     = expired + :expired::bigint,
        diverted    = diverted + :diverted::bigint,
@@ -72,28 +72,24 @@ DELETE FROM {state}.receipt
 -- for them. Before the first acknowledgement the stream's query is not known. Then the marks of the 500
 -- queries that were seen last are stored, as JSON: 23 kB at most.
 -- Index:   receipt_query, behind the batches acknowledged before; stream_query.
+WITH marks AS NOT MATERIALIZED (
+    SELECT query_id, query_batch, created AS seen FROM {state}.receipt
+    UNION ALL
+    SELECT query_id, query_batch, seen FROM {state}.stream)
 UPDATE {state}.stream AS o
    SET plan_batch = :batch::bigint,
        plan       = :plan::text,
        plan_after = CASE WHEN o.query_id IS NULL
                     THEN (SELECT json_object_agg(h.query_id, h.query_batch)::text
                             FROM (SELECT m.query_id, max(m.query_batch) AS query_batch
-                                    FROM (SELECT r.query_id, r.query_batch, r.created AS seen
-                                            FROM {state}.receipt AS r
-                                          UNION ALL
-                                          SELECT q.query_id, q.query_batch, q.seen
-                                            FROM {state}.stream AS q) AS m
+                                    FROM marks AS m
                                    WHERE m.query_id IS NOT NULL
                                    GROUP BY m.query_id
                                    ORDER BY max(m.seen) DESC
                                    LIMIT 500) AS h)
-                    ELSE json_build_object(o.query_id, greatest(
-                            (SELECT max(r.query_batch)
-                               FROM {state}.receipt AS r
-                              WHERE r.query_id = o.query_id AND r.query_batch > o.query_batch),
-                            (SELECT max(q.query_batch)
-                               FROM {state}.stream AS q
-                              WHERE q.query_id = o.query_id)))::text END,
+                    ELSE (SELECT json_build_object(o.query_id, max(m.query_batch))::text
+                            FROM marks AS m
+                           WHERE m.query_id = o.query_id AND m.query_batch >= o.query_batch) END,
        seen       = now()
  WHERE o.stream = :stream::text
 
@@ -131,14 +127,7 @@ RETURNING queue, messages, settled, payload, unpacked, query_id, query_batch
 -- other stream of Spark's query may receive for that batch.
 UPDATE {state}.stream
    SET acked_batch = greatest(acked_batch, :batch::bigint),
-       plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
-       plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END,
-       plan_after  = CASE WHEN plan_batch > :batch::bigint THEN plan_after END,
-       query_id    = coalesce(:query_id::text, query_id),
-       query_batch = CASE WHEN :query_id::text IS NULL THEN query_batch
-                          WHEN query_id = :query_id::text
-                          THEN greatest(query_batch, :query_batch::bigint)
-                          ELSE :query_batch::bigint END
+       {closed_batch}
  WHERE stream = :stream::text
 
 -- name: streams

@@ -5,12 +5,8 @@ coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0)
 
 -- name: received_row
 -- A message that was received; other statements contain it.
-id,
-expires,
-coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
-headers,
-body,
-seq::bigint AS seq
+id, expires, coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+headers, body, seq::bigint AS seq
 
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
@@ -54,8 +50,7 @@ DELETE FROM {queue}
                           THEN :stop::bigint END
                 FROM (SELECT {message_bytes} AS bytes
                         FROM {queue}
-                       WHERE seq >= :first::bigint
-                         AND seq < :stop::bigint
+                       WHERE seq >= :first::bigint AND seq < :stop::bigint
                        LIMIT :messages::bigint + 1) AS weighed)
 RETURNING {received_row}
 
@@ -74,12 +69,10 @@ DELETE FROM {queue}
         SELECT place
           FROM (SELECT place,
                        sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) - bytes AS before
-                  FROM (SELECT ctid AS place,
-                               seq,
+                  FROM (SELECT ctid AS place, seq,
                                {message_bytes} AS bytes
                           FROM {queue}
-                         WHERE seq >= :first::bigint
-                           AND seq < :stop::bigint
+                         WHERE seq >= :first::bigint AND seq < :stop::bigint
                            AND {message_bytes} <= :largest::bigint
                          ORDER BY seq
                          LIMIT :messages::bigint
@@ -107,11 +100,9 @@ RETURNING {received_row}
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq.
 -- Returns: seq bigint, bytes bigint
-SELECT seq::bigint,
-       {message_bytes} AS bytes
+SELECT seq::bigint, {message_bytes} AS bytes
   FROM {queue}
- WHERE seq >= :first::bigint
-   AND seq < :stop::bigint
+ WHERE seq >= :first::bigint AND seq < :stop::bigint
    AND {message_bytes} > :largest::bigint
  ORDER BY seq
  LIMIT :messages::bigint
@@ -127,15 +118,11 @@ WITH gone AS (
     DELETE FROM {queue}
      WHERE seq = ANY (ARRAY (
             SELECT text::bigint FROM json_array_elements_text(:seqs::text::json) AS each (text)))
-    RETURNING id,
-              headers,
-              body,
+    RETURNING id, headers, body,
               coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired),
 moved AS (
     INSERT INTO {errors} (id, headers, body)
-    SELECT CASE WHEN :renamed::boolean THEN gen_random_uuid() ELSE id END,
-           headers,
-           coalesce(body, '')
+    SELECT CASE WHEN :renamed::boolean THEN gen_random_uuid() ELSE id END, headers, coalesce(body, '')
       FROM gone
      WHERE NOT expired)
 SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM gone

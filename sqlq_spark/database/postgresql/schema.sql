@@ -208,9 +208,7 @@ $do$
 -- Returns: name, type of each column of a queue; no row where the table is absent
 SELECT attname::text, format_type(atttypid, NULL)::text
   FROM pg_catalog.pg_attribute
- WHERE attrelid = to_regclass(:table_name::text)
-   AND attnum > 0
-   AND NOT attisdropped
+ WHERE attrelid = to_regclass(:table_name::text) AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum
 
 -- name: lock_queue

@@ -31,9 +31,7 @@ VALUES (:sink::text)
 INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
 SELECT :sink::text, :batch::bigint, :attempt::text, :chunk::bigint, :messages::bigint, :payload::bytea
  WHERE NOT EXISTS (
-        SELECT
-          FROM {state}.dispatch_log
-         WHERE sink = :sink::text AND batch >= :batch::bigint)
+        SELECT FROM {state}.dispatch_log WHERE sink = :sink::text AND batch >= :batch::bigint)
     ON CONFLICT DO NOTHING
 RETURNING true
 
@@ -43,8 +41,7 @@ RETURNING true
 -- Returns: batch bigint; no row where the batch was sent before
 UPDATE {state}.dispatch_log
    SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now()
- WHERE sink = :sink::text
-   AND (batch IS NULL OR batch < :batch::bigint)
+ WHERE sink = :sink::text AND (batch IS NULL OR batch < :batch::bigint)
 RETURNING batch
 
 -- name: settle
@@ -70,17 +67,13 @@ RETURNING true
 -- Index:   stream_query.
 -- Returns: one row. query_batch bigint: the last batch of Spark's query that one of its streams has
 --          closed; null where it has no stream here, or has closed none
-SELECT max(query_batch)
-  FROM {state}.stream
- WHERE query_id = :query_id::text
+SELECT max(query_batch) FROM {state}.stream WHERE query_id = :query_id::text
 
 -- name: query_queues
 -- Which queues a query of Spark receives from now. Locks nothing.
 -- Index:   receipt_query.
 -- Returns: queue text
-SELECT DISTINCT queue
-  FROM {state}.receipt
- WHERE query_id = :query_id::text
+SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = :query_id::text
 
 -- name: chunks
 -- Returns: attempt text, chunk bigint

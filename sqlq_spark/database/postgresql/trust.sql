@@ -18,6 +18,13 @@ parts (id, class, part) AS (
            ) AS d (class, part)
 )
 
+-- name: source_owner
+-- The owner of the queue that is read, if one is; other statements contain it.
+SELECT s.relowner AS owner
+  FROM parse_ident(:source_table::text) AS source (name)
+  JOIN pg_namespace AS m ON m.nspname = source.name[1]
+  JOIN pg_class AS s ON s.relnamespace = m.oid AND s.relname = source.name[2]
+
 -- name: state_faults
 -- Finds what another login than this one, a superuser or the owner of the database owns in the state
 -- schema, and what runs code there. Reads only the catalogue, because a view runs code when it is read.
@@ -59,60 +66,28 @@ LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 -- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
 --          catalog, here (in this database), schema and table; missing text, the first column that it
 --          lacks, or null; may_insert bool; owner text; same_owner bool, as the queue that is read;
---          trusted bool: its schema's owner is; plain bool: an INSERT runs nothing but the sequence
---          (1574, nextval, cast by 480 or 714), or gen_random_uuid (3432)
-SELECT t.place,
-       c.oid::bigint AS identity,
-       NULL::text AS catalog,
-       true AS here,
-       n.nspname::text,
-       c.relname::text,
+--          trusted bool: its schema's owner is
+SELECT t.place, c.oid::bigint AS identity, NULL::text AS catalog, true AS here,
+       n.nspname::text, c.relname::text,
        (SELECT lower(min(w.name))
           FROM json_array_elements_text(t.columns) AS w (name)
-         WHERE NOT EXISTS (SELECT
-                             FROM pg_catalog.pg_attribute AS a
-                            WHERE a.attrelid = c.oid
-                              AND a.attname = lower(w.name)::name
-                              AND NOT a.attisdropped)) AS missing,
+         WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
+                            WHERE a.attrelid = c.oid AND NOT a.attisdropped
+                              AND a.attname = lower(w.name)::name)) AS missing,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'INSERT') AS may_insert,
        pg_get_userbyid(c.relowner)::text AS owner,
        coalesce(c.relowner = source.owner, false) AS same_owner,
        coalesce((SELECT r.rolsuper OR r.rolname = current_user OR r.oid = source.owner
                    FROM pg_catalog.pg_roles AS r
                   WHERE r.oid = CASE WHEN pg_get_userbyid(n.nspowner) = 'pg_database_owner'
-                                     THEN (SELECT d.datdba
-                                             FROM pg_catalog.pg_database AS d
-                                            WHERE d.datname = current_database())
-                                     ELSE n.nspowner END), false) AS trusted,
-       c.relkind = 'r'
-       AND NOT (c.relhastriggers OR c.relhasrules OR c.relrowsecurity OR c.relhassubclass)
-       AND NOT EXISTS (SELECT
-                         FROM pg_catalog.pg_constraint AS k
-                        WHERE k.conrelid = c.oid AND k.contype NOT IN ('p', 'u', 'n'))
-       AND NOT EXISTS (SELECT
-                         FROM pg_catalog.pg_index AS i
-                        WHERE i.indrelid = c.oid
-                          AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL))
-       AND NOT EXISTS (SELECT
-                         FROM pg_catalog.pg_depend AS d
-                        WHERE d.classid = 'pg_class'::regclass
-                          AND d.objid = c.oid
-                          AND d.refclassid = 'pg_type'::regclass)
-       AND NOT EXISTS (SELECT
-                         FROM pg_catalog.pg_attrdef AS d
-                        WHERE d.adrelid = c.oid
-                          AND (d.adbin::text ~ '\{(?!FUNCEXPR |CONST )'
-                               OR d.adbin::text ~ 'funcid (?!(480|714|1574|3432) )'))
-       AS plain
+                                     THEN (SELECT datdba FROM pg_catalog.pg_database
+                                            WHERE datname = current_database())
+                                     ELSE n.nspowner END), false) AS trusted
   FROM json_to_recordset(:places::text::json)
        AS t(place bigint, schema_name text, table_name text, columns json)
   JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schema_name::name
   JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.table_name::name
- CROSS JOIN (SELECT (SELECT q.relowner
-                       FROM parse_ident(:source_table::text) AS asked (name)
-                       JOIN pg_catalog.pg_namespace AS s ON s.nspname = asked.name[1]
-                       JOIN pg_catalog.pg_class AS q
-                         ON q.relnamespace = s.oid AND q.relname = asked.name[2]) AS owner) AS source
+  LEFT JOIN ({source_owner}) AS source ON true
  WHERE c.relkind IN ('r', 'p') OR :source_table::text IS NULL AND c.relkind IN ('v', 'm', 'f')
 
 -- name: table_code
@@ -127,10 +102,7 @@ SELECT t.place,
 WITH RECURSIVE trusted (owner) AS MATERIALIZED (
     SELECT r.oid FROM pg_roles AS r WHERE r.rolsuper OR r.rolname = current_user
     UNION ALL
-    SELECT c.relowner
-      FROM parse_ident(:source_table::text) AS source (name)
-      JOIN pg_namespace AS n ON n.nspname = source.name[1]
-      JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = source.name[2]
+    {source_owner}
 ), tables (root, id) AS (
     SELECT c.oid, c.oid
       FROM json_to_recordset(:places::text::json) AS a (identity bigint)
@@ -151,13 +123,12 @@ WITH RECURSIVE trusted (owner) AS MATERIALIZED (
                 THEN :action::text = 'insert'
                      AND EXISTS (SELECT FROM pg_trigger AS g
                                   WHERE g.oid = p.part AND g.tgenabled <> 'D' AND NOT g.tgisinternal)
+                WHEN :action::text = 'insert' THEN true
                 WHEN p.class = 'pg_attrdef'::regclass
-                THEN :action::text = 'insert'
-                     OR EXISTS (SELECT FROM pg_attrdef AS d JOIN pg_attribute AS c
-                                    ON c.attrelid = d.adrelid AND c.attnum = d.adnum
-                                 WHERE d.oid = p.part AND c.attgenerated = 'v')
-                ELSE :action::text = 'insert'
-                     OR p.class NOT IN ('pg_rewrite'::regclass, 'pg_policy'::regclass) END
+                THEN EXISTS (SELECT FROM pg_attrdef AS d JOIN pg_attribute AS c
+                                 ON c.attrelid = d.adrelid AND c.attnum = d.adnum
+                              WHERE d.oid = p.part AND c.attgenerated = 'v')
+                ELSE p.class NOT IN ('pg_rewrite'::regclass, 'pg_policy'::regclass) END
 ), found AS (
     SELECT a.root, 1 AS rank, a.owner,
            CASE a.kind WHEN 'v' THEN 'it is a view' WHEN 'm' THEN 'it is a materialized view'

@@ -141,9 +141,9 @@ def redact(url: str) -> str:
 
 def find_issuers() -> str:
     """
-    Return where the trusted issuers of this machine are: `system`, or a file.
+    Return where the trusted issuers of this machine are, a file or `system`.
 
-    `system` means the default of the driver's OpenSSL, or SSL_CERT_FILE and SSL_CERT_DIR.
+    That means the default of the driver's OpenSSL, or SSL_CERT_FILE and SSL_CERT_DIR.
     """
     named = os.environ.keys() & {"SSL_CERT_FILE", "SSL_CERT_DIR"}
     if named or any(Path(each).exists() for each in SYSTEM):

@@ -101,17 +101,24 @@ BEGIN
 END;
 SELECT @gone AS messages
 
+-- name: allocated
+-- The parts of a table and of its indexes, with the space that each has; other statements contain it.
+FROM {queue_catalog}sys.partitions AS p
+JOIN {queue_catalog}sys.allocation_units AS a
+  ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+ WHERE p.object_id = OBJECT_ID({queue_text}, N'U')
+
 -- name: table_figures
--- What the catalogue says of a table's size; other statements contain it.
-DECLARE @rows bigint, @stored bigint, @bytes bigint;
+-- What the catalogue says of a table's size, and the messages in it; other statements contain it.
+DECLARE @rows bigint, @stored bigint, @bytes bigint, @count bigint;
 SELECT @stored = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN a.data_pages END) * 8192,
        @rows = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END),
        @bytes = SUM(a.total_pages) * 8192
-  FROM {queue_catalog}sys.partitions AS p
-  JOIN {queue_catalog}sys.allocation_units AS a
-    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
- WHERE p.object_id = OBJECT_ID({queue_text}, N'U');
+  {allocated};
 DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
+SELECT @count = CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
+                     ELSE (SELECT COUNT_BIG(*)
+                             FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END;
 
 -- name: stats
 -- Each figure is a query of its own, so that an index answers it. No index is named, because a table
@@ -122,9 +129,7 @@ DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
 -- Returns: messages, expired (null where estimated), bytes of table and indexes, first and last seq,
 --          bigint; estimated bit
 {table_figures}
-SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
-            ELSE (SELECT COUNT_BIG(*)
-                    FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
+SELECT @count AS messages,
        CASE WHEN @large = 0
             THEN (SELECT COUNT_BIG(*)
                     FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
@@ -142,14 +147,11 @@ SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
 -- Index:   Index_Due.
 -- Returns: messages, due, bytes of table and indexes, bigint; estimated bit
 {table_figures}
-SELECT CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
-            ELSE (SELECT COUNT_BIG(*)
-                    FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END AS messages,
+SELECT @count AS messages,
        (SELECT COUNT_BIG(*)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
          WHERE Due <= GETUTCDATE()) AS due,
-       ISNULL(@bytes, 0) AS bytes,
-       @large AS estimated
+       ISNULL(@bytes, 0) AS bytes, @large AS estimated
 
 -- name: seq_given
 -- The highest RowVersion that was ever assigned, also to sends that were undone.
@@ -168,12 +170,8 @@ SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type <> 2 THEN a.total_pages EN
        AS index_bytes,
        ISNULL(SUM(CASE WHEN a.type = 2 THEN a.total_pages END), 0) * 8192 AS large_bytes,
        SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END) AS live,
-       CAST(NULL AS bigint) AS dead,
-       CAST(NULL AS datetime) AS cleaned_utc
-  FROM {queue_catalog}sys.partitions AS p
-  JOIN {queue_catalog}sys.allocation_units AS a
-    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
- WHERE p.object_id = OBJECT_ID({queue_text}, N'U')
+       CAST(NULL AS bigint) AS dead, CAST(NULL AS datetime) AS cleaned_utc
+  {allocated}
 
 -- name: queue_tables
 -- The tables of this database that have the columns of a queue, or of delayed messages, and that this
@@ -198,12 +196,9 @@ WITH found AS (
      GROUP BY t.object_id, t.name, s.name
 )
 SELECT TOP (10000)
-       f.schema_name,
-       f.name,
-       CAST(f.object_id AS bigint) AS [identity],
+       f.schema_name, f.name, CAST(f.object_id AS bigint) AS [identity],
        CAST(CASE WHEN f.queue_columns = 5 THEN 0 ELSE 1 END AS bit) AS delayed,
-       sizes.messages,
-       sizes.bytes
+       sizes.messages, sizes.bytes
   FROM found AS f
  CROSS APPLY (SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END), 0) AS messages,
                      ISNULL(SUM(a.total_pages), 0) * 8192 AS bytes

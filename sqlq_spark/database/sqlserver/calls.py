@@ -7,7 +7,6 @@ The functions are pure and need no driver.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements
@@ -33,11 +32,12 @@ BINARY = {"body", "payload"}  # values that are bytes where they are not null
 NUMBERS = {bool: "bit", int: "bigint", float: "float"}
 SHORT_TEXT, SHORT_BYTES = 4000, 8000  # what a parameter holds without (max)
 
-# columns of a bulk insert: Arrow's name → the table's, and its type
+# columns of a bulk insert: Arrow's name → the table's, and its type. OPENJSON cuts a text silently.
+# Of one that is too long for a column of 255 a character more is left, so that the INSERT fails.
 LOADED = {
     "id": ("Id", "uniqueidentifier"),
-    "correlationid": ("CorrelationId", "varchar(255)"),
-    "replytoaddress": ("ReplyToAddress", "varchar(255)"),
+    "correlationid": ("CorrelationId", "varchar(256)"),
+    "replytoaddress": ("ReplyToAddress", "varchar(256)"),
     "expires": ("Expires", "datetime2(6)"),
     "headers": ("Headers", "nvarchar(max)"),
     "body": ("Body", "varbinary(max)"),
@@ -46,16 +46,7 @@ LOADED = {
 OPTIONAL = {"correlationid", "replytoaddress"}  # left out where the table lacks them
 
 
-def fill_names(
-    text: str,
-    state: str,
-    tables: dict[str, QueueAddress],
-    *,
-    recoverable: bool = True,
-    fits: str = "",
-    seek: bool = True,
-    **words: str,
-) -> str:
+def fill_names(text: str, state: str, tables: dict[str, QueueAddress], **words: str) -> str:
     """
     Put names into the braces, last and in one pass: a name may be {state} or @n.
 
@@ -65,10 +56,10 @@ def fill_names(
         "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
         "state_escaped": SQLSERVER.quote_name(state).replace("'", "''"),
-        "recoverable": "Recoverable, " if recoverable else "",
-        "one": "1, " if recoverable else "",
-        "fits": fits,
-        "seek": "FORCESEEK, " if seek else "",
+        "recoverable": "Recoverable, ",
+        "one": "1, ",
+        "fits": "",
+        "seek": "FORCESEEK, ",
     }
     for role, address in tables.items():
         quoted = SQLSERVER.quote_address(address)
@@ -103,11 +94,7 @@ def build_call(
     """
     Return a statement as a call of sp_executesql, and the values of its question marks.
 
-    Args:
-        statement: its name, for the DBA.
-        text: with its names put in.
-        values: by parameter; those that the text does not use are left out.
-        guarded: whether a transaction is open, which must still be there.
+    Values that the text does not use are left out. `guarded`: a transaction must still be open.
     """
     wanted = set(PARAMETER.findall(text))
     used = {name: value for name, value in values.items() if name in wanted}
@@ -142,11 +129,8 @@ def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
     """
     Return a check for headers that a queue's varchar cannot hold; empty where it holds all.
 
-    SQL Server writes question marks to a varchar, without an error.
-
-    Args:
-        shape: the queue's columns and their types.
-        source: of the rows.
+    SQL Server writes question marks to a varchar, without an error. `shape` has the queue's columns
+    and their types.
     """
     found = NARROW.fullmatch(shape.get("headers", ""))
     if found is None:
@@ -160,11 +144,8 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
     """
     Return the INSERT of `load` for some columns, in the order in which they were sent.
 
-    Args:
-        names: of the columns.
-        shape: the queue's columns and their types.
-        null_bodies: whether a body may be null. If none is, a text without characters that OPENJSON
-            may read as a null becomes an empty body.
+    If no body may be null, a text without characters, which OPENJSON may read as a null, becomes an
+    empty body.
     """
     known = [
         (at, *LOADED[name])
@@ -194,27 +175,17 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 MOST_LOCKS, PAGE = 4000, 4000
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The limits of one `receive`; the names are those of its parameters."""
-
-    stop: int  # of the range
-    messages: int  # at most
-    largest: int  # bytes of one message, at most
-
-
-def cut_step(rows: Iterable[Row], *, most: int, largest: int) -> Step | None:
+def cut_step(rows: Iterable[Row], *, most: int, largest: int) -> dict[str, int]:
     """
-    Return how far to receive.
+    Return how far to receive, as parameters of `receive`; nothing where nothing waits.
+
+    The limits let the weighed rows through. Whatever was committed since, the step has at most
+    `most` plus `largest` bytes.
 
     Args:
         rows: seq and bytes of messages, by seq; none is larger than `largest`.
         most: bytes of the step, but one message at least.
         largest: bytes of one message.
-
-    Returns:
-        Limits that let the weighed rows through. Whatever was committed since, the step has at most
-        `most` plus `largest` bytes. None: nothing waits.
     """
     count = total = locks = heaviest = stop = 0
     for seq, size in rows:
@@ -224,4 +195,6 @@ def cut_step(rows: Iterable[Row], *, most: int, largest: int) -> Step | None:
         if count and full:
             break
         count, total, stop = count + 1, total + size, seq + 1
-    return Step(stop, count, min(largest, (most + largest) // count)) if count else None
+    if not count:
+        return {}
+    return {"stop": stop, "messages": count, "largest": min(largest, (most + largest) // count)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import database, errors
@@ -29,7 +29,6 @@ from sqlq_spark.database.sqlserver.calls import (
 from sqlq_spark.database.sqlserver.drivers import Watchdog
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
-    Place,
     connection_error,
     read_error,
     statement_error,
@@ -105,11 +104,6 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     return made
 
 
-def whole_seconds(seconds: float) -> int:
-    """Return whole seconds for the driver, one more than the lock timeout, which comes first."""
-    return int(seconds) + 1
-
-
 def context_info(application: str) -> str:
     """Return the session's name for the DBA, in hexadecimal digits; at least one byte."""
     return "0x" + (application.encode("utf-8", "replace")[:CONTEXT] or b"-").hex()
@@ -144,7 +138,7 @@ class Connection(database.Connection):
 
     def prepare(self) -> None:
         """Make the session's own settings, and read which database it is in."""
-        self._raw.timeout = whole_seconds(self._timeout)
+        self._limit_statements(self._timeout)
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
         found = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
         self.catalog = next((name for (name,) in found), None)
@@ -179,13 +173,12 @@ class Connection(database.Connection):
         while True:
             rows = self.rows("weigh", tables={"queue": tables["queue"]}, **limits)
             step = cut_step(rows, most=limits["bytes"], largest=limits["largest"])
-            if step is None:
+            if not step:
                 return no_rows()
-            numbers = {"first": limits["first"], **asdict(step)}
-            found = self._fetch("receive", tables, numbers)
+            found = self._fetch("receive", tables, {"first": limits["first"], **step})
             if found.num_rows:
                 return found
-            limits = {**limits, "first": step.stop}
+            limits = {**limits, "first": step["stop"]}
 
     def _fetch(
         self,
@@ -208,12 +201,8 @@ class Connection(database.Connection):
         return plain_columns(found)
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
-        """
-        Send the rows as JSON, in one parameter.
-
-        A bulk copy would be another session, and both drivers send rows with large values one by
-        one.
-        """
+        # as JSON in one parameter: a bulk copy would be another session, and both drivers send rows
+        # with large values one by one
         tables = {"queue": queue}
         null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
         insert = build_insert(rows.column_names, self._columns_of(queue), null_bodies=null_bodies)
@@ -225,9 +214,9 @@ class Connection(database.Connection):
             self._do("load", text, tables, values)
 
     def store(self, table: str, rows: pa.Table) -> None:
-        """Insert one row, because the server stores a large value in pages."""
         if not rows.num_rows:
             return
+        # one row, because the server stores a large value in pages
         values = rows.slice(0, 1).to_pylist()[0]
         values["payload"] = b"".join(rows["payload"].to_pylist())
         names = ", ".join(map(SQLSERVER.quote_name, values))
@@ -271,12 +260,7 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ the columns of a queue
 
     def _columns_of(self, queue: QueueAddress) -> dict[str, str]:
-        """
-        Return a queue's columns in lower case → type, read once in a transaction.
-
-        Raises:
-            QueueNotFound: the table is absent.
-        """
+        """Return a queue's columns, read once in a transaction; raise QueueNotFound."""
         if queue not in self._columns:
             found = self.columns(queue)
             if not found:
@@ -292,18 +276,14 @@ class Connection(database.Connection):
             columns = self._columns_of(tables["errors"])
         else:
             columns = self._columns_moved_into(tables)
-        seek = False
+        words = {"fits": check_fit(columns)}
+        if "recoverable" not in columns:
+            words |= {"recoverable": "", "one": ""}
         if "{seek}" in text:
             due_index = fill_names(DUE_INDEX, self.state, tables)
-            seek = bool(self._do("due_index", due_index, tables, {}))
-        return fill_names(
-            text,
-            self.state,
-            tables,
-            recoverable="recoverable" in columns,
-            fits=check_fit(columns),
-            seek=seek,
-        )
+            if not self._do("due_index", due_index, tables, {}):
+                words["seek"] = ""
+        return fill_names(text, self.state, tables, **words)
 
     def _columns_moved_into(self, tables: dict[str, QueueAddress]) -> dict[str, str]:
         """Return the queue's columns; an error names the delayed table if both are wrong."""
@@ -320,17 +300,20 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ inside
 
     def _end(self) -> None:
-        """Close the driver's connection; the server undoes the open transaction."""
         with suppress(*self._driver.errors):
             self._raw.close()
+
+    def _limit_statements(self, seconds: float) -> None:
+        self._timeout = seconds
+        # for the driver one more than the lock timeout, which comes first
+        self._raw.timeout = int(seconds) + 1
 
     def _direct(self, statement: str, text: str, values: dict[str, Value]) -> list[Row]:
         milliseconds = int(str(values.get("milliseconds", 0)))
         text = text.replace("{milliseconds}", str(milliseconds))
         if statement == "timeouts":
             text = text.replace("{application}", context_info(str(values["application"])))
-            self._timeout = milliseconds / 1000
-            self._raw.timeout = whole_seconds(self._timeout)
+            self._limit_statements(milliseconds / 1000)
         if statement == "begin":
             self._columns.clear()  # tables may have been created again
         found = self._do(statement, text, {})
@@ -346,7 +329,6 @@ class Connection(database.Connection):
         tables: dict[str, QueueAddress],
         values: Mapping[str, Value] | None = None,
     ) -> list[Row]:
-        """Return the rows of all results of a text; see `_executed`."""
         found: list[Row] = []
         with self._executed(statement, text, tables, values) as cursor:
             more = True
@@ -366,11 +348,7 @@ class Connection(database.Connection):
         tables: dict[str, QueueAddress],
         values: Mapping[str, Value] | None,
     ) -> Iterator[Any]:
-        """
-        Execute a text whose names are put in, and let the block read its results from the cursor.
-
-        With `values`, which may be none, it goes through sp_executesql.
-        """
+        """Execute a text, with `values` by sp_executesql; the block reads from the cursor."""
         sql = f"/* sqlqueue:{statement} */ {text}"
         bound: tuple[Value, ...] = ()
         if values is not None:
@@ -383,9 +361,10 @@ class Connection(database.Connection):
         except self._driver.errors as error:
             raise self._failure(statement, tables, error) from None
 
-    def _plain(self, text: str) -> None:
+    def _plain(self, text: str) -> list[Any]:
         with closing(self._raw.cursor()) as cursor:
             cursor.execute(text)
+            return cursor.fetchall() if cursor.description else []
 
     def _failure(
         self, statement: str, tables: dict[str, QueueAddress], error: Exception
@@ -405,25 +384,12 @@ class Connection(database.Connection):
                 self._plain(undo)
         except self._driver.errors:
             return errors.ConnectionLost(statement=statement, reason=failure.text)
-        queue = find_table(tables, failure.text)
         level = self._level() if failure.number in MAYBE_OLD else 0
-        place = Place(
-            statement=statement,
-            target=self.state if queue is None else self.printed(queue),
-            queue=queue,
-            state=self.state,
-            server=self.server,
-            seconds=self._timeout,
-            level=level,
-        )
-        return statement_error(failure, place)
+        place = self._place(statement, find_table(tables, failure.text))
+        return statement_error(failure, place, level)
 
     def _level(self) -> int:
-        """Return the database's compatibility level; 0 where it cannot be read."""
-        try:
-            with closing(self._raw.cursor()) as cursor:
-                cursor.execute(LEVEL)
-                found = cursor.fetchall() if cursor.description else []
-        except self._driver.errors:
-            return 0
-        return int(found[0][0]) if found else 0
+        with suppress(*self._driver.errors):
+            for (level,) in self._plain(LEVEL):
+                return int(level)
+        return 0

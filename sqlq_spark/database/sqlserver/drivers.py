@@ -34,8 +34,6 @@ ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")  # the
 
 # words of a driver that lacks shared libraries
 NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
-
-
 # a driver's message with the SQLSTATE of an error, not of a note (classes 00 and 01)
 FAULT = re.compile(r"\[(?!0[01])(\w{5})\]")
 
@@ -62,9 +60,7 @@ def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any
     """
     Connect by the driver that the url names, or by the first that this machine can load.
 
-    Raises:
-        MissingDriver: there is none.
-        Exception: of `Driver.errors`; see `errors.read_error`.
+    Raises MissingDriver if there is none, or an error of `Driver.errors`; see `errors.read_error`.
     """
     missing: list[str] = []
     for name, load in candidates(target.driver):
@@ -139,13 +135,10 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
 
 def check_complete(cursor: Any) -> None:  # noqa: ANN401
     """
-    Look at what a driver noted while it fetched rows.
+    Raise Incomplete if the rows that a driver fetched are not all.
 
     mssql-python fetches rows in blocks. If the connection breaks between two rows, it returns the
     rows before as if they were all, and only adds a message to its cursor.
-
-    Raises:
-        Incomplete: the rows are not all.
     """
     for state, text in getattr(cursor, "messages", None) or ():
         if found := FAULT.match(state):
@@ -169,14 +162,7 @@ class Watchdog:
     def __init__(
         self, end: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        Start with no transaction open.
-
-        Args:
-            end: closes the session. It is called while no statement runs.
-            clock: monotonic seconds.
-        """
-        self._end = end
+        self._end = end  # closes the session; it is called while no statement runs
         self._clock = clock
         self._turn = threading.Lock()  # of whoever uses the session
         self._timer: threading.Timer | None = None

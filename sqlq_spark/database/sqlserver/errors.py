@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sqlq_spark import errors
-from sqlq_spark.database.sqlserver.numbers import KINDS, OLD_LEVEL, Kind, number_of
+from sqlq_spark.database import Place
+from sqlq_spark.database.sqlserver.numbers import KINDS, number_of
 from sqlq_spark.options.names import STATE
 from sqlq_spark.wire.address import SQLSERVER
-
-if TYPE_CHECKING:
-    from sqlq_spark.wire.address import QueueAddress
 
 # mssql-python's phrase → SQLSTATE, for those that are used here
 PHRASES = {
@@ -44,14 +41,23 @@ PHRASES = {
 }
 
 BROKEN = "08S01"  # the SQLSTATE of a connection that broke
-LOST_STATES = {BROKEN, "08003", "08007"}
-TIMEOUT_STATES = {"HYT00", "HYT01"}
+NO_TABLE = "42S02"
+STATES: dict[str, type[errors.DatabaseFailure]] = {
+    **dict.fromkeys((BROKEN, "08003", "08007"), errors.ConnectionLost),
+    **dict.fromkeys(("HYT00", "HYT01"), errors.TimedOut),
+    "40001": errors.Deadlock,
+}
+# what a number means, whatever the SQLSTATE
+PASSING = {
+    *(errors.ConnectionLost, errors.ReadOnly, errors.Deadlock, errors.TimedOut),
+    *(errors.LockTimedOut, errors.ServerShort, errors.LogFull),
+}
 # SQLSTATEs of a wrong message or table: another attempt would fail as well. They count only for
 # numbers that are not known, because ODBC reports nearly every number of the server as 42000.
 LASTING_STATES = ("21", "22", "23", "42", "44")
 
-# numbers for a function that the database's level lacks, and for a table that is not there
-MAYBE_OLD = {OLD_LEVEL, 156, 195, 208, 319}
+# numbers for a syntax or function that the database's level lacks, and for an absent table
+MAYBE_OLD = {102, 156, 195, 208, 319}
 LEAST_LEVEL = 130
 LOGIN_FAILED = 18456
 
@@ -79,16 +85,15 @@ FIXES = {
     40544: "a DBA must raise the database's maximum size, or delete data",
 }
 
-DELETES = (
-    *("weigh", "receive", "take", "purge", "purge_range", "purge_expired"),
-    *("unsubscribe", "move_due"),
-)
+OF_COLUMN = {"peek": "SELECT (RowVersion)"}  # the server speaks of the whole table
 # statement → the rights that it needs on its table; others need SELECT
 RIGHTS = {
-    **dict.fromkeys(DELETES, "SELECT, DELETE"),
+    **dict.fromkeys(("weigh", "receive", "take", "move_due"), "SELECT, DELETE"),
+    **dict.fromkeys(("purge", "purge_range", "purge_expired", "unsubscribe"), "SELECT, DELETE"),
     "divert_large": "INSERT",
     "subscribe": "SELECT, INSERT, UPDATE",
     "load": "INSERT",
+    **OF_COLUMN,
 }
 DENIED = re.compile(
     r"The ([A-Z ]+) permission was denied on the (?:column '.*' of the )?object "
@@ -109,10 +114,6 @@ class Failure:
     state: str  # SQLSTATE; empty where the driver reports none
     text: str  # the server's, or the driver's, sentence
     first_only: bool = False  # whether the driver reports only one error of several
-
-    @property
-    def kind(self) -> Kind | None:
-        return KINDS.get(self.number)
 
     @property
     def code(self) -> str:
@@ -138,117 +139,51 @@ def read_error(error: Exception, secret: str = "") -> Failure:
 
 
 def connection_error(server: str, failure: Failure) -> errors.DatabaseFailure:
-    match failure.kind:
-        case Kind.LOST:
-            return errors.ConnectionLost(statement="connect", reason=failure.text)
-        case Kind.READ_ONLY:
-            return errors.ReadOnly(statement="connect", reason=failure.text, fix=LISTENER)
-        case Kind.NO_DATABASE:
-            return errors.DatabaseNotFound(server=server, reason=failure.text)
-    if failure.kind is Kind.REFUSED or failure.state == "28000":
-        # for a database that it cannot open, the server sends 4060 and then 18456
-        unclear = failure.first_only and failure.number in {None, LOGIN_FAILED}
-        kind = errors.LoginUnclear if unclear else errors.LoginRefused
-        return kind(server=server, reason=failure.text)
-    if failure.state in LOST_STATES:
-        return errors.ConnectionLost(statement="connect", reason=failure.text)
-    return errors.NotReachable(server=server, reason=failure.text)
+    kind = KINDS.get(failure.number)
+    if kind not in {errors.ConnectionLost, errors.ReadOnly, errors.DatabaseNotFound}:
+        if kind is errors.LoginRefused or failure.state == "28000":
+            # for a database that it cannot open, the server sends 4060 and then 18456
+            unclear = failure.first_only and failure.number in {None, LOGIN_FAILED}
+            kind = errors.LoginUnclear if unclear else errors.LoginRefused
+        else:
+            kind = STATES.get(failure.state)
+            kind = kind if kind is errors.ConnectionLost else errors.NotReachable
+    return Place(server=server).error(kind, failure.text, fix=LISTENER)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a statement failed."""
-
-    statement: str
-    target: str  # the queue for people, or the schema of the state tables
-    queue: QueueAddress | None  # None: the statement uses state tables only
-    state: str  # schema of the state tables
-    server: str
-    seconds: float
-    level: int = 0  # compatibility level of the database; 0 where it was not read
-
-    @property
-    def table(self) -> str:
-        """The target in SQL."""
-        queue = self.queue
-        return SQLSERVER.quote_address(queue) if queue else SQLSERVER.quote_name(self.state)
-
-
-def statement_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
-    return (
-        passing_error(failure, place)
-        or missing_right(failure, place)
-        or missing_object(failure, place)
-        or other_error(failure, place)
-    )
+def statement_error(failure: Failure, place: Place, level: int = 0) -> errors.DatabaseFailure:
+    """Return the error for a statement; `level` is the database's, 0 where it was not read."""
+    kind = KINDS.get(failure.number)
+    if kind not in PASSING:
+        kind = STATES.get(failure.state, kind)
+    if kind in {errors.ServerShort, errors.LogFull} and place.statement == "commit":
+        # whether it was carried out is not known
+        return place.error(errors.ConnectionLost, failure.text)
+    if kind is errors.RightMissing:
+        return missing_right(failure.text, place)
+    # functions that the database's level lacks
+    maybe_old = failure.number in MAYBE_OLD and kind is not errors.QueueNotFound
+    is_old = "openjson" in failure.text.lower() or (maybe_old and 0 < level < LEAST_LEVEL)
+    if kind not in PASSING and is_old:
+        return errors.DatabaseTooOld(server=place.server, found=level, needed=LEAST_LEVEL)
+    if kind is None:
+        lasting = failure.state.startswith(LASTING_STATES)
+        kind = errors.StatementRefused if lasting else errors.StatementFailed
+        kind = errors.QueueNotFound if failure.state == NO_TABLE else kind
+    return place.error(kind, with_fix(failure, place), code=failure.code, fix=LISTENER)
 
 
-def passing_error(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
-    """Return the error for a lost session, a wait or a shortage; None for other errors."""
-    statement, text, kind = place.statement, failure.text, failure.kind
-    short = kind in {Kind.SHORTAGE, Kind.LOG_FULL}
-    if kind is Kind.READ_ONLY:
-        return errors.ReadOnly(statement=statement, reason=text, fix=LISTENER)
-    if (
-        kind is Kind.LOST
-        or failure.state in LOST_STATES
-        or (short and statement == "commit")  # whether it was carried out is not known
-    ):
-        return errors.ConnectionLost(statement=statement, reason=text)
-    if kind is Kind.DEADLOCK or failure.state == "40001":
-        return errors.Deadlock(statement=statement, reason=text)
-    if kind is Kind.LOCK_TIMEOUT:
-        return errors.LockTimedOut(statement=statement, seconds=place.seconds, reason=text)
-    if short:
-        shortage = errors.LogFull if kind is Kind.LOG_FULL else errors.ServerShort
-        return shortage(statement=statement, code=failure.code, reason=with_fix(failure, place))
-    if kind is Kind.TIMEOUT or failure.state in TIMEOUT_STATES:
-        return errors.TimedOut(statement=statement, seconds=place.seconds, reason=text)
-    return None
-
-
-def missing_right(failure: Failure, place: Place) -> errors.RightMissing | None:
-    if failure.kind is not Kind.RIGHT:
-        return None
-    denied = DENIED.search(failure.text)
+def missing_right(text: str, place: Place) -> errors.DatabaseFailure:
+    denied = DENIED.search(text)
     own = place.queue and SQLSERVER.qualify(place.queue).schema
     schema = denied[3] if denied else own or place.state
-    is_other = place.statement in OF_SERVER or DENIED_IN_DATABASE.search(failure.text)
+    is_other = place.statement in OF_SERVER or DENIED_IN_DATABASE.search(text)
     # the server may not show tables: `script` names state schemas so
     is_state = schema in {place.state, STATE} or schema.startswith(f"{STATE}_")
     if is_state and not is_other:
         fix = errors.StateRightMissing.fix_of(schema, "")
-        return errors.StateRightMissing(statement=place.statement, reason=failure.text, fix=fix)
-    return errors.RightMissing(
-        statement=place.statement, reason=failure.text, fix=missing_grant(failure.text, place)
-    )
-
-
-def missing_object(failure: Failure, place: Place) -> errors.DatabaseFailure | None:
-    no_table = failure.kind is Kind.NO_TABLE or (
-        failure.number is None and failure.state == "42S02"
-    )
-    # functions that the database's level lacks
-    maybe_old = failure.number in MAYBE_OLD and failure.kind is not Kind.NO_TABLE
-    if "openjson" in failure.text.lower() or (maybe_old and 0 < place.level < LEAST_LEVEL):
-        return errors.DatabaseTooOld(server=place.server, found=place.level, needed=LEAST_LEVEL)
-    if no_table and place.queue is None:
-        return errors.StateNotInstalled(schema=place.target, server=place.server)
-    if no_table and not place.statement.startswith("create"):
-        return errors.QueueNotFound(queue=place.target, server=place.server)
-    if failure.kind is Kind.NO_SCHEMA:
-        return errors.SchemaNotFound(table=place.target, server=place.server, reason=failure.text)
-    if failure.kind is Kind.NO_COLUMN and place.queue is not None:
-        return errors.NotAQueue(queue=place.target, reason=failure.text)
-    return None
-
-
-def other_error(failure: Failure, place: Place) -> errors.DatabaseFailure:
-    if failure.kind is Kind.DUPLICATE and place.statement == "begin_receipt":
-        return errors.ReceiptExists(statement=place.statement, reason=failure.text)
-    lasting = failure.state.startswith(LASTING_STATES) or failure.kind is not None
-    kind = errors.StatementRefused if lasting else errors.StatementFailed
-    return kind(statement=place.statement, code=failure.code, reason=with_fix(failure, place))
+        return place.error(errors.StateRightMissing, text, fix=fix)
+    return place.error(errors.RightMissing, text, fix=missing_grant(text, place))
 
 
 def with_fix(failure: Failure, place: Place) -> str:
@@ -257,20 +192,21 @@ def with_fix(failure: Failure, place: Place) -> str:
         return failure.text
     found = FOUND_CONSTRAINT.search(failure.text)
     constraint = SQLSERVER.quote_name(found[1]) if found else "[its name]"
-    return f"{failure.text}; {fix.format(place.target, place.table, constraint)}"
+    table = SQLSERVER.quote_address(place.queue) if place.queue else place.target
+    return f"{failure.text}; {fix.format(place.target, table, constraint)}"
 
 
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
     if place.statement in OF_SERVER:
         return SERVER_STATE
-    database = place.queue and place.queue.catalog
-    use = f"USE {SQLSERVER.quote_name(database)}; " if database else ""  # GRANT takes no database
+    queue, right = place.queue, RIGHTS.get(place.statement, "SELECT")
+    use = f"USE {SQLSERVER.quote_name(queue.catalog)}; " if queue and queue.catalog else ""
+    # GRANT takes no database
+    table = SQLSERVER.quote_address(replace(queue, catalog=None)) if queue else place.target
     if found := DENIED.search(text):
-        table, schema = map(SQLSERVER.quote_name, found.groups()[1:])
-        return f"{use}GRANT {found[1]} ON {schema}.{table} TO the_user"
-    if found := DENIED_IN_DATABASE.search(text):
+        table = f"{SQLSERVER.quote_name(found[3])}.{SQLSERVER.quote_name(found[2])}"
+        right = right if place.statement in OF_COLUMN else found[1]
+    elif found := DENIED_IN_DATABASE.search(text):
         return f"{use}GRANT {found[1]} TO the_user"
-    here = place.queue and replace(place.queue, catalog=None)
-    table = SQLSERVER.quote_address(here) if here else place.table
-    return f"{use}GRANT {RIGHTS.get(place.statement, 'SELECT')} ON {table} TO the_user"
+    return f"{use}GRANT {right} ON {table} TO the_user"

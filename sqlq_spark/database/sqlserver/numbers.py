@@ -12,35 +12,15 @@ text, external scripts and the management of availability groups.
 from __future__ import annotations
 
 import re
-from enum import Enum, auto
 
+from sqlq_spark import errors
 
-class Kind(Enum):
-    """What an error means for a session."""
-
-    LOST = auto()  # the session has ended, or the server takes none now: connect again
-    READ_ONLY = auto()  # connected to a replica that takes no writes: connect again
-    NO_DATABASE = auto()  # lasting, unless the server was reached before
-    REFUSED = auto()  # the login is wrong: lasting
-    DEADLOCK = auto()  # run the transaction again
-    LOCK_TIMEOUT = auto()  # run the transaction again
-    TIMEOUT = auto()  # the statement took longer than queryTimeout: lasting
-    SHORTAGE = auto()  # of memory, locks, threads or space: run the transaction again
-    LOG_FULL = auto()  # a shortage with a fix of its own
-    DUPLICATE = auto()  # of a receipt: run the transaction again; else lasting
-    RIGHT = auto()  # a permission is missing: lasting
-    NO_TABLE = auto()
-    NO_COLUMN = auto()
-    NO_SCHEMA = auto()
-    LASTING = auto()  # the message or the table is wrong: another attempt would fail as well
-
-
-OLD_LEVEL = 102  # a syntax that the database's compatibility level does not know
 NO_MESSAGE = r"(?!)"  # matches nothing: an error of the network, which drivers report in own words
 
-# kind → number → beginning of the sentence. The first match counts: 18401 comes before 18456.
-KNOWN: dict[Kind, dict[int, str]] = {
-    Kind.LOST: {
+# what it means → number → beginning of the sentence. The first match counts: 18401 comes before
+# 18456. Whether another attempt may succeed depends on the class, see sessions.py.
+KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
+    errors.ConnectionLost: {
         # the network
         64: NO_MESSAGE,
         121: NO_MESSAGE,
@@ -88,24 +68,24 @@ KNOWN: dict[Kind, dict[int, str]] = {
         3902: r"The COMMIT TRANSACTION request has no corresponding",
         51900: r"the transaction is gone",
     },
-    Kind.READ_ONLY: {
+    errors.ReadOnly: {
         976: r"The target database, '.*', is participating in an availability group",
         978: r"The target database \('.*'\) is in an availability group",
         3906: r"Failed to update database \".*\" because the database is read-only",
     },
-    Kind.DEADLOCK: {
+    errors.Deadlock: {
         1205: r"Transaction \(Process ID \d+\) was deadlocked",
         51003: r"sp_getapplock returned -3$",
     },
-    Kind.LOCK_TIMEOUT: {
+    errors.LockTimedOut: {
         1222: r"Lock request time out period exceeded",
         51001: r"sp_getapplock returned -1$",
     },
-    Kind.TIMEOUT: {
+    errors.TimedOut: {
         51002: r"sp_getapplock returned -2$",
         -2: NO_MESSAGE,
     },
-    Kind.SHORTAGE: {
+    errors.ServerShort: {
         701: r"There is insufficient system memory",
         802: r"There is insufficient memory available in the buffer pool",
         1101: r"Could not allocate a new page for database",
@@ -117,26 +97,26 @@ KNOWN: dict[Kind, dict[int, str]] = {
         8651: r"Could not perform the operation because the requested memory grant",
         40544: r"The database has reached its size quota",
     },
-    Kind.LOG_FULL: {9002: r"The transaction log for database '.*' is full"},
-    Kind.NO_DATABASE: {
+    errors.LogFull: {9002: r"The transaction log for database '.*' is full"},
+    errors.DatabaseNotFound: {
         911: r"Database '.*' does not exist\. Make sure",
         4060: r"Cannot open database \".*\" requested by the login",
     },
-    Kind.REFUSED: {
+    errors.LoginRefused: {
         18452: r"Login failed\. The login is from an untrusted domain",
         18487: r"Login failed for user '.*'\. +Reason: The password .* has expired",
         18488: r"Login failed for user '.*'\. +Reason: The password .* must be changed",
         18456: r"Login failed for user",
     },
-    Kind.RIGHT: {
+    errors.RightMissing: {
         229: r"The [A-Z ]+ permission was denied on the object",
         230: r"The [A-Z ]+ permission was denied on the column",
         262: r"[A-Z ]+ permission denied in database",
         297: r"The user does not have permission to perform this action",
         300: r"[A-Z ]+ permission was denied on object 'server'",
     },
-    Kind.LASTING: {
-        OLD_LEVEL: r"Incorrect syntax near",
+    errors.StatementRefused: {
+        102: r"Incorrect syntax near",
         331: r"The target table '.*' of the OUTPUT INTO .* any enabled triggers",
         332: r"The target table '.*' of the OUTPUT INTO .* on either side",
         333: r"The target table '.*' of the OUTPUT INTO .* any enabled check",
@@ -148,15 +128,17 @@ KNOWN: dict[Kind, dict[int, str]] = {
         8622: r"Query processor could not produce a query plan because of the hints",
         51901: r"characters of Headers do not fit",
     },
-    Kind.NO_COLUMN: {207: r"Invalid column name"},
-    Kind.NO_TABLE: {208: r"Invalid object name"},
-    Kind.NO_SCHEMA: {2760: r"The specified schema name .* either does not exist or"},
-    Kind.DUPLICATE: {
+    errors.NotAQueue: {207: r"Invalid column name"},
+    errors.QueueNotFound: {208: r"Invalid object name"},
+    errors.SchemaNotFound: {2760: r"The specified schema name .* either does not exist or"},
+    errors.ReceiptExists: {
         2601: r"Cannot insert duplicate key row",
         2627: r"Violation of (?:PRIMARY|UNIQUE) KEY constraint",
     },
 }
-KINDS: dict[int | None, Kind] = {each: kind for kind, rows in KNOWN.items() for each in rows}
+KINDS: dict[int | None, type[errors.DatabaseFailure]] = {
+    number: kind for kind, rows in KNOWN.items() for number in rows
+}
 SENTENCES = {number: words for rows in KNOWN.values() for number, words in rows.items()}
 
 

@@ -8,16 +8,14 @@
 DECLARE @marks TABLE (place bigint NOT NULL PRIMARY KEY, seq bigint NOT NULL);
 INSERT INTO @marks (place, seq)
 SELECT place, seq
-  FROM (SELECT seq,
-               ROW_NUMBER() OVER (ORDER BY seq) AS place,
+  FROM (SELECT seq, ROW_NUMBER() OVER (ORDER BY seq) AS place,
                LEAD(seq) OVER (ORDER BY seq) AS following
           FROM (SELECT TOP (@messages) RowVersion AS seq
                   FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
                  WHERE RowVersion >= @first AND RowVersion <= @last
                  ORDER BY RowVersion) AS lowest) AS numbered
  WHERE (place - 1) % @grain = 0 OR following IS NULL;
-SELECT MAX(place) AS messages,
-       MAX(seq) AS last,
+SELECT MAX(place) AS messages, MAX(seq) AS last,
        STUFF((SELECT N',' + CAST(seq AS nvarchar(20))
                 FROM @marks
                WHERE (place - 1) % @grain = 0

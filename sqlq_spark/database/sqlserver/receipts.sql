@@ -1,3 +1,14 @@
+-- name: closed_batch
+-- What the row of a stream keeps when a batch is closed: the plan of a later batch, and the high-water mark
+-- of Spark's query; other statements contain it.
+plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
+[plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
+plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
+query_id    = ISNULL(@query_id, query_id),
+query_batch = CASE WHEN @query_id IS NULL THEN query_batch
+                   WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
+                   ELSE @query_batch END
+
 -- name: new_stream
 INSERT INTO {state}.stream (stream, queue, driver)
 VALUES (@stream, @queue_name, @driver)
@@ -31,10 +42,8 @@ SELECT queue,
        COUNT_BIG(*) AS tasks,
        CAST(SUM(CASE WHEN messages + expired + diverted + forwarded = 0 THEN 1 ELSE 0 END)
             AS bigint) AS empty,
-       SUM(messages) AS messages,
-       SUM(expired) AS expired,
-       SUM(diverted) AS diverted,
-       SUM(forwarded) AS forwarded,
+       SUM(messages) AS messages, SUM(expired) AS expired,
+       SUM(diverted) AS diverted, SUM(forwarded) AS forwarded,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_id) END AS query_id,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_batch) END AS query_batch
   FROM {state}.receipt
@@ -45,13 +54,7 @@ SELECT queue,
 -- Raises the query's high-water mark too: no stream of Spark's query receives for that batch again.
 UPDATE {state}.stream
    SET acked_batch = @batch,
-       plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
-       [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
-       plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
-       query_id    = ISNULL(@query_id, query_id),
-       query_batch = CASE WHEN @query_id IS NULL THEN query_batch
-                          WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
-                          ELSE @query_batch END,
+       {closed_batch},
        messages    = messages + @messages,
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
@@ -129,13 +132,7 @@ OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, delete
 -- other stream of Spark's query may receive for that batch.
 UPDATE {state}.stream
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
-       plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
-       [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
-       plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
-       query_id    = ISNULL(@query_id, query_id),
-       query_batch = CASE WHEN @query_id IS NULL THEN query_batch
-                          WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
-                          ELSE @query_batch END
+       {closed_batch}
  WHERE stream = @stream
 
 -- name: streams

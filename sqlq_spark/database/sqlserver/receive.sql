@@ -100,8 +100,7 @@ OPTION (MAXDOP 1)
 -- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion.
 -- Returns: seq bigint, bytes bigint
-SELECT TOP (@messages)
-       RowVersion AS seq,
+SELECT TOP (@messages) RowVersion AS seq,
        {message_bytes} AS bytes
   FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop

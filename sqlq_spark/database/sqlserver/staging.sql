@@ -86,17 +86,13 @@ OUTPUT CAST(1 AS bit)
 -- Index:   stream_query.
 -- Returns: one row. query_batch bigint: the last batch of Spark's query that one of its streams has
 --          closed; null where it has no stream here, or has closed none
-SELECT MAX(query_batch) AS query_batch
-  FROM {state}.stream
- WHERE query_id = @query_id
+SELECT MAX(query_batch) AS query_batch FROM {state}.stream WHERE query_id = @query_id
 
 -- name: query_queues
 -- Which queues a query of Spark receives from now.
 -- Index:   receipt_query.
 -- Returns: queue
-SELECT DISTINCT queue
-  FROM {state}.receipt
- WHERE query_id = @query_id
+SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = @query_id
 
 -- name: chunks
 -- Returns: attempt, chunk bigint

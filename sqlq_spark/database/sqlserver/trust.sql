@@ -25,6 +25,12 @@ SELECT parent_object_id, name, [definition], N'default' FROM sys.default_constra
 UNION ALL
 SELECT object_id, name, [definition], N'computed column' FROM sys.computed_columns
 
+-- name: source_owner
+-- The owner of the queue that is read; null where none is, or where it is in another database; other
+-- statements contain it.
+CASE WHEN PARSENAME(@source_table, 3) IS NULL OR DB_ID(PARSENAME(@source_table, 3)) = DB_ID()
+     THEN OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') END
+
 -- name: state_faults
 -- Finds what another user than this one or dbo owns in the state schema, and what runs code there.
 -- Returns: fault; a row for each thing that is wrong
@@ -52,12 +58,12 @@ SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the ', p.kind, N' ', QUOTENAM
 -- name: destinations
 -- For tables that messages are to go to: whether they are queues, and their owners. It runs before the
 -- INSERT and after it, because no right of a sender locks a table against a change.
--- Trusted are this login, dbo, and the owner of the queue that is read, if any. A right that cannot be
--- looked up, because the name has more than 128 characters, counts as granted: the INSERT decides.
+-- A right that cannot be looked up, because the name has more than 128 characters, counts as granted: the
+-- INSERT decides.
 -- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
 --          catalog, here bit (in this database), schema and table; missing, the first column that it
 --          lacks, or null; may_insert bit; owner; same_owner bit, as the queue that is read; trusted
---          bit: never; plain bit: its owner is trusted, and so are its triggers
+--          bit: never
 WITH asked AS (
     SELECT w.place, w.name, w.columns,
            OBJECT_ID(w.name, N'U') AS id,
@@ -66,16 +72,13 @@ WITH asked AS (
                 ELSE COALESCE(DB_NAME(DB_ID(w.catalog)), w.catalog) END AS catalog,
            CASE WHEN w.catalog IS NULL OR DB_ID(w.catalog) = DB_ID()
                 THEN OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId') END AS owner_id,
-           CASE WHEN PARSENAME(@source_table, 3) IS NULL OR DB_ID(PARSENAME(@source_table, 3)) = DB_ID()
-                THEN OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') END AS source_owner
+           {source_owner} AS source_owner
       FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(776) '$.name',
                                    catalog nvarchar(128) '$.catalog',
                                    columns nvarchar(max) '$.columns' AS JSON) AS w
      WHERE OBJECT_ID(w.name, N'U') IS NOT NULL
 )
-SELECT a.place,
-       CAST(a.id AS bigint) AS [identity],
-       COALESCE(a.catalog, DB_NAME()) AS catalog,
+SELECT a.place, CAST(a.id AS bigint) AS [identity], COALESCE(a.catalog, DB_NAME()) AS catalog,
        CAST(CASE WHEN a.catalog IS NULL THEN 1 ELSE 0 END AS bit) AS here,
        COALESCE(CASE WHEN a.catalog IS NULL THEN OBJECT_SCHEMA_NAME(a.id) END, PARSENAME(a.name, 2))
        AS [schema],
@@ -88,17 +91,15 @@ SELECT a.place,
        CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 1) AS bit) AS may_insert,
        COALESCE(USER_NAME(a.owner_id), N'an owner that cannot be seen') AS owner,
        CAST(CASE WHEN a.owner_id = a.source_owner THEN 1 ELSE 0 END AS bit) AS same_owner,
-       CAST(0 AS bit) AS trusted,
-       CAST(CASE WHEN a.owner_id IN (1, DATABASE_PRINCIPAL_ID(), COALESCE(a.source_owner, 1))
-                 THEN 1 ELSE 0 END AS bit) AS plain
+       CAST(0 AS bit) AS trusted
   FROM asked AS a
 
 -- name: table_code
 -- The first code of an owner who is not trusted that an action would run on tables: N'insert' (all
 -- code), or N'select' (triggers and defaults do not run, and only the columns of queues are read). Trusted
--- are this login and dbo. For an INSERT a table of another owner must show its definition, and be in this
--- database. Whether a definition is shown cannot be looked up for a name of more than 128 characters,
--- which counts as not shown.
+-- are this login, dbo, and the owner of the queue that is read, if any. For an INSERT a table of another
+-- owner must show its definition, and be in this database. Whether a definition is shown cannot be looked
+-- up for a name of more than 128 characters, which counts as not shown.
 -- Returns: identity bigint, code; no row where nothing was found
 WITH asked AS (
     SELECT OBJECT_ID(w.name, N'U') AS id, w.name, w.here,
@@ -136,5 +137,6 @@ SELECT CAST(f.id AS bigint) AS [identity],
        CONCAT(f.what, N', of ' + QUOTENAME(USER_NAME(f.owner_id))) AS code
   FROM (SELECT id, owner_id, what, ROW_NUMBER() OVER (PARTITION BY id ORDER BY rank, what) AS at
           FROM found
-         WHERE id IS NOT NULL AND ISNULL(owner_id, 0) NOT IN (1, DATABASE_PRINCIPAL_ID())) AS f
+         WHERE id IS NOT NULL
+           AND ISNULL(owner_id, 0) NOT IN (1, DATABASE_PRINCIPAL_ID(), ISNULL({source_owner}, 1))) AS f
  WHERE f.at = 1

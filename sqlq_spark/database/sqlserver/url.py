@@ -65,12 +65,6 @@ class Target:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """
-        Read a url.
-
-        Raises:
-            BadOption, UnknownOption: without the user's or password's text.
-        """
         place, _, query = url.partition("?")
         unreadable = BadOption(
             option="url", found="sqlserver://…", expected=f"{EXAMPLE}, its parts percent-encoded"
@@ -118,7 +112,6 @@ class Target:
 
 
 def parameters(query: str) -> dict[str, str]:
-    """Return the parameters of a url, by the names of Target's fields."""
     found: dict[str, str] = {}
     for part in query.split("&") if query else ():
         key, _, text = part.partition("=")
@@ -145,7 +138,6 @@ def find_parameter(key: str) -> str:
 
 
 def read_choice(name: str, text: str) -> str:
-    """Return the driver's value of a parameter."""
     values = PARAMETERS[name]
     if values is None:
         return text

@@ -28,7 +28,7 @@ from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import insert, staging, subscriptions
+from sqlq_spark.send import insert, subscriptions
 from sqlq_spark.send.dispatch import SENT, open_request
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.receive.task import Task
-    from sqlq_spark.send.staging import Staged
+    from sqlq_spark.send.dispatch import Staged
 
     from .message_count import Books
     from .points import Point
@@ -154,7 +154,7 @@ def refused(desk: Desk, task: Task, origin: Origin) -> bool:
 
 def stage(desk: Desk, chunks: list[pa.Table], sink: str, batch: int, origin: Origin) -> Staged:
     """Run the write of a task."""
-    return staging.stage(desk.sends, chunks, sink=sink, batch=batch, origin=origin)
+    return send.stage(desk.sends, chunks, sink=sink, batch=batch, origin=origin)
 
 
 def dispatch(desk: Desk, staged: list[Staged], options: SinkOptions) -> int:
@@ -304,7 +304,7 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
     clean_up(desk, books, do)
     options = desk.shop.sink(undeliverable=desk.shop.printed("error"))
     # a job of its own: nothing is remembered
-    subscriptions.cache.drop(options.url, options.subscription_address)
+    subscriptions.cache.drop(options)
     chunks = [books.to_send(4), books.to_set_aside(3), books.to_publish(2)]
     for _ in range(TRIES):
         staged = [stage(desk, [chunk], "app:bill", 7, NO_STREAM) for chunk in chunks]
@@ -321,7 +321,7 @@ def write(desk: Desk, books: Books, do: Doing) -> None:
 
 def given_up(desk: Desk, books: Books, do: Doing) -> None:
     """Abort a write without a name; a late task of it stages nothing, or nothing that lasts."""
-    sink = staging.nameless_sink()
+    sink = f"{send.NAMELESS}{uuid.uuid4()}"
     chunks = [books.chunk([books.message(None)] * 2, ["{}"] * 2)]
     stage(desk, chunks, sink, 0, NO_STREAM)
     with suppress(Died):
@@ -336,7 +336,7 @@ def given_up(desk: Desk, books: Books, do: Doing) -> None:
 
 def clean_up(desk: Desk, books: Books, do: Doing) -> None:
     """Send a write without a name, whose dispatch deletes what such a write left a week ago."""
-    sink = staging.nameless_sink()
+    sink = f"{send.NAMELESS}{uuid.uuid4()}"
     chunks = [books.chunk([books.message("sold")], ["{}"])]
     for _ in range(TRIES):
         staged = [stage(desk, chunks, sink, 0, NO_STREAM)]

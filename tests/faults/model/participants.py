@@ -13,7 +13,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.receive import receipts
-from sqlq_spark.send import staging
+from sqlq_spark.send import dispatch
 from sqlq_spark.send.sender import CHUNK_ROW
 
 from .message_places import Lost, Places
@@ -97,7 +97,7 @@ class World(Places):
                 if job in self.jobs:
                     self.step(job)
 
-    def stage_rows(self, sink: Sink, bodies: list[bytes], origin: Origin) -> staging.Staged:
+    def stage_rows(self, sink: Sink, bodies: list[bytes], origin: Origin) -> dispatch.Staged:
         """Put a task's messages into the staging, a chunk for each two of them."""
         assert sink.options is not None
         rows = [{"headers": "{}", "body": body} for body in bodies]
@@ -107,7 +107,9 @@ class World(Places):
         query, batch = origin.query_id, origin.query_batch
         assert batch is not None
         with StateSession(sink.options, "sink") as session:
-            return staging.stage(session, chunks, sink=f"query:{query}", batch=batch, origin=origin)
+            return dispatch.stage(
+                session, chunks, sink=f"query:{query}", batch=batch, origin=origin
+            )
 
     def send(self, messages: int, kind: str = "plain") -> None:
         """Send messages: plain, expired or poison."""

@@ -29,7 +29,6 @@ from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send import staging
 from sqlq_spark.wire.rows import Origin
 
 from .steps import FIGURES, Killed, Order, Work
@@ -106,7 +105,7 @@ class Result:
 
     key: Key
     bodies: list[bytes]
-    staged: staging.Staged | None
+    staged: send.Staged | None
 
 
 class Driver:
