@@ -110,7 +110,8 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
             totals["expired"] = work.in_each(there, work.delete_expired)
         if settings.move_due:
             totals["moved"] = work.in_each(there, work.move_due)
-        session.run_with_retries(work.delete_staged)
+        if work.state:
+            session.run_with_retries(work.delete_staged)
         if settings.doctor:
             work.findings += session.run_with_retries(partial(work.check, queues=queues))
         if settings.doctor or work.findings:
@@ -136,6 +137,7 @@ class Maintenance:
         self.session = session
         self.options = options
         self.named = isinstance(options, SourceOptions)  # whether the settings name the queues
+        self.state = not session.run_with_retries(checks.of_state)  # whether it can be read
         self.findings: list[Finding] = []
 
     def transaction(self, connection: Connection) -> AbstractContextManager[None]:
@@ -145,7 +147,7 @@ class Maintenance:
         """The named queues, or those of all streams; none without state tables. Adds findings."""
         if isinstance(self.options, SourceOptions):
             return list(self.options.addresses)
-        if checks.of_state(connection):
+        if not self.state:
             return []
         with self.transaction(connection):
             names = {name for each in inspect.streams(connection) for name in each.queues}
@@ -226,9 +228,8 @@ class Maintenance:
 
     def delete_staged(self, connection: Connection) -> None:
         """Delete what killed writes left, if this login may."""
-        if not checks.of_state(connection):
-            with suppress(RightMissing), self.transaction(connection):
-                delete_abandoned(connection)
+        with suppress(RightMissing), self.transaction(connection):
+            delete_abandoned(connection)
 
     def check(self, connection: Connection, queues: Sequence[QueueAddress]) -> list[Finding]:
         """Check queues and server; queues that nobody named are read only if that is safe."""
@@ -243,7 +244,7 @@ class Maintenance:
 
     def old_receipts(self, connection: Connection, older: float) -> list[dict[str, Any]]:
         """Streams that hold receipts and gave no sign for `older` seconds."""
-        if checks.of_state(connection):
+        if not self.state:
             return []
         with self.transaction(connection):
             streams = inspect.unseen_streams(connection, older)

@@ -61,14 +61,13 @@ def program(
     spark: bool = True,
 ) -> None:
     """
-    Run a job as a program, as `main` does. Its name is that of the module of `kind`.
+    Run a job as a program, as `main` does.
 
     Raises:
         SystemExit: the code is not 0. Databricks reports every SystemExit as a failed task, even
             with code 0, and ignores what an entry point returns.
     """
-    name = kind.__module__.rpartition(".")[2]  # `python -m` calls it __main__
-    if code := main(doc, kind, run, spark=spark, name=None if name == "__main__" else name):
+    if code := main(doc, kind, run, spark=spark):
         sys.exit(code)
 
 
@@ -79,23 +78,23 @@ def main(
     words: Sequence[str] | None = None,
     *,
     spark: bool = True,
-    name: str | None = None,
 ) -> int:
     """
     Run a job.
 
     Args:
         doc: its help.
-        kind: its settings.
+        kind: its settings; the name of their module is the job's.
         run: its work.
         words: its command line.
         spark: whether it needs a session; if not, `run` gets None.
-        name: of the job; default: the name of the file that runs.
 
     Returns:
         The exit code. A successful job ends without sys.exit, a failure on Databricks.
     """
-    name, level = name or Path(sys.argv[0]).stem, "FATAL"
+    name, level = kind.__module__.rpartition(".")[2], "FATAL"
+    if name == "__main__":  # by `python -m`
+        name = Path(sys.argv[0]).stem
     try:
         found = parse_words(doc or "", kind, sys.argv[1:] if words is None else words)
         settings = load(kind, found, job_spark.secret)

@@ -168,7 +168,7 @@ class Desk:
             redirect_stderr(log),
         ):
             spark = job != "maintenance"
-            code = runner.main(made.__doc__, made.Settings, made.run, words, spark=spark, name=job)
+            code = runner.main(made.__doc__, made.Settings, made.run, words, spark=spark)
         return Ended(code=code, out=out.getvalue(), log=log.getvalue())
 
 
