@@ -18,6 +18,7 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -104,11 +105,9 @@ class Settings(DatabaseSettings, StreamSettings):
         return raw_options(SourceOptions, self.source, **self.login(), **own)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         return [SourceOptions.parse(self.read())]
 
     def tables(self) -> dict[str, bool]:
-        """What is written."""
         return {self.table: False}
 
 
@@ -319,10 +318,4 @@ class Upkeep:
         return delete_rows(self.spark, self.table, old)
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    runner.program(__doc__, Settings, run)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

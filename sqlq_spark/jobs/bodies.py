@@ -56,7 +56,6 @@ class Schema:
 
     @property
     def applies(self) -> Column:
-        """Whether a message has the schema."""
         return F.col("messageType").isin(list(self.types)) if self.types else F.lit(True)  # noqa: FBT003
 
     def parsed(self) -> Column:
@@ -77,7 +76,6 @@ class Schema:
         return F.coalesce(self.applies & ~F.coalesce(fits, false), false)
 
     def into_columns(self) -> list[Column]:
-        """The columns for the table."""
         body = F.col(self.name)[BODY]
         return [body[each.name].alias(f"{self.prefix}{each.name}") for each in self.columns]
 

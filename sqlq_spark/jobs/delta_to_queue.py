@@ -15,6 +15,7 @@ type is application/json. After a kill, start the job again: it sends nothing tw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
@@ -85,14 +86,12 @@ class Settings(DatabaseSettings, StreamSettings):
                 raise BadSettings(reason=f"setting {each} in [columns]: expected one of {known}")
 
     def write(self) -> dict[str, str]:
-        """Options of the sink."""
         sink = dict(self.sink)
         if "contenttype" not in map(str.lower, sink):
             sink["contentType"] = "application/json"
         return raw_options(SinkOptions, sink, **self.login(), queue=self.queue, topics=self.topics)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         return [SinkOptions.parse(self.write())]
 
     def tables(self) -> dict[str, bool]:
@@ -114,17 +113,10 @@ class Settings(DatabaseSettings, StreamSettings):
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Send new rows."""
     options = settings.write()
     streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
     writer = settings.frame(spark).writeStream.format("sqlqueue").options(**options)
     return {**streams.follow(streams.start(writer, settings))}
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    runner.program(__doc__, Settings, run)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -93,11 +94,9 @@ class Settings(DatabaseSettings, StreamSettings):
 
     @property
     def groups_into(self) -> str:
-        """The table of groups."""
         return self.groups_table or f"{self.table.rstrip('/')}_groups"
 
     def read(self) -> dict[str, str]:
-        """Options of the data source."""
         return raw_options(
             SourceOptions,
             self.source,
@@ -132,7 +131,6 @@ class Settings(DatabaseSettings, StreamSettings):
             )
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         source = SourceOptions.parse(self.read())
         if self.mode == "retry":
             return [source, SinkOptions.parse(self.write())]
@@ -143,12 +141,10 @@ class Settings(DatabaseSettings, StreamSettings):
         return [source]
 
     def tables(self) -> dict[str, bool]:
-        """What is written."""
         return {self.table: self.mode == "retry", self.groups_into: False}
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Collect or retry, as the mode says."""
     return collect(spark, settings) if settings.mode == "collect" else retry(spark, settings)
 
 
@@ -236,10 +232,4 @@ def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
     return read_table(spark.read, into).count()
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    runner.program(__doc__, Settings, run)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

@@ -208,11 +208,9 @@ class Retry:
 
     @property
     def rows(self) -> DataFrame:
-        """The current rows of the table."""
         return read_table(self.spark.read, self.table)
 
     def pending(self) -> list[str]:
-        """The requests that are not finished."""
         open_ = self.rows.where("request IS NOT NULL AND returned IS NULL")
         return sorted(request for (request,) in open_.select("request").distinct().collect())
 
@@ -452,5 +450,4 @@ def by_name(groups: Sequence[str], ids: Sequence[str]) -> str:
 
 
 def by_queue(failures: DataFrame) -> dict[str | None, int]:
-    """How many failed in each queue."""
     return dict(failures.groupBy("failedQueue").count().collect())

@@ -272,10 +272,4 @@ def distrust(connection: Connection, queue: QueueAddress) -> str | None:
     return next((str(reason) for reason in reasons.values()), None)
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    runner.program(__doc__, Settings, run, spark=False)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run, spark=False)  # the entry point of the wheel

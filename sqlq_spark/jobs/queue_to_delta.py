@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,11 +158,9 @@ class Settings(DatabaseSettings, StreamSettings):
 
     @property
     def partitions(self) -> list[str]:
-        """The columns by which tables are partitioned."""
         return [PARTITIONS[each] for each in self.partition_by]
 
     def read(self) -> dict[str, str]:
-        """Options of the data source."""
         return raw_options(
             SourceOptions,
             self.source,
@@ -188,7 +187,6 @@ class Settings(DatabaseSettings, StreamSettings):
         return raw_options(SinkOptions, known, **self.login(), **own)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         opened: list[SourceOptions | SinkOptions] = [SourceOptions.parse(self.read())]
         if self.ddl:
             opened.append(SinkOptions.parse(self.failures("check", 0)))
@@ -231,7 +229,6 @@ def read_ddl(name: str, given: str) -> str:
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Receive into the table or the tables."""
     schemas = parse_schemas(spark, settings)
     appenders: list[table_writer.Appender] = []
 
@@ -281,10 +278,4 @@ def type_partition() -> Column:
     return F.coalesce(F.right(plain, F.lit(table_writer.STEM)), F.lit(table_writer.OTHER))
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    runner.program(__doc__, Settings, run)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

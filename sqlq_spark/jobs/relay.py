@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,6 @@ class Settings(StreamSettings):
     sink: dict[str, str] = setting("Options of the sink.", pairs)
 
     def read(self) -> dict[str, str]:
-        """Options of the data source."""
         own = {"queues": self.queues, "errorQueue": self.error_queue, "headersFormat": "json"}
         return raw_options(SourceOptions, self.source, **self.login("source_"), **own)
 
@@ -119,7 +119,6 @@ class Settings(StreamSettings):
         return found
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         routes = self.routes()
         if self.source_url == self.target_url:
             check_loop(routes, "one database")
@@ -204,7 +203,6 @@ def check(settings: Settings) -> dict[str, str]:
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Receive and send."""
     routes, options = check(settings), settings.write()
     streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
     target = F.create_map(*map(F.lit, chain(*routes.items())))[F.col("queue")]
@@ -216,10 +214,4 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return streams.receive(spark, settings, send)
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    runner.program(__doc__, Settings, run)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

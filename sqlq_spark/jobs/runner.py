@@ -20,7 +20,6 @@ import sys
 import time
 import traceback
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, versions
@@ -93,8 +92,6 @@ def main(
         The exit code. A successful job ends without sys.exit, a failure on Databricks.
     """
     name, level = kind.__module__.rpartition(".")[2], "FATAL"
-    if name == "__main__":  # by `python -m`
-        name = Path(sys.argv[0]).stem
     try:
         found = parse_words(doc or "", kind, sys.argv[1:] if words is None else words)
         settings = load(kind, found, job_spark.secret)

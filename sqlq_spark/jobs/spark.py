@@ -82,7 +82,6 @@ def session(name: str, log_level: str, *, delta: bool = False) -> Iterator[Spark
 
 
 def connect(builder: SparkSession.Builder, *, delta: bool) -> SparkSession:
-    """Open a Spark Connect session."""
     remote = os.environ.get("SPARK_REMOTE", "local")
     if remote.startswith("local"):  # this process starts the server
         check_java()
@@ -120,7 +119,6 @@ def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def by_spark_submit() -> bool:
-    """Whether spark-submit started the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -191,7 +189,6 @@ def parallelism(spark: SparkSession) -> int | None:
 
 
 def product(spark: SparkSession, *names: str) -> int | None:
-    """Multiply numbers of the configuration; None if one is missing."""
     found = [conf(spark, name) for name in names]
     if not all(each and each.isdecimal() for each in found):
         return None
@@ -256,7 +253,6 @@ def quote_table(table: str) -> str:
 
 
 def read_table(reader: R, table: str) -> DataFrame:
-    """Load a Delta table, by path or name."""
     reader = reader.format("delta")
     return reader.load(table) if is_path(table) else reader.table(table)
 
@@ -278,6 +274,5 @@ def has_table(spark: SparkSession, table: str) -> bool:
 
 
 def delete_rows(spark: SparkSession, table: str, condition: str) -> int:
-    """Delete rows of a Delta table; returns how many."""
     text = f"DELETE FROM {quote_table(table)} WHERE {condition}"  # noqa: S608 - no value of others
     return int(spark.sql(text).collect()[0]["num_affected_rows"])

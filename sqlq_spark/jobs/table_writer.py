@@ -142,7 +142,6 @@ class Appender:
         return rows.select(*kept, *(schema.into_columns() if schema else []))
 
     def application(self, name: str) -> str:
-        """The name of a write."""
         settings = self.settings
         return application(
             self.query,
