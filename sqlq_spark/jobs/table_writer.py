@@ -313,7 +313,7 @@ def answer(*, json: bool) -> Column:
 
 def acknowledge(processed: DataFrame, options: SinkOptions) -> int:
     """
-    Tell ServiceControl that messages that it returned are in the table, after a batch was written.
+    Report to ServiceControl the messages that it returned, after their batch was written.
 
     The addresses come from messages. So an answer goes only where a message may be forwarded: to
     tables of the owner of the queue that the message came from, or to those in allowedDestinations.
