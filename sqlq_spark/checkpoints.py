@@ -1,5 +1,5 @@
 """
-Reads and writes files of a checkpoint with Spark, because only Spark may reach them.
+Reads files of a checkpoint with Spark, because only Spark may reach them.
 
 They may be in object storage, in HDFS or in a volume. With Spark Connect they are on the server.
 """
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.errors import BadOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 
 def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
@@ -41,39 +39,13 @@ def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
 
 
 def newest(batches: list[str] | None) -> int:
-    """Return the last batch in a log of a checkpoint; -1 if there is none."""
+    """Return the last batch that the files of a log name; -1 if there is none."""
     return max((int(name) for name in batches or () if name.isdecimal()), default=-1)
 
 
-def literal(path: str) -> str:
-    """Escape a path, so that Spark reads no wildcards in it."""
-    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
-
-
-def first_column(work: Callable[[], list[Row]]) -> list[str] | None:
-    """Return the first column of rows; None if the files do not exist."""
-    from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
-
-    try:
-        return [str(row[0]) for row in work()]
-    except AnalysisException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return None
-        raise
-
-
 def text(spark: SparkSession, path: str) -> str:
-    """Read the text of a file or of `write`; "" if it does not exist or is unfinished."""
-    texts = first_column(lambda: spark.read.text(literal(path), wholetext=True).collect())
-    return "".join(texts or ()).strip()
-
-
-def write(spark: SparkSession, path: str, line: str) -> None:
-    """Write a text as a folder of one file."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - an extra
-
-    frame = spark.range(1).select(F.lit(line).alias("value")).coalesce(1)
-    frame.write.mode("overwrite").text(path)
+    """Read the text of a file, or of a folder; "" if it does not exist or is unfinished."""
+    return "".join(read(spark, path, "text", "value") or ()).strip()
 
 
 def names(spark: SparkSession, path: str) -> list[str] | None:
@@ -82,6 +54,19 @@ def names(spark: SparkSession, path: str) -> list[str] | None:
 
     Spark lists no empty file, and none whose name begins with a dot or an underscore.
     """
-    files = spark.read.format("binaryFile")
-    paths = first_column(lambda: files.load(literal(path)).select("path").collect())
+    paths = read(spark, path, "binaryFile", "path")
     return None if paths is None else [each.rpartition("/")[2] for each in paths]
+
+
+def read(spark: SparkSession, path: str, kind: str, column: str) -> list[str] | None:
+    """Return a column of whole files; None if they do not exist."""
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
+
+    files = spark.read.format(kind).option("wholetext", True)  # noqa: FBT003 - Spark's
+    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)  # or Spark reads wildcards in it
+    try:
+        return [str(row[0]) for row in files.load(literal).select(column).collect()]
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return None
+        raise

@@ -402,8 +402,7 @@ class DestinationRefused(DatabaseFailure):
 
     template = (
         "table {queue} of owner {owner} is refused as a destination: {found}. An INSERT would run "
-        "that code with the permissions of this login. If you trust the table, list it in the "
-        "option allowedDestinations."
+        "that code as this login. If you trust the table, list it in allowedDestinations."
     )
 
 

@@ -16,70 +16,51 @@ from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.pandas import types
 
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:
+
+    class DataSourceStreamArrowWriter(  # type: ignore[misc, no-redef]
+        datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
+    ):
+        """
+        A stream's writer that is handed record batches by Spark 4.0 too.
+
+        The worker of 4.0 hands batches to each DataSourceArrowWriter, rows to others; a stream's
+        writer may be of both kinds there. Its commit and abort are a stream's.
+        """
+
+
+# Whether Trigger.AvailableNow receives all that waits in one run. If not, a run is one micro-batch,
+# even if it only replays a batch. Start the query again until a run has no micro-batch. The version
+# of a Spark Connect server is not checked.
+DRAINS_AT_ONCE = True
+try:
+    from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:
+    DRAINS_AT_ONCE = False
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """Stands for Spark 4.2's class, which this Spark does not ask for."""
+
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """Stands for Spark 4.2's class."""
+
+        def __init__(self, max_rows: int) -> None:
+            self.max_rows = max_rows
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Stands for Spark 4.2's class."""
+
+
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter
-    from pyspark.sql.streaming.datasource import (
-        ReadLimit,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
     from pyspark.sql.types import StructType
 
     from sqlq_spark.wire.rows import Origin
 
-    ADMISSION_CONTROL = True
-else:
-    try:
-        from pyspark.sql.streaming.datasource import (
-            ReadLimit,
-            ReadMaxRows,
-            SupportsTriggerAvailableNow,
-        )
-
-        ADMISSION_CONTROL = True
-    except ImportError:
-        ADMISSION_CONTROL = False
-
-        class ReadLimit:
-            """Stands for Spark 4.2's class, which this Spark does not ask for."""
-
-        class ReadMaxRows(ReadLimit):
-            """Stands for Spark 4.2's class."""
-
-            def __init__(self, max_rows: int) -> None:
-                self.max_rows = max_rows
-
-        class SupportsTriggerAvailableNow:
-            """Stands for Spark 4.2's class."""
-
-    if hasattr(datasource, "DataSourceStreamArrowWriter"):
-        DataSourceStreamArrowWriter = datasource.DataSourceStreamArrowWriter
-    else:
-
-        class DataSourceStreamArrowWriter(
-            datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
-        ):
-            """
-            A stream's writer that is handed record batches by Spark 4.0 too.
-
-            The worker of 4.0 hands batches to each DataSourceArrowWriter, rows to others; a
-            stream's writer may be of both kinds there. Its commit and abort are a stream's.
-            """
-
-
-__all__ = [
-    "ADMISSION_CONTROL",
-    "DataSourceStreamArrowWriter",
-    "ReadLimit",
-    "ReadMaxRows",
-    "SupportsTriggerAvailableNow",
-    "column_types",
-    "drains_at_once",
-    "origin",
-    "pushes_filters",
-    "to_arrow_schema",
-]
+# names of pyspark that other modules take from here
+__all__ = ["DataSourceStreamArrowWriter", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
 
 # 4.2 names the time zone, older versions only say whether there is one, which is UTC
 _ZONE: dict[str, Any] = (
@@ -111,16 +92,6 @@ def origin() -> Origin:
 def to_arrow_schema(schema: StructType) -> pa.Schema:
     """Give the Arrow schema in which Spark expects the rows of a read."""
     return types.to_arrow_schema(schema, **_ZONE)
-
-
-def drains_at_once() -> bool:
-    """
-    Whether Trigger.AvailableNow receives all that waits in one run.
-
-    If not, a run is one micro-batch, even if it only replays a batch. Start the query again until a
-    run has no micro-batch. The version of a Spark Connect server is not checked.
-    """
-    return ADMISSION_CONTROL
 
 
 # the program in which Spark 4.1 and later plan a read with filters

@@ -1,5 +1,5 @@
 """
-The oldest versions of Python, pyspark and pyarrow that this package works with.
+The oldest versions of Python, pyspark, pyarrow and Java that this package works with.
 
 pip checks versions when it installs. A cluster can load the package without pip, so the data source
 checks them again.
@@ -8,15 +8,19 @@ Every Python 3 can import this module, and it imports no package that may be mis
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 
-from sqlq_spark.errors import UnsupportedVersion
+from sqlq_spark.errors import SqlQueueError, UnsupportedVersion
 
 OLDEST_PYTHON = (3, 11)
 # The same as in pyproject.toml; a test compares them.
 OLDEST = {"pyspark": "4.0", "pyarrow": "18.0"}
+OLDEST_JAVA = 17
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -49,3 +53,33 @@ def check(*packages: str) -> None:
             if package == "pyspark":
                 fix += ", and use a cluster with Spark 4 (Databricks Runtime 17.3 LTS or newer)"
             raise UnsupportedVersion(what=package, found=found, needed=OLDEST[package], fix=fix)
+
+
+class NoJava(SqlQueueError):
+    """Java is missing or too old for Spark."""
+
+    template = (
+        f"Spark needs Java {OLDEST_JAVA} or newer, but {{found}}. Install it with "
+        "`apt install openjdk-17-jre-headless`, or from https://adoptium.net"
+    )
+
+
+def check_java() -> None:
+    """
+    Look for the Java that Spark would start.
+
+    Raises:
+        NoJava: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        raise NoJava(
+            found=f"JAVA_HOME is {home}, without bin/java" if home else "there is none on PATH"
+        )
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None:
+        raise NoJava(found=f"{java} does not run")
+    if int(found[1]) < OLDEST_JAVA:
+        raise NoJava(found=f"{java} is version {found[1]}")

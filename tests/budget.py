@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 63, "lines": 12569, "tokens": 72037},
-    "everything else": {"files": 92, "lines": 14535, "tokens": 79277},
+    "core": {"files": 62, "lines": 12423, "tokens": 71574},
+    "everything else": {"files": 94, "lines": 14850, "tokens": 80444},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1361},
-    "package": {"files": 155, "lines": 27104, "tokens": 151314},
+    "package": {"files": 156, "lines": 27273, "tokens": 152018},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 305, "lines": 54763, "tokens": 367320},
+    "tests": {"files": 305, "lines": 54164, "tokens": 363774},
     "words": {"words": 69755},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -40,7 +40,7 @@ class RecordedConnection(ANY):  # type: ignore[misc]
         return partial(self._run, name, found) if name in METHODS else found
 
     def _run(self, method: str, call: Callable[..., Any], *args: Any, **values: Any) -> Any:
-        if method in {"run", "rows", "arrow"}:
+        if method in {"rows", "arrow"}:
             statement = args[0]
         else:
             statement = f"store {args[0]}" if method == "store" else method

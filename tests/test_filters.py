@@ -12,7 +12,6 @@ filters = pytest.importorskip("pyspark.sql.datasource")
 if not hasattr(filters, "Filter"):
     pytest.skip("Spark 4.0 pushes no filters", allow_module_level=True)
 
-from sqlq_spark.datasource.browse import narrow  # noqa: E402
 from sqlq_spark.receive.browse import ALL  # noqa: E402
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ  # noqa: E402
 
@@ -52,7 +51,7 @@ def test_what_is_selected_and_left_to_spark_is_what_was_asked(
     """For every row: selected, and passed by the filters that are left."""
     wanted, left = ALL, []
     for each in asked:
-        wanted, done = narrow(wanted, each)  # type: ignore[arg-type]
+        wanted, done = wanted.narrow(each)  # type: ignore[arg-type]
         left += [] if done else [each]
 
     for row in rows:
@@ -88,10 +87,10 @@ def passes(row: tuple[int, str], conditions: list[object]) -> bool:
 )
 def test_any_other_filter_is_left_to_spark(condition: object) -> None:
     """And selects everything."""
-    assert narrow(ALL, condition) == (ALL, False)  # type: ignore[arg-type]
+    assert ALL.narrow(condition) == (ALL, False)  # type: ignore[arg-type]
 
 
 def test_neither_column_is_ever_null() -> None:
     """Spark adds this filter to each comparison."""
-    assert narrow(ALL, filters.IsNotNull(SEQ)) == (ALL, True)
-    assert narrow(ALL, filters.IsNotNull(QUEUE)) == (ALL, True)
+    assert ALL.narrow(filters.IsNotNull(SEQ)) == (ALL, True)
+    assert ALL.narrow(filters.IsNotNull(QUEUE)) == (ALL, True)

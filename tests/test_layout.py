@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
 # each may import from its own floor's package and from the floors before it
 FLOORS = (
     {"errors"},
-    {"wire", "versions", "java", "checkpoints"},
+    {"wire", "versions", "checkpoints"},
     {"options"},
     {"database"},
     {"send"},

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
-METHODS = {"run", "rows", "arrow"}  # of a connection
+METHODS = {"rows", "arrow"}  # of a connection
 STATEMENTS = get_args(StatementName)
 POSTGRESQL, SQLSERVER = Statements.load("postgresql"), Statements.load("sqlserver")
 BRACES = re.compile(r"\{(\w+)\}")

@@ -138,9 +138,9 @@ def test_spark_4_0_gets_classes_for_those_that_it_lacks() -> None:
         "sys.modules['pyspark.sql.streaming.datasource'] = None\n"
         "del datasource.DataSourceStreamArrowWriter\n"
         "from sqlq_spark.datasource.write import StreamWriter\n"
-        "from sqlq_spark.spark_api import drains_at_once\n"
+        "from sqlq_spark.spark_api import DRAINS_AT_ONCE\n"
         "kinds = datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter\n"
-        "print([issubclass(StreamWriter, kind) for kind in kinds], drains_at_once())\n"
+        "print([issubclass(StreamWriter, kind) for kind in kinds], DRAINS_AT_ONCE)\n"
     )
 
     assert said.strip() == "[True, True] False"

@@ -225,7 +225,7 @@ class Retirement:
             left = self._look(connection)
             self.check(connection, left, expected)
             for table in tables:
-                connection.run("drop_queue", tables={"queue": table})
+                connection.rows("drop_queue", tables={"queue": table})
             for state in trails:
                 with use_state(connection, state):
                     record_action(connection, "retire", connection.printed(self.queue), left.total)

@@ -34,7 +34,7 @@ from sqlq_spark.cli.queues import create, doctor, purge, report, retire, stats
 from sqlq_spark.cli.screens import screen
 from sqlq_spark.cli.screens.screen import say, say_error
 from sqlq_spark.errors import BadInput, MissingPackage, SqlQueueError
-from sqlq_spark.java import NoJava
+from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

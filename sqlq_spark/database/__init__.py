@@ -99,16 +99,6 @@ class Connection(ABC):
     def close(self) -> None:
         """End the session; the server undoes what was not committed."""
 
-    def run(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress] | None = None,
-        **values: Value,
-    ) -> None:
-        """Execute a statement for its effect."""
-        self.rows(statement, tables=tables, **values)
-
     def set_lock_timeout(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
         limit = self._timeout if seconds is None else seconds
@@ -222,7 +212,7 @@ def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
 
     Timeouts and the application's name hold for this transaction only; `timeout` is in seconds.
     """
-    connection.run("begin")
+    connection.rows("begin")
     try:
         milliseconds = str(int(timeout * 1000))
         connection.rows("timeouts", milliseconds=milliseconds, application=connection.application)
@@ -230,28 +220,28 @@ def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
     except BaseException:
         rollback(connection)
         raise
-    connection.run("commit")
+    connection.rows("commit")
 
 
 @contextmanager
 def attempt(connection: Connection) -> Iterator[None]:
     """Run the block; its failure undoes only the block, and the transaction goes on."""
-    connection.run("savepoint")
+    connection.rows("savepoint")
     yield
-    connection.run("release")
+    connection.rows("release")
 
 
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:
     """Insert rows in bulk; checks that the table defers to the commit fail here."""
     connection.load(queue, rows)
     if "check_deferred" not in connection.lacks:
-        connection.run("check_deferred")
+        connection.rows("check_deferred")
 
 
 def rollback(connection: Connection) -> None:
     """Undo the open transaction; close a connection that cannot, which undoes it too."""
     try:
-        connection.run("rollback")
+        connection.rows("rollback")
     except Exception:  # noqa: BLE001 - the caller's error is the one to raise
         connection.close()
 

@@ -52,12 +52,12 @@ def install(connection: Connection, *, timeout: float) -> None:
         connection.rows("install_lock", state_name=connection.state)
         connection.set_lock_timeout(min(LOCK_WAIT, timeout))
         try:
-            connection.run("install_schema")
+            connection.rows("install_schema")
             if found := find_state_faults(connection):
                 raise errors.StateOfOther(
                     schema=connection.state, server=connection.server, found=found
                 )
-            connection.run("install_state")
+            connection.rows("install_state")
             check_state(connection)
         except errors.TimedOut as error:
             raise errors.InstallBlocked(
@@ -140,7 +140,7 @@ def record_action(
         RightMissing: the login may not insert. The action is undone with the transaction.
     """
     stream, batch, task = receipt
-    connection.run(
+    connection.rows(
         "record_action",
         action=action,
         queue_name=queue,
@@ -196,9 +196,9 @@ def _create(
     def create() -> None:
         with transaction(connection, timeout=timeout):
             connection.rows("create_lock", tables={"table": table})
-            connection.run(statement, tables=tables)
+            connection.rows(statement, tables=tables)
             if body_string:
-                connection.run("add_body_string", tables={"queue": table})
+                connection.rows("add_body_string", tables={"queue": table})
 
     try:
         create()

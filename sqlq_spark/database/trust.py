@@ -89,7 +89,7 @@ class Destinations:
         if "lock_destination" in self.connection.lacks:
             return
         try:
-            self.connection.run("lock_destination", tables={"queue": queue})
+            self.connection.rows("lock_destination", tables={"queue": queue})
         except errors.StatementRefused as error:
             raise errors.NotAQueue(
                 queue=self.connection.printed(queue), reason=error.reason

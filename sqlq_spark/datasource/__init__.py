@@ -13,6 +13,7 @@ with it would take each process half a second more.
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
@@ -25,16 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import (
-        DataSourceArrowWriter,
-        DataSourceReader,
-        DataSourceStreamReader,
-    )
     from pyspark.sql.types import StructType
 
-    from sqlq_spark.spark_api import DataSourceStreamArrowWriter
+    from sqlq_spark.datasource.browse import BrowseReader
+    from sqlq_spark.datasource.stream import StreamReader
+    from sqlq_spark.datasource.write import BatchWriter, StreamWriter
 
 log = logging.getLogger("sqlq_spark")
+warn_once = cache(log.warning)  # in a process: Spark makes several readers and writers
 
 
 class DefaultSource(DataSource):
@@ -54,19 +53,19 @@ class DefaultSource(DataSource):
         options = SourceOptions.parse(self.options)
         return ", ".join(f"{name} {kind}" for name, kind in options.columns.items())
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> BrowseReader:
         """Browse: deletes nothing."""
         from sqlq_spark.datasource.browse import browse_reader  # noqa: PLC0415
 
         return browse_reader(SourceOptions.parse(self.options, cores=self.cores), schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader:
         """Receive."""
         from sqlq_spark.datasource.stream import StreamReader  # noqa: PLC0415
 
         return StreamReader(SourceOptions.parse(self.options, cores=self.cores), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001
         """Send a frame."""
         from sqlq_spark.datasource.write import BatchWriter, look_ahead  # noqa: PLC0415
 
@@ -75,7 +74,7 @@ class DefaultSource(DataSource):
         look_ahead(options)
         return made
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001
         """Send the micro-batches of a stream."""
         from sqlq_spark.datasource.write import StreamWriter, look_ahead_once  # noqa: PLC0415
 

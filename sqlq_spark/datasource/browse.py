@@ -1,51 +1,31 @@
-"""
-`spark.read`: browse.
-
-Spark may offer the filters of the query. Applied here are ranges of `seq`, and equality and lists
-of `queue`, so that the database reads fewer rows. Spark applies all other filters.
-"""
+"""`spark.read`: browse."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.browse import ALL, STOP
 from sqlq_spark.spark_api import column_types, pushes_filters, to_arrow_schema
-from sqlq_spark.wire import LOWEST_SEQ
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.browse import Selection
     from sqlq_spark.wire.address import QueueAddress
 
 
 # a browse without any of these reads no headers and bodies
 HEAVY = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders"}
-
-SEQ, QUEUE = ("seq",), ("queue",)
-
-# the kind of a filter → the half-open range of seqs that a value stands for
-RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
-    "EqualTo": lambda seq: (seq, seq + 1),
-    "EqualNullSafe": lambda seq: (seq, seq + 1),
-    "GreaterThan": lambda seq: (seq + 1, STOP),
-    "GreaterThanOrEqual": lambda seq: (seq, STOP),
-    "LessThan": lambda seq: (LOWEST_SEQ, seq),
-    "LessThanOrEqual": lambda seq: (LOWEST_SEQ, seq + 1),
-}
 
 
 @dataclass
@@ -65,7 +45,7 @@ class BrowseReader(DataSourceReader):
         options.check_columns(column_types(schema))
         self.options = options
         self.columns = schema
-        self.wanted = ALL
+        self.wanted = browse.ALL
 
     def partitions(self) -> Sequence[RangePartition]:
         """Even ranges of the seqs there are now; what comes later is not read."""
@@ -107,7 +87,7 @@ class FilteringBrowseReader(BrowseReader):
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         """Take over the filters that narrow what is read, and give back those left to Spark."""
         for each in filters:
-            self.wanted, done = narrow(self.wanted, each)
+            self.wanted, done = self.wanted.narrow(each)
             if not done:
                 yield each
 
@@ -115,27 +95,3 @@ class FilteringBrowseReader(BrowseReader):
 def browse_reader(options: SourceOptions, schema: StructType) -> BrowseReader:
     """Return the reader that Spark takes in this process."""
     return (FilteringBrowseReader if pushes_filters() else BrowseReader)(options, schema)
-
-
-def narrow(wanted: Selection, condition: Filter) -> tuple[Selection, bool]:
-    """
-    Narrow a selection by one of Spark's filters.
-
-    Its class is known by its name, because Spark 4.0 has none of these classes.
-
-    Returns:
-        The selection, and whether it needs nothing more of Spark for this filter.
-    """
-    kind, column = type(condition).__name__, getattr(condition, "attribute", None)
-    value: Any = getattr(condition, "value", None)
-    if kind == "IsNotNull":
-        return wanted, column in (SEQ, QUEUE)  # neither is ever null
-    if column == SEQ and kind in RANGES and type(value) is int:
-        return wanted.within(*RANGES[kind](value)), True
-    if column == SEQ and kind == "In" and (seqs := [each for each in value if type(each) is int]):
-        return wanted.within(min(seqs), max(seqs) + 1), False  # what lies between is for Spark
-    if column == QUEUE and kind in ("EqualTo", "EqualNullSafe") and isinstance(value, str):
-        return wanted.among([value]), True
-    if column == QUEUE and kind == "In":
-        return wanted.among([each for each in value if isinstance(each, str)]), True
-    return wanted, False

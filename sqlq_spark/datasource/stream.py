@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from sqlq_spark import spark_api
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.datasource import warn_once
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset, by_partition
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import Task, receive
-from sqlq_spark.spark_api import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-    column_types,
-    origin,
-    to_arrow_schema,
-)
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
 
@@ -35,8 +28,6 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SourceOptions
 
-log = logging.getLogger("sqlq_spark")
-
 
 @dataclass
 class TaskPartition(InputPartition):
@@ -45,12 +36,12 @@ class TaskPartition(InputPartition):
     tasks: list[Task]
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow):
     """`spark.readStream`: receives, by receive/driver.py on the driver and receive/task.py."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Start; Spark builds several of these, only one of them speaks to the database."""
-        options.check_columns(column_types(schema))
+        options.check_columns(spark_api.column_types(schema))
         self.options = options
         self.columns = schema
         self._driver: StreamDriver | None = None
@@ -69,14 +60,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give a constant, as Spark asks for it more than once."""
         return INITIAL.to_json()
 
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> spark_api.ReadLimit:
         """Give what Spark hands back to latestOffset."""
-        return ReadMaxRows(self.options.max_messages)
+        return spark_api.ReadMaxRows(self.options.max_messages)
 
     def latestOffset(
         self,
         start: dict[str, Any] | None = None,
-        limit: ReadLimit | None = None,  # noqa: ARG002
+        limit: spark_api.ReadLimit | None = None,  # noqa: ARG002
     ) -> dict[str, Any]:
         """
         Acknowledge `start`, and plan the batch after it.
@@ -85,7 +76,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log at every start, and call this only if that batch is in the commit log.
         """
         if start is None:
-            warn_of_single_batches()
+            warn_once(
+                "Spark %s runs one micro-batch for each Trigger.AvailableNow of this format: start "
+                "the query again until it receives nothing, or use Spark 4.2",
+                pyspark.__version__,
+            )
         end = self._planned if start is None else Offset.parse(start)
         return self.driver.latest(end).to_json()
 
@@ -109,9 +104,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
-        schema, timeout = to_arrow_schema(self.columns), self.options.query_timeout
+        schema, timeout = spark_api.to_arrow_schema(self.columns), self.options.query_timeout
         for task in partition.tasks:
-            work = partial(receive, task=task, timeout=timeout, origin=origin())
+            work = partial(receive, task=task, timeout=timeout, origin=spark_api.origin())
             with Session(self.options, task.name, worker=True, reached=True) as session:
                 rows = session.run_with_retries(work)
                 queue = session.open().canonical(task.queue)
@@ -133,13 +128,3 @@ def read_chunk(chunk: pa.RecordBatch, schema: pa.Schema, queue: str) -> pa.Recor
     batch = to_read_columns(chunk, schema, queue=queue)
     warn_of_poison(batch, queue)
     return batch
-
-
-@cache
-def warn_of_single_batches() -> None:
-    """Say, once in a process, what Trigger.AvailableNow does on Spark 4.0 and 4.1."""
-    log.warning(
-        "Spark %s runs one micro-batch for each Trigger.AvailableNow of this format: start the "
-        "query again until it receives nothing, or use Spark 4.2",
-        pyspark.__version__,
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import uuid
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,6 +13,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.datasource import log, warn_once
 from sqlq_spark.errors import BadOption, SqlQueueError
 from sqlq_spark.send.dispatch import NAMELESS, Staged, discard, dispatch, stage
 from sqlq_spark.send.frame import check_frame
@@ -30,27 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sqlq_spark.options import SinkOptions
-
-log = logging.getLogger("sqlq_spark")
-
-
-@cache
-def warn_of_legacy_columns() -> None:
-    """Log, once in a process, that the option has no effect here."""
-    log.warning(
-        "legacyColumns=true has no effect. Queues of PostgreSQL have no columns CorrelationId and "
-        "ReplyToAddress, because no endpoint of version 1 reads them. Both are in the headers"
-    )
-
-
-@cache
-def warn_of_order(types: str) -> None:
-    """Log, once in a process, that an endpoint may handle each message twice."""
-    log.warning(
-        "messageType=%s begins with what seems to be an interface. If a class that implements it "
-        "follows, an endpoint handles each message twice: put the most derived type first",
-        types,
-    )
 
 
 def choose_session(options: SinkOptions) -> type[Session]:
@@ -90,11 +69,7 @@ class Writing:
         """
         Check the frame before anything is computed.
 
-        Args:
-            options: of the write.
-            schema: of the frame.
-            overwrite: whether Spark was asked to replace what is there.
-            sender: OriginatingEndpoint, where the options do not have it.
+        `sender` is OriginatingEndpoint, where the options do not have it.
 
         Raises:
             BadFrame, BadOption.
@@ -111,9 +86,18 @@ class Writing:
             as_received=options.as_received,
         )
         if options.legacy_columns and not options.fills_legacy_columns:
-            warn_of_legacy_columns()
+            warn_once(
+                "legacyColumns=true has no effect. Queues of PostgreSQL have no columns "
+                "CorrelationId and ReplyToAddress, because no endpoint of version 1 reads them. "
+                "Both are in the headers"
+            )
         if options.message_type is not None and begins_with_interface(options.message_type):
-            warn_of_order(options.message_type)
+            warn_once(
+                "messageType=%s begins with what seems to be an interface. If a class that "
+                "implements it follows, an endpoint handles each message twice: put the most "
+                "derived type first",
+                options.message_type,
+            )
         self.options = options
         self.sent_by = name_sender(options.originating_endpoint or sender)
 
@@ -124,6 +108,7 @@ class Writing:
         name, exactly_once = f"{sink}/{batch}/{partition}", options.delivery == "exactlyOnce"
         # the database was reached by the batches of the stream before
         session = choose_session(options)(options, f"sink {name}", worker=True, reached=batch > 0)
+        ask = session.run_with_retries
         names: Names = set()
         with session:
             chunks = Sender(
@@ -131,14 +116,10 @@ class Writing:
                 partition=partition,
                 # a task that Spark tries again sends the same ids
                 seed=None if exactly_once else hashlib.sha256(name.encode()).digest()[:16],
-                clock=partial(
-                    session.run_with_retries, read_clock
-                ),  # it decides when messages expire
+                clock=partial(ask, read_clock),  # it decides when messages expire
                 # An endpoint on SQL Server with another default database would answer into that
                 # one, so an address names ours.
-                own_address=lambda address: session.run_with_retries(
-                    lambda opened: opened.canonical(address)
-                ),
+                own_address=lambda address: ask(lambda opened: opened.canonical(address)),
                 sent_by=self.sent_by,
             ).chunks(batches)
             if not exactly_once:
@@ -169,11 +150,10 @@ class Writing:
         if self.options.delivery != "exactlyOnce":
             return
         timeout = self.options.query_timeout
+        work = partial(discard, sink=sink, batch=batch, final=final, timeout=timeout)
         try:
             with StateSession(self.options, f"abort {sink}/{batch}") as session:
-                session.run_with_retries(
-                    partial(discard, sink=sink, batch=batch, final=final, timeout=timeout)
-                )
+                session.run_with_retries(work)
         except SqlQueueError as error:
             log.warning("%s: batch %d: its chunks are left for now: %s", sink, batch, error)
 
@@ -183,12 +163,6 @@ def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
     return [
         each.staged for each in messages if isinstance(each, Written) and each.staged is not None
     ]
-
-
-RATED = (
-    "a stream, or a write with txnAppId and txnVersion: one write is one transaction, so there is "
-    "nothing between its messages to wait"
-)
 
 
 class BatchWriter(Writing, DataSourceArrowWriter):
@@ -207,7 +181,10 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         named = options.txn_app_id is not None
         if options.max_rate is not None and not named:
             raise BadOption(
-                option="maxMessagesPerSecond", found=str(options.max_rate), expected=RATED
+                option="maxMessagesPerSecond",
+                found=str(options.max_rate),
+                expected="a stream, or a write with txnAppId and txnVersion: one write is one "
+                "transaction, so there is nothing between its messages to wait",
             )
         self.sink = f"app:{options.txn_app_id}" if named else f"{NAMELESS}{uuid.uuid4()}"
         self.batch = options.txn_version or 0

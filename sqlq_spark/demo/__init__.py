@@ -23,8 +23,8 @@ from sqlq_spark.demo import embedded
 from sqlq_spark.demo.job import QUEUE, Order
 from sqlq_spark.demo.process import Job, JobFailed
 from sqlq_spark.errors import BadOption, MissingPackage
-from sqlq_spark.java import check_java
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.versions import check_java
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

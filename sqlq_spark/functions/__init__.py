@@ -31,7 +31,6 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions import expressions
 from sqlq_spark.functions.expressions import (
-    CAUSES,
     EXCEPTION_MESSAGE,
     EXCEPTION_TYPE,
     as_map,
@@ -39,7 +38,6 @@ from sqlq_spark.functions.expressions import (
     column,
     full_name,
     full_names,
-    headers_of_effect,
     literal,
     message_columns,
     of,
@@ -76,10 +74,13 @@ __all__ = [
     "wire_time",
 ]
 
-SAGA = {
-    wire.SAGA_ID: wire.ORIGINATING_SAGA_ID,
-    wire.SAGA_TYPE: wire.ORIGINATING_SAGA_TYPE,
-}
+# The headers of a message that its replies and effects need; each function reads all, see READ.
+TRACING = (wire.TRACE_PARENT, wire.TRACE_STATE, wire.BAGGAGE)
+SAGA = {wire.SAGA_ID: wire.ORIGINATING_SAGA_ID, wire.SAGA_TYPE: wire.ORIGINATING_SAGA_TYPE}
+CAUSES = (
+    *(wire.MESSAGE_ID, wire.CORRELATION_ID, wire.CONVERSATION_ID, *TRACING),
+    *(wire.REPLY_TO_ADDRESS, *SAGA.values()),
+)
 
 # ---------------------------------------------------------------- reading
 
@@ -207,15 +208,9 @@ def reply(
     Returns:
         `body`, `headers`, `queue`.
     """
-    names = (*CAUSES, wire.REPLY_TO_ADDRESS, *SAGA.values())
-    found = present_values(of(received, "headers"), names, json=json)
-    saga = {name: found[source] for name, source in SAGA.items()}
-    own = saga | _own(message_type, content_type, headers)
-    return [
-        column(body).alias("body"),
-        headers_of_effect("Reply", found, of(received, "id"), own).alias("headers"),
-        found[wire.REPLY_TO_ADDRESS].alias("queue"),
-    ]
+    made = _effect("Reply", body, message_type, content_type, headers, received, json)
+    found = present_values(of(received, "headers"), CAUSES, json=json)
+    return [*made, found[wire.REPLY_TO_ADDRESS].alias("queue")]
 
 
 def send(
@@ -245,13 +240,8 @@ def send(
     Returns:
         `body`, `headers` and, if `to` is set, `queue`.
     """
-    found = present_values(of(received, "headers"), CAUSES, json=json)
-    own = _own(message_type, content_type, headers)
-    return [
-        column(body).alias("body"),
-        headers_of_effect("Send", found, of(received, "id"), own).alias("headers"),
-        *queue_of(to),
-    ]
+    made = _effect("Send", body, message_type, content_type, headers, received, json)
+    return [*made, *queue_of(to)]
 
 
 def publish(
@@ -283,13 +273,8 @@ def publish(
     Raises:
         BadFrame: `message_type` is not a type name.
     """
-    found = present_values(of(received, "headers"), CAUSES, json=json)
-    own = _own(message_type, content_type, headers)
-    return [
-        column(body).alias("body"),
-        headers_of_effect("Publish", found, of(received, "id"), own).alias("headers"),
-        *_topics(message_type),
-    ]
+    made = _effect("Publish", body, message_type, content_type, headers, received, json)
+    return [*made, *_topics(message_type)]
 
 
 def forward(
@@ -343,23 +328,42 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
     return [*message_columns(F.to_json(kept), received), source.alias("queue")]
 
 
-# ---------------------------------------------------------------- arguments
+# ---------------------------------------------------------------- the rule for an effect
 
 
-def _own(
+def _effect(  # noqa: PLR0917 - what reply, send and publish take
+    intent: str,
+    body: Column | str,
     message_type: Column | str | None,
     content_type: str | None,
     headers: Mapping[str, Column | str] | None,
-) -> dict[str, Column]:
+    received: str | None,
+    json: bool,  # noqa: FBT001
+) -> list[Column]:
+    """Body and headers of a message that is sent for a received one; null headers are left out."""
     if isinstance(message_type, str) and (reason := types_problem(message_type)) is not None:
         raise BadFrame(
             done="sent",
             reason=f"message_type is {message_type!r}, with {reason}: expected a .NET type's full "
             f"name, or several joined by {SEPARATOR}, each once",
         )
-    stated = {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
-    given: dict[str, Column | str | None] = {**stated, **(headers or {})}
-    return {name: literal(value) for name, value in given.items() if value is not None}
+    found = present_values(of(received, "headers"), CAUSES, json=json)
+    message_id = F.coalesce(found[wire.MESSAGE_ID], of(received, "id"))
+    types = {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
+    own: dict[str, Column | str | None] = {**types, **(headers or {})}
+    made = {
+        wire.MESSAGE_INTENT: F.lit(intent),
+        wire.CORRELATION_ID: F.coalesce(found[wire.CORRELATION_ID], message_id),
+        wire.CONVERSATION_ID: found[wire.CONVERSATION_ID],
+        wire.RELATED_TO: message_id,
+        **{name: found[name] for name in TRACING},
+        **({name: found[source] for name, source in SAGA.items()} if intent == "Reply" else {}),
+        **{name: literal(value) for name, value in own.items() if value is not None},
+    }
+    # a struct is faster than a map without nulls, also on the way through Arrow into the sink
+    whole = F.struct(*(value.alias(name) for name, value in made.items()))
+    text = F.to_json(whole, {"ignoreNullFields": "true"})
+    return [column(body).alias("body"), text.alias("headers")]
 
 
 def _topics(message_type: Column | str | None) -> list[Column]:

@@ -17,7 +17,7 @@ from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.headers import SEPARATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 # The strictest mode of Spark. With any option Spark parses the text once for all fields of a
 # struct, and without options once for each field. Spark's own limits are 20 million characters of a
@@ -52,10 +52,6 @@ READ = (
     EXCEPTION_TYPE,
     EXCEPTION_MESSAGE,
 )
-
-# The headers of a message that its replies and effects need.
-TRACING = (wire.TRACE_PARENT, wire.TRACE_STATE, wire.BAGGAGE)
-CAUSES = (wire.MESSAGE_ID, wire.CORRELATION_ID, wire.CONVERSATION_ID, *TRACING)
 
 
 def column(given: Column | str) -> Column:
@@ -149,32 +145,6 @@ def begins_as_fault(name: Column) -> Column:
     for other in others:
         first |= other
     return first
-
-
-def headers_of_effect(
-    intent: str, found: Mapping[str, Column], row: Column, more: Mapping[str, Column]
-) -> Column:
-    """
-    Headers of a message that is sent for a received one, as JSON; null values are left out.
-
-    Args:
-        intent: its MessageIntent.
-        found: CAUSES of the received message, null if missing.
-        row: the id of the received row, which is the message id if there is no such header.
-        more: other headers, which override these.
-    """
-    message_id = F.coalesce(found[wire.MESSAGE_ID], row)
-    made = {
-        wire.MESSAGE_INTENT: F.lit(intent),
-        wire.CORRELATION_ID: F.coalesce(found[wire.CORRELATION_ID], message_id),
-        wire.CONVERSATION_ID: found[wire.CONVERSATION_ID],
-        wire.RELATED_TO: message_id,
-        **{name: found[name] for name in TRACING},
-        **more,
-    }
-    # faster than a map without nulls, also on the way through Arrow into the sink
-    whole = F.struct(*(value.alias(name) for name, value in made.items()))
-    return F.to_json(whole, {"ignoreNullFields": "true"})
 
 
 def message_columns(headers: Column, received: str | None) -> list[Column]:

@@ -26,10 +26,10 @@ from sqlq_spark import errors, versions
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import check_writable
-from sqlq_spark.java import NoJava
 from sqlq_spark.jobs import spark as job_spark
 from sqlq_spark.jobs.settings import BadSettings, Settings, load, parse_words, without_secrets
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark import register
 from sqlq_spark.errors import MissingDelta
-from sqlq_spark.java import check_java
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.versions import check_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

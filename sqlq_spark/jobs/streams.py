@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
 from sqlq_spark import checkpoints, spark_api
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
@@ -98,7 +100,7 @@ def receive(
     read = spread(spark, settings.read())
     source = SourceOptions.parse(read)
     totals = Counter(messages=0, batches=0, expired=0, diverted=0, forwarded=0)
-    again = settings.trigger == "availableNow" and not spark_api.drains_at_once()
+    again = settings.trigger == "availableNow" and not spark_api.DRAINS_AT_ONCE
     ends: dict[str, int] | None = None
     with sigterm() as asked:
         while True:
@@ -249,4 +251,5 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
             )
         fresh = f"job:{uuid.uuid4()}"
         session.run_with_retries(partial(open_request, sink=fresh, timeout=timeout))
-    checkpoints.write(spark, note, f"{fresh}\n{here}")
+    text = spark.range(1).select(F.lit(f"{fresh}\n{here}").alias("value")).coalesce(1)
+    text.write.mode("overwrite").text(note)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,9 @@ from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.rows import QUEUE_ROW, with_readable_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from pyspark.sql.datasource import Filter
 
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
@@ -32,11 +34,25 @@ FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before w
 LARGEST_PAGE = 20_000
 NAMED = 20  # seqs in a warning
 STOP = HIGHEST_SEQ + 1  # behind all seqs
+# the kind of a filter → the half-open range of seqs that a value stands for
+RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
+    "EqualTo": lambda seq: (seq, seq + 1),
+    "EqualNullSafe": lambda seq: (seq, seq + 1),
+    "GreaterThan": lambda seq: (seq + 1, STOP),
+    "GreaterThanOrEqual": lambda seq: (seq, STOP),
+    "LessThan": lambda seq: (LOWEST_SEQ, seq),
+    "LessThanOrEqual": lambda seq: (LOWEST_SEQ, seq + 1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """A half-open range of seqs, and the canonical addresses of queues; None: all queues."""
+    """
+    A half-open range of seqs, and the canonical addresses of queues; None: all queues.
+
+    Spark may offer the filters of the query. Applied here are ranges of `seq`, and equality and
+    lists of `queue`, so that the database reads fewer rows. Spark applies all other filters.
+    """
 
     first: int = LOWEST_SEQ
     stop: int = STOP
@@ -48,6 +64,31 @@ class Selection:
     def among(self, queues: Collection[str]) -> Self:
         both = frozenset(queues) if self.queues is None else self.queues & frozenset(queues)
         return replace(self, queues=both)
+
+    def narrow(self, condition: Filter) -> tuple[Self, bool]:
+        """
+        Narrow the selection by one of Spark's filters.
+
+        Its class is known by its name, because Spark 4.0 has none of these classes.
+
+        Returns:
+            The selection, and whether it needs nothing more of Spark for this filter.
+        """
+        kind, column = type(condition).__name__, getattr(condition, "attribute", None)
+        value: Any = getattr(condition, "value", None)
+        if kind == "IsNotNull":
+            return self, column in (("seq",), ("queue",))  # neither is ever null
+        if column == ("seq",) and kind in RANGES and type(value) is int:
+            return self.within(*RANGES[kind](value)), True
+        if column == ("seq",) and kind == "In":
+            # what lies between is for Spark
+            seqs = [each for each in value if type(each) is int]
+            return self.within(min(seqs), max(seqs) + 1) if seqs else self, False
+        if column == ("queue",) and kind in ("EqualTo", "EqualNullSafe") and isinstance(value, str):
+            return self.among([value]), True
+        if column == ("queue",) and kind == "In":
+            return self.among([each for each in value if isinstance(each, str)]), True
+        return self, False
 
 
 ALL = Selection()

@@ -297,13 +297,13 @@ class StreamDriver:
                 stream, batch = str(uuid.uuid4()), 1
                 self._warn_of_orphans(connection)
                 claim = self.claim
-                connection.run(
+                connection.rows(
                     "new_stream", stream=stream, queue_name=claim.queue, driver=claim.driver
                 )
             elif start == self._acknowledged:  # else this transaction has locked its stream
                 stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
         if stored is None:
-            connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+            connection.rows("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
         else:
             plan = read_plan(stored, stream, batch)
         return Offset(stream=stream, batch=batch, plan=plan)

@@ -208,7 +208,7 @@ def join_pages(connection: Connection, values: dict[str, Any]) -> bytes:
 def save(connection: Connection, task: Task, result: TaskResult, origin: Origin) -> None:
     """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
     payload = pack(result.rows)
-    connection.run(
+    connection.rows(
         "save_receipt",
         **receipt_values(task.key),
         queue_name=connection.names.print_address(task.queue),
@@ -271,7 +271,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     row = lock_stream(connection, stream)
     who.check(row.queue)
     if who.stream != stream:
-        connection.run("claim", stream=stream, driver=who.driver, queue_name=who.queue)
+        connection.rows("claim", stream=stream, driver=who.driver, queue_name=who.queue)
     elif row.driver != who.driver:
         raise errors.StreamTakenOver(stream=stream)
     if row.acked > batch:
@@ -299,7 +299,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     passed = not (who.options.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
     if counts or row.acked < batch:
-        connection.run(
+        connection.rows(
             "acknowledge",
             stream=stream,
             batch=batch,
@@ -388,7 +388,7 @@ def delete_receipt(
 ) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
     stream, batch, task = receipt
-    connection.run("lock_stream", stream=stream)  # its row may be gone
+    connection.rows("lock_stream", stream=stream)  # its row may be gone
     values = receipt_values(receipt)
     paged = join_pages(connection, values)
     found = connection.rows("drop_receipt", **values)
@@ -399,5 +399,5 @@ def delete_receipt(
         raise errors.ReceiptSettled(stream=stream, batch=batch, task=task)
     query_id = None if query_batch is None else query_id
     names = {"query_id": query_id, "query_batch": query_batch}
-    connection.run("retire_stream", stream=stream, batch=batch, **names)
+    connection.rows("retire_stream", stream=stream, batch=batch, **names)
     return StoredReceipt(payload or paged, messages, size, query_id, query_batch)

@@ -116,7 +116,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
             if not is_open:
                 return QUEUE_ROW.empty_table()
             allowed = is_new(task, high_water, origin) and allowed
-            connection.run("begin_receipt", **receipt_values(task.key))
+            connection.rows("begin_receipt", **receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
         if allowed:
             result = divert(connection, task, take(connection, task))

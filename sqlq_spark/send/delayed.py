@@ -36,9 +36,6 @@ log = logging.getLogger("sqlq_spark")
 SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothing
 
 
-# ---------------------------------------------------------------- store
-
-
 def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
     """Return which rows of a chunk are delayed, as booleans; None where none is."""
     marks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
@@ -211,12 +208,7 @@ class DueMessagePoller:
         self._next = -1e9 if options.delayed_delivery else 1e18  # monotonic seconds
 
     def poll(self, connection: Connection, now: float) -> bool:
-        """
-        Move up to a micro-batch, if it is time: at a due time, and every peekDelay.
-
-        Returns:
-            Whether there is something new in the queue.
-        """
+        """Move up to a micro-batch at a due time and every peekDelay; return whether it has any."""
         if now < self._next:
             return False
         most, wait = self.options.max_messages, self.options.peek_delay

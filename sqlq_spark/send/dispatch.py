@@ -58,9 +58,6 @@ SENT = 0  # the txnVersion of the write: entered by its transaction
 GIVEN_UP = 1
 
 
-# ---------------------------------------------------------------- a task
-
-
 @dataclass(frozen=True, slots=True)
 class Staged:
     """What one attempt of a task wrote to the staging."""
@@ -120,7 +117,7 @@ def _stage_chunk(
                 return
         # in a transaction of its own: no task waits for the first chunk of another, which may hang
         with transaction(connection, timeout=timeout):
-            connection.run("new_sink", sink=key.sink)
+            connection.rows("new_sink", sink=key.sink)
 
 
 # ---------------------------------------------------------------- the driver
@@ -140,11 +137,8 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         SubscriptionsNotFound, NothingToSettle, BatchClosed, DispatchLogAhead: nothing was
         sent.
     """
-    if not staged:
-        return 0
     sink, batch = staged[0].sink, staged[0].batch
     where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)
-
     before: str | None = None  # the login that began the sink, if the batch was sent before
 
     def send(inserts: Inserts) -> None:
@@ -163,7 +157,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
             for chunk in read_chunks(connection, staged):
                 inserts.insert(chunk)
         # also those of attempts that lost
-        connection.run("discard", sink=sink, batch=batch)
+        connection.rows("discard", sink=sink, batch=batch)
         if sink.startswith(NAMELESS):
             delete_abandoned(connection)
 
@@ -189,7 +183,7 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeo
         lock_exclusive(connection, sink)
         if final:
             advance(connection, sink, batch)
-        connection.run("discard", sink=sink, batch=batch)
+        connection.rows("discard", sink=sink, batch=batch)
 
 
 def settle(connection: Connection, origin: Origin) -> None:
@@ -249,19 +243,11 @@ def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callabl
 
 def delete_abandoned(connection: Connection) -> None:
     """Delete what nameless writes left when their job was killed, after a week."""
-    connection.run("discard_abandoned", seconds=ABANDONED)
-    connection.run("delete_old_sinks", seconds=ABANDONED)
+    connection.rows("discard_abandoned", seconds=ABANDONED)
+    connection.rows("delete_old_sinks", seconds=ABANDONED)
 
 
 # ---------------------------------------------------------------- the dispatch log
-
-
-class Sent(NamedTuple):
-    """The last dispatch of a sink."""
-
-    batch: int
-    messages: int
-    seconds: float  # since it began, by the database's clock
 
 
 def lock_exclusive(connection: Connection, sink: str) -> tuple[str, int | None]:
@@ -273,16 +259,20 @@ def lock_exclusive(connection: Connection, sink: str) -> tuple[str, int | None]:
     """
     rows = connection.rows("sink_close", sink=sink)
     if not rows:
-        connection.run("new_sink", sink=sink)
+        connection.rows("new_sink", sink=sink)
         rows = connection.rows("sink_close", sink=sink)
     login, batch = rows[0]
     return login, batch
 
 
-def last_sent(connection: Connection, sink: str) -> Sent | None:
-    """Return the last dispatch, or None; wait for a driver that dispatches, change nothing."""
+def last_sent(connection: Connection, sink: str) -> tuple[int, int, float] | None:
+    """
+    Return the last dispatch, if there is one; wait for a driver that dispatches, change nothing.
+
+    It is given by its batch, its messages, and the seconds since it began by the database's clock.
+    """
     rows = connection.rows("sink_open", sink=sink)
-    return Sent(*rows[0]) if rows and rows[0][0] is not None else None
+    return rows[0] if rows and rows[0][0] is not None else None
 
 
 def advance(connection: Connection, sink: str, batch: int, messages: int = 0) -> bool:
@@ -297,7 +287,7 @@ def read_state(connection: Connection, sink: str, timeout: float) -> int:
     """Return the last batch of a sink; changes nothing."""
     with transaction(connection, timeout=timeout):
         sent = last_sent(connection, sink)
-    return UNKNOWN if sent is None else sent.batch
+    return UNKNOWN if sent is None else sent[0]
 
 
 def open_request(connection: Connection, sink: str, timeout: float) -> None:
@@ -313,4 +303,4 @@ def give_up(connection: Connection, sink: str, timeout: float) -> None:
         _, batch = lock_exclusive(connection, sink)
         if batch is None or batch < SENT:
             advance(connection, sink, GIVEN_UP)
-            connection.run("discard", sink=sink, batch=GIVEN_UP)
+            connection.rows("discard", sink=sink, batch=GIVEN_UP)

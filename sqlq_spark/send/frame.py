@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names, QueueAddress
 
 SPAN = 'string "hh:mm:ss", interval day to second or bigint milliseconds'
+TEXT = ("string", {"string"})
 # column → what an error names as expected, and its types; beside them, intervals can be spans
 COLUMNS = {
     "body": ("binary or string", {"binary", "string"}),
-    "id": ("string", {"string"}),
+    "id": TEXT,
     "headers": ("map<string,string> or string (JSON)", {"map<string,string>", "string"}),
-    "correlationId": ("string", {"string"}),
-    "replyToAddress": ("string", {"string"}),
+    "correlationId": TEXT,
+    "replyToAddress": TEXT,
     "timeToBeReceived": (SPAN, {"string", "bigint", "int"}),
-    "queue": ("string", {"string"}),
+    "queue": TEXT,
     "topics": ("array<string>", {"array<string>"}),
     "deliverAt": ("timestamp", {"timestamp"}),
     "delay": (SPAN, {"string", "bigint", "int"}),
@@ -177,7 +178,7 @@ class Frame:
             return texts
         same = pc.fill_null(pc.equal(texts, own.text(wire.REPLY_TO_ADDRESS)), fill_value=False)
         return self.convert(
-            pc.if_else(same, pa.scalar(None, pa.string()), texts),
+            pc.if_else(same, None, texts),
             pa.string(),
             lambda text: write(parse_reply_address("replyToAddress", text, naming, in_row=True)),
             lambda error: f"column replyToAddress is {error.found!r}: expected {error.expected}",
@@ -203,12 +204,8 @@ class Frame:
         """
         Return the topics of each row; null, never an empty list, where a row is not published.
 
-        Args:
-            queues: the rows' own, untrusted; null where the option `queue` overrides them.
-            options: the sink's; its topics are those of rows with neither topics nor a queue.
-
-        Returns:
-            None where neither the frame nor the sink has topics.
+        The result is None where neither the frame nor the sink has topics. `queues` are the rows'
+        own, untrusted; null where the option `queue` overrides them.
         """
         column = self.column("topics")
         if column is None and options.topics is None:
@@ -246,9 +243,8 @@ class Frame:
     def lifetimes(self, default: int | None) -> pa.Array:
         """Return milliseconds until a message expires; null for never."""
         spans = self._milliseconds("timeToBeReceived", wire.LONGEST_SPAN, "24.8 days")
-        if spans is None:
-            return pa.repeat(pa.scalar(default, pa.int64()), self.rows)
-        return pc.coalesce(spans, pa.scalar(default, pa.int64()))
+        span = pa.scalar(default, pa.int64())
+        return pa.repeat(span, self.rows) if spans is None else pc.coalesce(spans, span)
 
     def remaining(self, clock: Callable[[], datetime]) -> pa.Array:
         """Return milliseconds from now until `expires`, 0 if it has passed; null for never."""
@@ -265,9 +261,7 @@ class Frame:
         Return the columns `delay`, in milliseconds, and `due`, in UTC, that the frame has.
 
         The database computes when a row is due, in the transaction that stores it: see delayed.py.
-
-        Args:
-            lifetime: milliseconds until the rows expire, or null.
+        `lifetime` is in milliseconds, null for rows that never expire.
         """
         both = {
             "delay": self._milliseconds("delay", wire.LONGEST_DELAY, "365,000 days"),

@@ -79,12 +79,9 @@ def send_in_transaction(
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> int:
     """
-    Insert chunks as they come, a transaction for each: delivery at least once.
+    Insert chunks as they come, a transaction for each: delivery at least once; count messages.
 
     A task that Spark tries again sends again, with the same message ids.
-
-    Returns:
-        How many messages were sent.
     """
     messages, without_subscriber = 0, Counter[str]()
     for chunk in chunks:

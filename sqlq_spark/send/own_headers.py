@@ -71,7 +71,7 @@ class OwnTexts(Headers):
         """Return the JSON objects without their braces; null where there are no headers."""
         objects = pc.ascii_trim_whitespace(self.objects).cast(pa.binary())
         insides = pc.binary_slice(objects, 1, -1).cast(pa.string())
-        return pc.if_else(self.without_any(), pa.scalar(None, pa.string()), insides)
+        return pc.if_else(self.without_any(), None, insides)
 
 
 class OwnMaps:
@@ -140,7 +140,7 @@ class OwnMaps:
         offsets = np.zeros(self.rows + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
         texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), entries), ",")
-        return pc.if_else(pa.array(counts > 0), texts, pa.scalar(None, pa.string()))
+        return pc.if_else(pa.array(counts > 0), texts, None)
 
 
 def default(name: str, value: pa.Array | str, missing: pa.Array) -> pa.Array:
@@ -150,7 +150,7 @@ def default(name: str, value: pa.Array | str, missing: pa.Array) -> pa.Array:
         text = pa.scalar(f'{head}{wire.escape(value)}"')
     else:
         text = pc.binary_join_element_wise(head, escape_all(value), '"', "")
-    return pc.if_else(missing, text, pa.scalar(None, pa.string()))
+    return pc.if_else(missing, text, None)
 
 
 def escape_all(texts: pa.Array) -> pa.Array:
@@ -164,6 +164,6 @@ def escape_all(texts: pa.Array) -> pa.Array:
         return texts
     found, full = np.zeros(len(texts), bool), np.diff(ends) > 0
     found[full] = np.logical_or.reduceat(special, (ends[:-1] - ends[0])[full])
-    coded = pc.if_else(pa.array(found), texts, pa.scalar(None, pa.string())).dictionary_encode()
+    coded = pc.if_else(pa.array(found), texts, None).dictionary_encode()
     escaped = pa.array(map(wire.escape, coded.dictionary.to_pylist()), pa.string())
     return pc.coalesce(escaped.take(coded.indices), texts)

@@ -33,9 +33,6 @@ LOGGED_TOPICS = 5  # lists of topics that a warning names
 LONGEST_LOGGED = 200  # characters of each
 
 
-# ---------------------------------------------------------------- copies
-
-
 def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
     """Return the topics of a chunk's rows; None where no row is published."""
     return chunk[CHUNK_TOPICS.name] if CHUNK_TOPICS.name in chunk.column_names else None
@@ -96,28 +93,26 @@ def _look_up(
     subscribed = subscriptions.cache.find(connection, inserts.options, names)
     parsed: dict[Subscription, QueueAddress] = {}
     places: dict[Subscription, QueueAddress | str] = {}
-    reasons: dict[QueueAddress | str, SqlQueueError] = {}
-
-    def lose(each: Subscription, place: QueueAddress | str, reason: str) -> None:
-        places[each] = place
-        error = SubscriberLost(
-            endpoint=each.endpoint, topic=each.topic, address=each.address, reason=reason
-        )
-        reasons.setdefault(place, error)
-
+    lost: dict[Subscription, str] = {}  # why
     for each in dict.fromkeys(each for found in subscribed.values() for each in found):
         try:
             parsed[each] = connection.names.parse_address(each.address)
         except BadAddress as error:
-            lose(each, each.address, f"is no address ({error.reason})")
+            places[each], lost[each] = each.address, f"is no address ({error.reason})"
     first = unite(connection, parsed.values())
     refused = destinations.find_refused(destinations.undecided(first.values()))
     for each, address in parsed.items():
         queue = places[each] = first[address]
         if isinstance(refused.get(queue), QueueNotFound):
-            lose(each, queue, f"was not found in {connection.server}")
+            lost[each] = f"was not found in {connection.server}"
         elif queue in refused:
-            lose(each, queue, f"cannot be sent to ({refused[queue]})")
+            lost[each] = f"cannot be sent to ({refused[queue]})"
+    reasons: dict[QueueAddress | str, SqlQueueError] = {}
+    for each, reason in lost.items():
+        fault = SubscriberLost(
+            endpoint=each.endpoint, topic=each.topic, address=each.address, reason=reason
+        )
+        reasons.setdefault(places[each], fault)
     topics: dict[QueueAddress | str, list[str]] = {}
     for name, found in subscribed.items():
         for each in found:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 # a row of a chunk; `queue` null is the sink's own
 CHUNK_ROW = pa.schema(
-    [
-        pa.field("queue", pa.string()),
-        pa.field("headers", pa.string()),
-        pa.field("body", pa.binary()),
-        pa.field("lifetime", pa.int64()),  # milliseconds until it expires
-    ]
+    {
+        "queue": pa.string(),
+        "headers": pa.string(),
+        "body": pa.binary(),
+        "lifetime": pa.int64(),  # milliseconds until it expires
+    }
 )
 # columns that follow, in this order, where the frame or an option asks for them
 CHUNK_DELAYS = {  # a row has one of them or neither
@@ -181,13 +181,16 @@ class Sender:
         forward = self._forward_destinations(frame, queues, deliver_at.is_valid())
         if options.as_received:
             return _as_received(own, message_ids(), forward)
-        explicit = {
-            wire.CORRELATION_ID: frame.text("correlationId"),
-            wire.REPLY_TO_ADDRESS: frame.reply_addresses(own, options.naming, self._write),
-            wire.DELIVER_AT: deliver_at,
-            wire.FORWARD_DESTINATION: forward,
-        }
-        own = own.without(explicit)
+        correlation = frame.text("correlationId")
+        replies = frame.reply_addresses(own, options.naming, self._write)
+        own = own.without(
+            {
+                wire.CORRELATION_ID: correlation,
+                wire.REPLY_TO_ADDRESS: replies,
+                wire.DELIVER_AT: deliver_at,
+                wire.FORWARD_DESTINATION: forward,
+            }
+        )
         _refuse_empty_bodies(frame, own, options, topics)
         reply_to = options.reply_to_address
         sent_by = {wire.ORIGINATING_ENDPOINT: options.originating_endpoint, **self.sent_by}
@@ -201,12 +204,10 @@ class Sender:
             wire.MESSAGE_INTENT: lambda: intent,
             wire.CONVERSATION_ID: lambda: id_texts(fresh[1::2]),
             wire.CORRELATION_ID: lambda: pc.coalesce(
-                explicit[wire.CORRELATION_ID], own.text(wire.MESSAGE_ID), message_ids()
+                correlation, own.text(wire.MESSAGE_ID), message_ids()
             ),
             wire.REPLY_TO_ADDRESS: lambda: (
-                explicit[wire.REPLY_TO_ADDRESS]
-                if reply_to is None
-                else pc.coalesce(explicit[wire.REPLY_TO_ADDRESS], self._write(reply_to))
+                pc.coalesce(replies, self._write(reply_to)) if reply_to else replies
             ),
             **{name: partial(sent_by.get, name) for name in SENT_BY},
             wire.ENCLOSED_MESSAGE_TYPES: lambda: types,

@@ -116,7 +116,7 @@ def subscribe(
     with transaction(connection, timeout=timeout):
         refuse_code(connection, table)
         for each in made:
-            connection.run(
+            connection.rows(
                 "subscribe",
                 tables={"subscriptions": table},
                 topic=each.topic,

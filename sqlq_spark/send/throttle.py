@@ -82,10 +82,9 @@ def wait_before_chunks(
     session: Session, chunks: Iterable[pa.Table], options: SinkOptions, query: str | None
 ) -> Iterator[pa.Table]:
     """
-    Pass chunks on, each when it may be inserted.
+    Pass chunks on, each when it may be inserted; `query` is Spark's id.
 
-    No transaction is open in the session, which reconnects if the server ended it. `query` is
-    Spark's id.
+    No transaction is open in the session, which reconnects if the server ended it.
     """
     for chunk in chunks:
         names, run = names_of_chunk(chunk), session.run_with_retries
@@ -149,9 +148,10 @@ def read_seconds_left(
     """Return how long the batch must wait; 0 for one that was sent before."""
     with transaction(connection, timeout=options.query_timeout):
         sent = last_sent(connection, sink)
-    if sent is None or sent.batch >= batch:
+    if sent is None:
         return 0.0
-    return seconds_left(sent.messages, sent.seconds, rate)
+    last, messages, seconds = sent
+    return 0.0 if last >= batch else seconds_left(messages, seconds, rate)
 
 
 def seconds_left(messages: int, seconds: float, rate: int) -> float:
@@ -160,10 +160,8 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
 
     A dispatch is one transaction, so the pause is between batches. After a batch of n messages, the
     next one begins n/rate seconds later at the earliest. Within any t seconds, at most rate·t
-    messages and one batch become visible.
-
-    The seconds since the last dispatch began are negative if the database's clock was set back, and
-    the wait is not longer for it.
+    messages and one batch become visible. If the database's clock was set back, the seconds since
+    the last dispatch began are negative, and the wait is not longer for it.
     """
     pause = messages / rate
     return min(max(0.0, pause - seconds), pause)
@@ -290,10 +288,7 @@ def _count_waiting(
     Count what waits in a queue, up to `most`; 0 for one that cannot be sent to.
 
     Rows name queues that are untrusted, so a table is checked as before an INSERT: a SELECT from a
-    view would run its owner's code.
-
-    Raises:
-        RightMissing: this login may not read it, but may send to it.
+    view would run its owner's code. RightMissing: this login may send to it, but not read it.
     """
     try:
         with transaction(connection, timeout=options.query_timeout):

@@ -38,22 +38,23 @@ class Headers:
         """Read header texts, of pa.string(); null and `''` are `{}`."""
         self._texts = pc.fill_null(texts, "") if texts.null_count else texts
         self._flat = FlatObjects(self._texts)
-        rows = np.flatnonzero(~self._flat.is_read)
-        others = self._texts.take(pa.array(rows)).to_pylist()
-        # row → its headers, or None for poison; ascending
-        self._parsed = dict(zip(rows.tolist(), map(parse_headers, others), strict=True))
+        self._others = np.flatnonzero(~self._flat.is_read)  # rows that are parsed
+        self._other_texts: list[str] = self._texts.take(pa.array(self._others)).to_pylist()
+        parsed = [*map(parse_headers, self._other_texts)]
+        self._poison = self._others[[headers is None for headers in parsed]]
+        self._parsed = [headers or {} for headers in parsed]
 
     def poison(self) -> pa.Array:
         """Return which rows are poison, as booleans."""
         found = np.zeros(len(self._texts), bool)
-        found[[row for row, headers in self._parsed.items() if headers is None]] = True
+        found[self._poison] = True
         return pa.array(found)
 
     def missing(self, name: str) -> pa.Array:
         """Return which rows do not have a header, as booleans."""
         missing = np.ones(len(self._texts), bool)
         missing[self._flat.parents[self._flat.places(name)]] = False
-        missing[[row for row, headers in self._parsed.items() if name in (headers or {})]] = False
+        missing[self._others] = [name not in headers for headers in self._parsed]
         return pa.array(missing)
 
     def text(self, name: str) -> pa.Array:
@@ -61,15 +62,13 @@ class Headers:
         found = self._flat.values_of(name)
         if not self._parsed:
             return found
-        parsed = [(headers or {}).get(name) for headers in self._parsed.values()]
-        others = pa.array(~self._flat.is_read)
-        return pc.replace_with_mask(found, others, pa.array(parsed, pa.string()))
+        parsed = pa.array([headers.get(name) for headers in self._parsed], pa.string())
+        return pc.replace_with_mask(found, pa.array(~self._flat.is_read), parsed)
 
     def without_any(self) -> pa.Array:
         """Return which rows have no header at all, as booleans."""
         counts = self._flat.counts.copy()
-        for row, headers in self._parsed.items():
-            counts[row] = len(headers or {})
+        counts[self._others] = [*map(len, self._parsed)]
         return pa.array(counts == 0)
 
     def unreadable_by_9_0(self) -> list[int]:
@@ -78,10 +77,8 @@ class Headers:
         one, last = places_of_each(flat.names, flat.parents, flat.rows)
         first = flat.places(NEVER_FIRST)
         first = first[(first == 0) | (flat.parents[first] != flat.parents[first - 1])]
-        texts = self._texts.take(pa.array(list(self._parsed), pa.int64())).to_pylist()
-        parsed = zip(texts, self._parsed.items(), strict=True)
-        others = [row for text, (row, found) in parsed if found and _fails_9_0(text, found)]
-        return [*flat.parents[np.append(one[one < last], first)].tolist(), *others]
+        others = self._others[[*map(_fails_9_0, self._other_texts, self._parsed)]]
+        return [*flat.parents[np.append(one[one < last], first)].tolist(), *others.tolist()]
 
     def map(self, kind: pa.MapType) -> pa.MapArray:
         """Return the headers as a map column; null for poison."""
@@ -91,11 +88,9 @@ class Headers:
         if len(first) < len(names):  # as a dict: the last value, where the name first was
             names, values, parents = names.take(first), values.take(last), parents[first]
         if self._parsed:
-            parsed = [headers or {} for headers in self._parsed.values()]
-            more_names = [name for headers in parsed for name in headers]
-            more_values = [value for headers in parsed for value in headers.values()]
-            rows = np.fromiter(self._parsed, np.intp, len(parsed))
-            parents = np.append(parents, np.repeat(rows, [len(headers) for headers in parsed]))
+            more_names = [name for headers in self._parsed for name in headers]
+            more_values = [value for headers in self._parsed for value in headers.values()]
+            parents = np.append(parents, np.repeat(self._others, [*map(len, self._parsed)]))
             order = np.argsort(parents, kind="stable")
             names = pa.concat_arrays([names, pa.array(more_names, pa.string())]).take(order)
             values = pa.concat_arrays([values, pa.array(more_values, pa.string())]).take(order)
@@ -149,7 +144,7 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
     text = text.replace(r"\\", "")
     quotes = text.count('"') - text.count(r"\"")
     needed = 4 * len(headers) - 2 * [*headers.values()].count(None)
-    return quotes != needed or next(iter(headers)) == NEVER_FIRST
+    return bool(headers) and (quotes != needed or next(iter(headers)) == NEVER_FIRST)
 
 
 def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:

@@ -131,7 +131,7 @@ def queues(url: str, trial: Trial) -> Iterator[Point]:
         names = [f"q{at}" for at in range(max(_QUEUES))]
         with Session(SinkOptions(url=bench.url), "bench") as session:
             for name in names:
-                session.open().run("create_queue", tables={"queue": QueueAddress(name)})
+                session.open().rows("create_queue", tables={"queue": QueueAddress(name)})
         bench.frame.count()
         runs = {
             (delivery, count): partial(_send, bench, delivery, names[:count])

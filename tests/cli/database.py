@@ -59,7 +59,7 @@ def received(
         connection = session.open()
         if batch == 1:
             name = connection.printed(queue)
-            connection.run("new_stream", stream=STREAM, queue_name=name, driver="d")
+            connection.rows("new_stream", stream=STREAM, queue_name=name, driver="d")
         task = receive.Task(
             queue=queue,
             stream=STREAM,

@@ -16,7 +16,7 @@ from adbc_driver_postgresql import dbapi
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sqlq_spark.spark_api import drains_at_once
+from sqlq_spark.spark_api import DRAINS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,7 +137,7 @@ class Stage:
                     continue
                 raise
             ran = any("addBatch" in each.durationMs for each in query.recentProgress)
-            if drains_at_once() or not ran:
+            if DRAINS_AT_ONCE or not ran:
                 return query
         raise AssertionError(f"the stream has not ended after {RUNS} runs")
 

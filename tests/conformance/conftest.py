@@ -237,7 +237,7 @@ class Bench:
         """Make a stream's row, its batches up to `acked` closed."""
         stream, connection = str(uuid.uuid4()), self.desk
         with transaction(connection, timeout=TIMEOUT):
-            connection.run(
+            connection.rows(
                 "new_stream", stream=stream, queue_name=self.who.queue, driver=self.who.driver
             )
         for batch in range(1, acked + 1):
@@ -248,7 +248,7 @@ class Bench:
     def plan(self, stream: str, batch: int, plan: BatchPlan = ()) -> None:
         """Give a batch a plan; by default one without tasks."""
         with transaction(self.desk, timeout=TIMEOUT):
-            self.desk.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+            self.desk.rows("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
 
     @property
     def who(self) -> Claim:
@@ -288,13 +288,13 @@ class Bench:
     def running(self, task: Task, application: str) -> Iterator[pa.Table]:
         """Run a task in a session of its own; its receipt and commit come after the block."""
         connection = self.open(application)
-        connection.run("begin")
+        connection.rows("begin")
         fence(connection, task)
-        connection.run("begin_receipt", **receipt_values(task.key))
+        connection.rows("begin_receipt", **receipt_values(task.key))
         kept = divert(connection, task, take(connection, task))
         yield kept.rows
         save(connection, task, kept, Origin())
-        connection.run("commit")
+        connection.rows("commit")
 
     def batch(self, loop: StreamDriver, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
         """Plan and receive the batch after `start`; the same offset means there was none."""

@@ -239,7 +239,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_receive(
     task = bench.task(stream, messages=6)
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
-        connection.run("begin")
+        connection.rows("begin")
         assert fence(connection, task)[0]
         kept = divert(connection, task, take(connection, task))
         assert (kept.rows.num_rows, kept.expired) == (5, 1)
@@ -251,7 +251,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_receive(
         got = [incoming.body for incoming in handled(hasty)]
         with pytest.raises(Busy):
             hasty.purge()
-        connection.run("commit")
+        connection.rows("commit")
 
     assert got == [b"6", b"8", b"9", b"due", b"sent"]
     assert bench.seqs() == []
@@ -269,7 +269,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(
     connection = bench.open("ours")
 
     with Endpoint(orders.database.impatient(0.3), orders.name) as hasty:
-        connection.run("begin")
+        connection.rows("begin")
         dispatch.lock_exclusive(connection, "sink")
         inserts = Inserts(connection, bench.sink())
         for chunk in dispatch.read_chunks(connection, [staged]):
@@ -279,7 +279,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(
         during = [incoming.body for incoming in handled(hasty)]
         hasty.purge_expired()
         assert hasty.purge() == 0
-        connection.run("commit")
+        connection.rows("commit")
 
         assert during == [b"before", b"after"]
         assert [incoming.body for incoming in handled(hasty)] == [b"ours"]

@@ -132,8 +132,8 @@ def test_an_install_gives_up_while_another_session_creates_the_tables(
     monkeypatch.setattr(schema, "LOCK_WAIT", 0.3)
     desk = bare.desk
     with transaction(desk, timeout=TIMEOUT):
-        desk.run("install_schema")
-        desk.run("install_state")
+        desk.rows("install_schema")
+        desk.rows("install_state")
 
         with pytest.raises(InstallBlocked) as caught:
             schema.install(bare.open("installer"), timeout=TIMEOUT)

@@ -272,14 +272,14 @@ def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
     """It read nothing before the ack's commit that it could act on after."""
     bench.dotnet.send(bench.queue)
     stream, zombie, driver = bench.new_stream(), bench.open("zombie"), bench.open("driver")
-    driver.run("begin")
-    driver.run("lock_stream", stream=stream)
+    driver.rows("begin")
+    driver.rows("lock_stream", stream=stream)
     none: dict[str, Any] = dict.fromkeys(("messages", "expired", "diverted", "forwarded"), 0)
     none |= {"query_id": None, "query_batch": None}
-    driver.run("acknowledge", tables=None, stream=stream, batch=1, **none)
+    driver.rows("acknowledge", tables=None, stream=stream, batch=1, **none)
     attempt = bench.thread(lambda: bench.receive(bench.task(stream), zombie))
     bench.blocked("zombie")
-    driver.run("commit")
+    driver.rows("commit")
 
     with pytest.raises(StaleTask):
         attempt.result(timeout=TIMEOUT)

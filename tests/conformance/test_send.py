@@ -89,7 +89,6 @@ def test_a_replayed_batch_sends_nothing_twice(bench: Bench) -> None:
     assert dispatch(bench, once) == 0  # the answer of its commit was lost
     assert dispatch(bench, stage(bench, chunk(b"twice"), batch=3)) == 0
     assert dispatch(bench, stage(bench, chunk(b"older"), batch=2)) == 0
-    assert send.dispatch(bench.desk, [], bench.sink()) == 0
 
     assert bench.bodies() == [b"once"]
     assert staging(bench) == []
@@ -163,7 +162,7 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     """The second waits for the first, then finds it done."""
     staged = stage(bench, chunk(b"once"))
     first, second = bench.open("first"), bench.open("second")
-    first.run("begin")
+    first.rows("begin")
     send.lock_exclusive(first, "sink")
     assert send.advance(first, "sink", 0)
     other = bench.thread(lambda: dispatch(bench, staged, connection=second))
@@ -171,7 +170,7 @@ def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
     inserts = Inserts(first, bench.sink())
     for each in send.read_chunks(first, [staged]):
         inserts.insert(each)
-    first.run("commit")
+    first.rows("commit")
 
     assert other.result(timeout=TIMEOUT) == 0
     assert bench.bodies() == [b"once"]

@@ -209,7 +209,7 @@ def test_a_statement_that_no_kill_reaches_is_found() -> None:
     ]
     texts["receive.task"] += """
 def new(connection: Connection, name: str) -> None:
-    connection.run(
+    connection.rows(
         "made_up", stream="r")
     connection.rows(name)
 """
@@ -275,7 +275,7 @@ def test_the_count_finds_what_is_left_on_the_server(walk: Walk, shop: Shop) -> N
     books, connection = walk.books, walk.desk.sends.open()
     books.patience = 0.0
     spark_by_hand.stage(walk.desk, [books.chunk([b"body"], ["{}"])], "app:left", 0, NO_STREAM)
-    connection.run("begin")
+    connection.rows("begin")
     connection.rows("sink_close", sink="app:left")
 
     found = books.count().wrong

@@ -111,7 +111,7 @@ def test_without_the_fence_the_model_finds_a_lost_message(
     def open_always(
         connection: Connection, task: receiving.Task, origin: Origin
     ) -> tuple[bool, None]:
-        connection.run("fence", stream=task.stream, query_id=origin.query_id)
+        connection.rows("fence", stream=task.stream, query_id=origin.query_id)
         return True, None  # the high-water mark is a second fence
 
     monkeypatch.setattr(receiving, "fence", open_always)

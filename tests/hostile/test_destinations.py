@@ -286,8 +286,8 @@ def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
         connection = desk.open()
         schema.install(connection, timeout=TIMEOUT)
         for table in ("Shop", "error", "audit", "Mallory"):
-            connection.run("create_queue", tables={"queue": QueueAddress(table, place.schema)})
-        connection.run(
+            connection.rows("create_queue", tables={"queue": QueueAddress(table, place.schema)})
+        connection.rows(
             "create_delayed", tables={"delayed": QueueAddress("Shop.Delayed", place.schema)}
         )
     shop = tenants.tenant("Shop", error="error", delayed=True)

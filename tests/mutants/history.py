@@ -178,7 +178,7 @@ HISTORY = [
         fixed="62b900d",
         file="database/__init__.py",
         old="""    if "check_deferred" not in connection.lacks:
-        connection.run("check_deferred")
+        connection.rows("check_deferred")
 """,
         new="",
         tests=[

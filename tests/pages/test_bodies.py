@@ -10,9 +10,10 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 from send.frames import frame, headers, sender
 
-from sqlq_spark.datasource.write import warn_of_order
+from sqlq_spark.datasource.write import StreamWriter
 from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.wire.headers import begins_with_interface
@@ -82,8 +83,9 @@ def test_types_in_a_wrong_order_are_rejected_where_that_is_certain() -> None:
     for name in ("twice", "blank"):
         with pytest.raises(BadOption, match="or several joined by ;, each once"):
             SinkOptions.parse({"url": URL, "messageType": texts[name]})
-    with mock.patch("sqlq_spark.datasource.write.log.warning") as warning:
-        warn_of_order.__wrapped__(texts["interface-first"])
+    options = SinkOptions.parse({"url": URL, "queue": "q", "messageType": texts["interface-first"]})
+    with mock.patch("sqlq_spark.datasource.write.warn_once") as warning:
+        StreamWriter(options, StructType().add("body", "binary"), overwrite=False)
     assert "handles each message twice" in warning.call_args[0][0]
 
 

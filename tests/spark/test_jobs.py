@@ -217,7 +217,7 @@ def one_batch_a_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return writer.trigger(once=True)
 
     monkeypatch.setattr(streams, "with_trigger", once)
-    monkeypatch.setattr("sqlq_spark.spark_api.drains_at_once", lambda: False)
+    monkeypatch.setattr("sqlq_spark.spark_api.DRAINS_AT_ONCE", False)
     return runs
 
 

@@ -6,7 +6,7 @@ The calls are those that were measured there; `python -m tests.compat` runs thos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType
@@ -16,7 +16,6 @@ from sqlq_spark.errors import CheckpointRolledBack
 
 if TYPE_CHECKING:
     from spark.stand import Queue
-    from sqlq_spark.datasource.stream import StreamReader
 
 SCHEMA = StructType().add("id", StringType()).add("seq", LongType())
 
@@ -32,7 +31,7 @@ class Driver:
 
     def __init__(self, options: dict[str, str], start: Any = None) -> None:
         """Begin; as at each restart, with the last logged offset."""
-        self.stream = cast("StreamReader", DefaultSource(options).streamReader(SCHEMA))
+        self.stream = DefaultSource(options).streamReader(SCHEMA)
         self.at = start or self.stream.initialOffset()
         if start:
             self.stream.partitions(start, start)

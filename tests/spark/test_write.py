@@ -21,7 +21,8 @@ from waiting import until
 
 from spark.stand import finish, numbered
 from sqlq_spark import register
-from sqlq_spark.datasource.write import StreamWriter, warn_of_legacy_columns
+from sqlq_spark.datasource import warn_once
+from sqlq_spark.datasource.write import StreamWriter
 from sqlq_spark.errors import BadOption
 from sqlq_spark.functions import reply
 from sqlq_spark.options import SinkOptions
@@ -275,7 +276,7 @@ def test_overwrite_is_refused(queue: SparkQueue) -> None:
 def test_legacy_columns_on_postgresql_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """The option has no effect there; Spark makes a writer for each micro-batch."""
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
-    warn_of_legacy_columns.cache_clear()
+    warn_once.cache_clear()
     counts = []
 
     for legacy in ("false", "true", "true"):

@@ -45,9 +45,9 @@ def session(url: str) -> Iterator[sessions.Session]:
 
 def take(connection: Connection) -> list[Row]:
     """Run one transaction."""
-    connection.run("begin")
+    connection.rows("begin")
     found = connection.rows("take", tables={"queue": QueueAddress("orders")}, seqs="[1]")
-    connection.run("commit")
+    connection.rows("commit")
     return found
 
 

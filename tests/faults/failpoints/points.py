@@ -50,7 +50,6 @@ ELSEWHERE = {
     "admin.queue_tables": "reads only",
     "database.trust._locks": "reads only, where a schema's owner is not trusted",
     "database.read_clock": "reads only",
-    "database.run": "as `rows`, whose callers are struck",
     "database.set_lock_timeout": "changes only how long locks are waited for",
     "database.rollback": "runs only after a failure, and where it fails the session is closed",
     "database.trust.find_code": "reads only, where an INSERT runs code",

@@ -228,5 +228,5 @@ class Gated(RecordedConnection):
     def undo(self) -> None:
         """Undo what was begun."""
         if self.begun:
-            self.inner.run("rollback")
+            self.inner.rows("rollback")
             self.begun = False
