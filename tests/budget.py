@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12423, "tokens": 71574},
-    "everything else": {"files": 94, "lines": 14850, "tokens": 80444},
+    "core": {"files": 62, "lines": 12370, "tokens": 71414},
+    "everything else": {"files": 90, "lines": 13890, "tokens": 75756},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1361},
-    "package": {"files": 156, "lines": 27273, "tokens": 152018},
+    "package": {"files": 152, "lines": 26260, "tokens": 147170},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 305, "lines": 54164, "tokens": 363774},
+    "tests": {"files": 305, "lines": 54164, "tokens": 363770},
     "words": {"words": 69755},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -261,12 +261,8 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
     that zone: that of the option, or that of a session without settings of its own.
     On SQL Server a due time is a datetime in UTC, whatever the zone.
 
-    Args:
-        connection: any.
-        option: endpointTimeZone.
-
     Raises:
-        BadOption: the server knows no such zone.
+        BadOption: the server knows no zone of the option, endpointTimeZone.
         MissingOption: this session's own zone hides the server's.
     """
     if "endpoint_zone" in connection.lacks:

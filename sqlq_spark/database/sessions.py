@@ -174,7 +174,6 @@ class Idle:
         self._kept: dict[object, tuple[Connection, threading.Timer]] = {}
 
     def take(self, key: object) -> Connection | None:
-        """Remove and return a connection, if there is one."""
         with self._lock:
             connection, timer = self._kept.pop(key, (None, None))
         if timer is not None:

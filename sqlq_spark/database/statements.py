@@ -104,12 +104,7 @@ class Statements(dict[str, str]):
 
     @classmethod
     def load(cls, dialect: str) -> Self:
-        """
-        Read a dialect's SQL files.
-
-        Raises:
-            RuntimeError: their statements, or the order of these, are not those of StatementName.
-        """
+        """Read a dialect's SQL files; their statements must be those of StatementName, in order."""
         statements = cls.read(dialect)
         names = [each for each in get_args(StatementName) if each not in LACKS[dialect]]
         for found, expected in zip_longest(statements, names):

@@ -206,14 +206,8 @@ def find_code(
     """
     Return the first code of an owner who is not trusted that an action on tables would run.
 
-    Args:
-        connection: the session.
-        tables: each with its identity.
-        action: what is to be done with them.
-        source: the queue that is read, quoted; its owner is trusted.
-
-    Returns:
-        By identity; nothing for tables that may be used.
+    Returned by identity; nothing for tables that may be used. `source` is the queue that is read,
+    quoted; its owner is trusted.
     """
     if not tables:
         return {}

@@ -52,7 +52,6 @@ class Written(WriterCommitMessage):
     """What one task wrote; `staged` is None with delivery=atLeastOnce."""
 
     staged: Staged | None
-    messages: int
 
 
 class Writing:
@@ -124,11 +123,12 @@ class Writing:
             ).chunks(batches)
             if not exactly_once:
                 paced = wait_before_chunks(session, chunks, options, origin().query_id)
-                return Written(None, send_now(session, paced, options))
+                send_now(session, paced, options)
+                return Written(None)
             chunks = record_names(chunks, names)
             staged = stage(session, chunks, sink=sink, batch=batch, origin=origin())
         wait_before_dispatch(options, staged, partition, names)
-        return Written(staged, staged.messages)
+        return Written(staged)
 
     def commit(
         self,

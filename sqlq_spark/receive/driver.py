@@ -19,17 +19,9 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamNotFound, StreamOfOtherQueue
-from sqlq_spark.receive import pace, peek, receipts
-from sqlq_spark.receive.offset import (
-    INITIAL,
-    Offset,
-    QueuePlan,
-    read_plan,
-    share_out,
-    tasks_of,
-    write_plan,
-)
+from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamOfOtherQueue
+from sqlq_spark.receive import offset, pace, peek, receipts
+from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.receive.pace import Backlog, Ramp
 from sqlq_spark.receive.peek import Found, PeekState
 from sqlq_spark.receive.receipts import Acknowledged, Claim
@@ -72,7 +64,9 @@ class StreamDriver:
         self.due_pollers = {name: DueMessagePoller(at, options) for name, at in self.queues.items()}
         self._receipts = options.transaction_mode == "receiveOnly"
         session = StateSession if self._receipts else Session
-        self._session = session(options, f"driver {name_queues(options)}")
+        more = len(options.addresses) - 1
+        named = options.address.table + (f" and {more} more" if more else "")
+        self._session = session(options, f"driver {named}")
         self._at_start = at_start
         self._purged = self._checked = self._logged_size = False
         self._acknowledged = INITIAL
@@ -104,7 +98,7 @@ class StreamDriver:
         planned = {part.queue for part in end.plan}
         if planned and planned.isdisjoint(self.queues):
             self._session.run_with_retries(partial(self._check_owner, end=end))
-        return tasks_of(end, self.options)
+        return offset.tasks_of(end, self.options)
 
     def report(self) -> dict[str, Any]:
         """Report what the progress shows as `sources[].latestOffset`, in messages and seconds."""
@@ -164,8 +158,7 @@ class StreamDriver:
         with transaction(connection, timeout=self.options.query_timeout):
             row = connection.rows("stream_queue", stream=end.stream)
         if not row:
-            schema = self.options.state_schema
-            raise StreamNotFound(stream=end.stream, schema=schema, server=connection.server)
+            raise receipts.stream_not_found(connection, end.stream)
         self.claim.check(row[0][0])
 
     # ------------------------------------------------------------ acknowledge
@@ -303,9 +296,9 @@ class StreamDriver:
             elif start == self._acknowledged:  # else this transaction has locked its stream
                 stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
         if stored is None:
-            connection.rows("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+            connection.rows("store_plan", stream=stream, batch=batch, plan=offset.write_plan(plan))
         else:
-            plan = read_plan(stored, stream, batch)
+            plan = offset.read_plan(stored, stream, batch)
         return Offset(stream=stream, batch=batch, plan=plan)
 
     def _plan(self, now: float, turn: int) -> BatchPlan:
@@ -330,7 +323,7 @@ class StreamDriver:
         if plan:
             self._waiting_since = None
             self._log_size(sum(part.tasks for part in plan))
-        return share_out(plan, options.concurrency)
+        return offset.share_out(plan, options.concurrency)
 
     def _count_wait(self, now: float) -> float:
         if any(look.frozen for look in self.looks.values()):
@@ -380,12 +373,6 @@ class StreamDriver:
                     name,
                     sum(row[4] for row in held),
                 )
-
-
-def name_queues(options: SourceOptions) -> str:
-    """Give what the DBA sees of the queues: the first one's table, and how many more there are."""
-    more = len(options.addresses) - 1
-    return options.address.table + (f" and {more} more" if more else "")
 
 
 def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: float) -> int:

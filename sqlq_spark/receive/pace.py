@@ -14,19 +14,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlq_spark.options import SourceOptions
 
-RAMP_UP: Final = 5  # over so many successes in a row: one task more
-RAMP_DOWN: Final = 7  # over so many failures in a row: one task less
+RAMP_UP = 5  # over so many successes in a row: one task more
+RAMP_DOWN = 7  # over so many failures in a row: one task less
 
 # What makes a further task worth its start: so many messages, or so much of them.
-MESSAGES_PER_TASK: Final = 1000
-BYTES_PER_TASK: Final = 1024 * 1024
+MESSAGES_PER_TASK = 1000
+BYTES_PER_TASK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,13 @@ MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the nex
 
 def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
     """Log that poison messages are delivered; `rows` are columns of a read."""
-    if "headers" in rows.schema.names and rows.column("headers").null_count:
+    poison = rows.column("headers").null_count if "headers" in rows.schema.names else 0
+    if poison:
         log.warning(
             "%s: %d messages have corrupt headers. They are delivered with headers null and their "
             "text in corruptHeaders. The option errorQueue moves such messages aside",
             queue,
-            rows.column("headers").null_count,
+            poison,
         )
 
 

@@ -86,28 +86,20 @@ class Claim:
             raise errors.StreamOfOtherQueue(found=queue, asked=self.queue)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRow:
-    """A stream's row, locked."""
+def lock_stream(connection: Connection, stream: str) -> Row:
+    """
+    Lock a stream's row until commit; that waits for running tasks. Raises StreamNotFound.
 
-    queue: str
-    driver: str
-    acked: int
-    plan_batch: int | None
-    plan: str | None
-
-    def plan_of(self, batch: int) -> str | None:
-        return self.plan if self.plan_batch == batch else None
-
-
-def lock_stream(connection: Connection, stream: str) -> StreamRow:
-    """Lock a stream's row until commit; that waits for running tasks. Raises StreamNotFound."""
+    Returns its queue, driver, acknowledged batch, and the batch and text of its plan.
+    """
     found = connection.rows("lock_stream", stream=stream)
     if not found:
-        raise errors.StreamNotFound(
-            stream=stream, schema=connection.state, server=connection.server
-        )
-    return StreamRow(*found[0])
+        raise stream_not_found(connection, stream)
+    return found[0]
+
+
+def stream_not_found(connection: Connection, stream: str) -> errors.StreamNotFound:
+    return errors.StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
 
 
 def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -> str | None:
@@ -124,18 +116,18 @@ def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -
     Raises:
         StreamNotFound, DatabaseRolledBack, StreamTakenOver.
     """
-    row = lock_stream(connection, stream)
-    if row.acked < batch - 1:  # before the driver: a claim may be among what was lost
-        went_back(connection, stream, batch - 1, row, who)
-    if row.driver != who.driver:
+    _, driver, acked, plan_batch, plan = lock_stream(connection, stream)
+    if acked < batch - 1:  # before the driver: a claim may be among what was lost
+        went_back(connection, stream, batch - 1, acked, who)
+    if driver != who.driver:
         raise errors.StreamTakenOver(stream=stream)
-    return row.plan_of(batch)
+    return plan if plan_batch == batch else None
 
 
-def went_back(connection: Connection, stream: str, start: int, row: StreamRow, who: Claim) -> None:
+def went_back(connection: Connection, stream: str, start: int, acked: int, who: Claim) -> None:
     """Refuse a database that is older than the checkpoint."""
     server = connection.server
-    error = errors.DatabaseRolledBack(stream=stream, start=start, acked=row.acked, server=server)
+    error = errors.DatabaseRolledBack(stream=stream, start=start, acked=acked, server=server)
     accept_or_raise(error, who.options)
 
 
@@ -228,7 +220,7 @@ def save(connection: Connection, task: Task, result: TaskResult, origin: Origin)
 # ---------------------------------------------------------------- the acknowledgement
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Acknowledged:
     """What a batch has received, and where the stream stands."""
 
@@ -268,26 +260,26 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     stream, batch = end.stream, end.batch
     if stream is None:  # of transactionMode=none, or no batch at all
         return Acknowledged(batch=batch)
-    row = lock_stream(connection, stream)
-    who.check(row.queue)
+    queue, driver, acked, plan_batch, plan = lock_stream(connection, stream)
+    who.check(queue)
     if who.stream != stream:
         connection.rows("claim", stream=stream, driver=who.driver, queue_name=who.queue)
-    elif row.driver != who.driver:
+    elif driver != who.driver:
         raise errors.StreamTakenOver(stream=stream)
-    if row.acked > batch:
-        error = errors.CheckpointRolledBack(stream=stream, start=batch, acked=row.acked)
+    if acked > batch:
+        error = errors.CheckpointRolledBack(stream=stream, start=batch, acked=acked)
         accept_or_raise(error, who.options)
-        return Acknowledged(batch=row.acked, plan=row.plan)
+        return Acknowledged(batch=acked, plan=plan)
     # a batch that a return or a drop has closed keeps its other receipts
-    first = min(row.acked + 1, batch)
+    first = min(acked + 1, batch)
     counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
     # a batch's plan is committed before Spark has its offset, and it follows the acknowledged one
-    planned = row.plan_batch == batch or counts
-    if row.acked < batch - 1 or (row.acked < batch and not planned):
-        went_back(connection, stream, batch, row, who)
+    planned = plan_batch == batch or counts
+    if acked < batch - 1 or (acked < batch and not planned):
+        went_back(connection, stream, batch, acked, who)
     total = count_batch(batch, counts)
     found = total.outcome.tasks
-    if row.acked < batch and found < end.tasks:
+    if acked < batch and found < end.tasks:
         if who.options.fail_on_missing_receipts:
             missing = errors.ReceiptsMissing(
                 stream=stream, batch=batch, tasks=end.tasks, found=found
@@ -298,7 +290,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     origin = name_in_spark(counts)
     passed = not (who.options.fail_on_data_loss or total.outcome.got)
     passed = passed and is_passed_over(connection, stream, origin)
-    if counts or row.acked < batch:
+    if counts or acked < batch:
         connection.rows(
             "acknowledge",
             stream=stream,
@@ -309,8 +301,8 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
         )
         connection.rows("delete_receipts", stream=stream, first=first, batch=batch)
     queues = {row[0]: count_batch(batch, [row]) for row in counts}
-    plan = row.plan_of(batch + 1)
-    return replace(total, plan=plan, queues=queues, is_passed_over=passed)
+    following = plan if plan_batch == batch + 1 else None
+    return replace(total, plan=following, queues=queues, is_passed_over=passed)
 
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:
@@ -334,8 +326,7 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
 def count_batch(batch: int, rows: Sequence[Row]) -> Acknowledged:
     """Sum up what a batch received, by rows of `outcome`: a queue, its numbers, Spark's names."""
     tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(1, 7))
-    named: dict[str, Any] = dict(zip(COUNTS, counts, strict=True))
-    return Acknowledged(batch=batch, outcome=Outcome(tasks, empty, sum(counts)), **named)
+    return Acknowledged(batch, Outcome(tasks, empty, sum(counts)), *counts)
 
 
 # ---------------------------------------------------------------- by an operator
@@ -398,6 +389,7 @@ def delete_receipt(
     if settled and returns:
         raise errors.ReceiptSettled(stream=stream, batch=batch, task=task)
     query_id = None if query_batch is None else query_id
-    names = {"query_id": query_id, "query_batch": query_batch}
-    connection.rows("retire_stream", stream=stream, batch=batch, **names)
+    connection.rows(
+        "retire_stream", stream=stream, batch=batch, query_id=query_id, query_batch=query_batch
+    )
     return StoredReceipt(payload or paged, messages, size, query_id, query_batch)

@@ -26,17 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import CheckpointIncomplete, StaleTask, StreamNotFound
+from sqlq_spark.errors import CheckpointIncomplete, StaleTask
+from sqlq_spark.receive import receipts
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.receive.receipts import (
-    CEILING,
-    STEP,
-    accept_or_raise,
-    find_receipt,
-    receipt_values,
-    save,
-)
+from sqlq_spark.receive.receipts import CEILING, STEP
 from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
 
 if TYPE_CHECKING:
@@ -108,7 +102,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
         allowed = task.receives
         if task.stream is not None:
             is_open, high_water = fence(connection, task, origin)
-            stored = find_receipt(connection, task.key)
+            stored = receipts.find_receipt(connection, task.key)
             if stored is not None:
                 check_number(task, stored, origin)
                 largest = task.options.max_message_bytes
@@ -116,12 +110,12 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
             if not is_open:
                 return QUEUE_ROW.empty_table()
             allowed = is_new(task, high_water, origin) and allowed
-            connection.rows("begin_receipt", **receipt_values(task.key))
+            connection.rows("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
         if allowed:
             result = divert(connection, task, take(connection, task))
         if task.stream is not None:
-            save(connection, task, result, origin)
+            receipts.save(connection, task, result, origin)
         return result.rows
 
 
@@ -138,11 +132,11 @@ def fence(
     stream, batch, number = task.key
     row = connection.rows("fence", stream=stream, query_id=origin.query_id)
     if not row:
-        raise StreamNotFound(stream=stream, schema=connection.state, server=connection.server)
+        raise receipts.stream_not_found(connection, stream)
     acked, high_water = row[0]
     if batch <= acked:
         stale = StaleTask(stream=stream, batch=batch, task=number, acked=acked)
-        accept_or_raise(stale, task.options, NOTHING)
+        receipts.accept_or_raise(stale, task.options, NOTHING)
     return batch > acked, high_water
 
 
@@ -179,7 +173,7 @@ def accept_lost_files(task: Task, origin: Origin, received: int, instead: str) -
         task=task.name,
         files=f"{batch}" if batch == last else f"{batch} to {last}",
     )
-    accept_or_raise(error, task.options, instead)
+    receipts.accept_or_raise(error, task.options, instead)
 
 
 # ---------------------------------------------------------------- the messages
@@ -226,8 +220,6 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> TaskResult:
     if pc.any(taken["expired"]).as_py():
         live = live.filter(pc.invert(taken["expired"]))
     expired = taken.num_rows - live.num_rows + gone
-    if not live.num_rows:
-        return TaskResult(live, expired, large)
     good = divert_poison(connection, task, live)
     rows, forwarded, failed = forward(connection, task, good)
     diverted = live.num_rows - good.num_rows + failed + large

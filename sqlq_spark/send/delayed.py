@@ -55,6 +55,9 @@ def store_delayed(
 
     A message for a queue whose own table is missing can be set aside. The table of the option
     `delayedQueue`, for all queues, must be there. `chosen` says which rows are for which queue.
+
+    Raises:
+        DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
     """
     connection, options = inserts.connection, inserts.options
     zone = endpoint_zone(connection, options.endpoint_time_zone)

@@ -133,9 +133,8 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         How many messages were sent now; 0 where the batch was sent before.
 
     Raises:
-        ChunksMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable,
-        SubscriptionsNotFound, NothingToSettle, BatchClosed, DispatchLogAhead: nothing was
-        sent.
+        ChunksMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable, NothingToSettle,
+        SubscriptionsNotFound, BatchClosed, DispatchLogAhead: nothing was sent.
     """
     sink, batch = staged[0].sink, staged[0].batch
     where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)

@@ -205,7 +205,8 @@ class Frame:
         Return the topics of each row; null, never an empty list, where a row is not published.
 
         The result is None where neither the frame nor the sink has topics. `queues` are the rows'
-        own, untrusted; null where the option `queue` overrides them.
+        own, untrusted; null where the option `queue` overrides them. BadMessage: a row has topics
+        and a queue, topics and a delay, or an item that is no topic.
         """
         column = self.column("topics")
         if column is None and options.topics is None:
@@ -261,7 +262,9 @@ class Frame:
         Return the columns `delay`, in milliseconds, and `due`, in UTC, that the frame has.
 
         The database computes when a row is due, in the transaction that stores it: see delayed.py.
-        `lifetime` is in milliseconds, null for rows that never expire.
+        `lifetime` is in milliseconds, null for rows that never expire. BadMessage: a delay is
+        negative or too long, a time is outside of what .NET can read, or a row has both, or one of
+        them and a lifetime, which the transport refuses too.
         """
         both = {
             "delay": self._milliseconds("delay", wire.LONGEST_DELAY, "365,000 days"),

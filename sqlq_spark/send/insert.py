@@ -77,21 +77,19 @@ def send_in_transaction(
             return inserts
 
 
-def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> int:
+def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
     """
-    Insert chunks as they come, a transaction for each: delivery at least once; count messages.
+    Insert chunks as they come, a transaction for each: delivery at least once.
 
     A task that Spark tries again sends again, with the same message ids.
     """
-    messages, without_subscriber = 0, Counter[str]()
+    without_subscriber = Counter[str]()
     for chunk in chunks:
         work = partial(Inserts.insert, chunk=chunk)
         inserts = session.run_with_retries(partial(send_in_transaction, options=options, work=work))
         inserts.log_set_aside(session.application)
         without_subscriber += inserts.without_subscriber
-        messages += chunk.num_rows
     publish.log_without_subscriber(session.application, without_subscriber)
-    return messages
 
 
 class Inserts:
@@ -223,7 +221,7 @@ class Inserts:
         self._bodies += rows["body"].chunks
 
     def _load_set_aside(self) -> None:
-        """Insert what was set aside into the error queue, all at once and without expiry."""
+        """Load what was set aside into the error queue, all at once and without expiry, or fail."""
         queue = self.options.undeliverable_address
         if queue is None or not self._texts:
             return
@@ -292,7 +290,12 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
 
 
 def check_tables(connection: Connection, options: SinkOptions) -> None:
-    """Raise why a table that the options name cannot be used; no transaction is open."""
+    """
+    Raise why a table that the options name cannot be used; no transaction is open.
+
+    Raises:
+        QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
+    """
     named = (options.address, options.undeliverable_address)
     with transaction(connection, timeout=options.query_timeout):
         destinations = Destinations(connection, options.allowed)

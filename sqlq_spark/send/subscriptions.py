@@ -104,6 +104,7 @@ def subscribe(
     Raises:
         BadOption: the table cannot hold it, or a topic is no full name.
         QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
+        SubscriptionsRefused.
     """
     address = connection.canonical(queue)
     made = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]

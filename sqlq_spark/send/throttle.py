@@ -266,7 +266,7 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
     Say which destination has a backlog above the limit, for a line of the log; None: none has.
 
     A look is a short transaction that counts with the statement `peek`, and locks no message. No
-    transaction is open before it.
+    transaction is open before it. RightMissing: this login may not read a destination.
     """
     limit = options.pause_above or 0
     most = max(limit + 1, COUNTED)

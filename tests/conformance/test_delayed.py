@@ -106,9 +106,9 @@ def dispatch(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
     return send.dispatch(desk.bench.desk, [staged], desk.bench.sink(**raw))
 
 
-def send_now(desk: Desk, *chunks: pa.Table, **raw: str) -> int:
+def send_now(desk: Desk, *chunks: pa.Table, **raw: str) -> None:
     """Send at once, at least once."""
-    return insert.send_now(desk.bench.session("send"), chunks, desk.bench.sink(**raw))
+    insert.send_now(desk.bench.session("send"), chunks, desk.bench.sink(**raw))
 
 
 # ----- stored ----------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def empty_receipt(patch: Patch) -> None:
     def empty(at: Connection, task: Task, result: TaskResult, origin: Origin) -> None:
         save(at, task, replace(result, rows=result.rows[:0]), origin)
 
-    patch(receiving, "save", empty)
+    patch(receipts, "save", empty)
 
 
 def two_commits(patch: Patch) -> None:

@@ -133,8 +133,8 @@ HISTORY = [
         promise="A database that is older than the checkpoint is an error.",
         fixed="b5f17b0",
         file="receive/receipts.py",
-        old="if row.acked < batch - 1 or (row.acked < batch and not planned):",
-        new="if row.acked < batch - 1:",
+        old="if acked < batch - 1 or (acked < batch and not planned):",
+        new="if acked < batch - 1:",
         tests=[
             "conformance/test_receipts.py::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
         ],
@@ -144,8 +144,8 @@ HISTORY = [
         promise="A plan is stored only if the database has acknowledged the batch before it.",
         fixed="465f043",
         file="receive/receipts.py",
-        old="if row.acked < batch - 1:  # before",
-        new="if row.acked < 0:  # before",
+        old="if acked < batch - 1:  # before",
+        new="if acked < 0:  # before",
         tests=[
             "conformance/test_receipts.py::test_a_plan_ahead_of_the_stream_is_a_database_that_went_back"
         ],

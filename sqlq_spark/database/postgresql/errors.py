@@ -65,19 +65,12 @@ LASTING = ("0A", "22", "23", "42", "44", "P0")
 # share of the time limit; a statement that ends sooner was cancelled, with the same SQLSTATE
 LIMIT_REACHED = 0.95
 
-# what locks rows of a queue and deletes them
-RECEIVES = (
-    "receive",
-    "receive_range",
-    "take",
-    "find_large",
-    "divert_large",
-    "purge_expired",
-)
-
 # statement, or statement and role of the table → the rights that it needs there
 RIGHTS = {
-    **dict.fromkeys(RECEIVES, "SELECT, DELETE, UPDATE (seq)"),
+    # what locks rows of a queue and deletes them
+    **dict.fromkeys(("receive", "receive_range", "take"), "SELECT, DELETE, UPDATE (seq)"),
+    **dict.fromkeys(("find_large", "divert_large"), "SELECT, DELETE, UPDATE (seq)"),
+    "purge_expired": "SELECT, DELETE, UPDATE (seq)",
     "purge": "SELECT, DELETE",
     "purge_range": "SELECT, DELETE",
     "divert_large errors": "INSERT",
@@ -128,15 +121,7 @@ def connection_error(server: str, text: str) -> errors.DatabaseFailure:
 def statement_error(
     failure: Failure, place: Place, *, took: float, team: tuple[str, str] | None
 ) -> errors.DatabaseFailure:
-    """
-    Return the error for a statement that failed.
-
-    Args:
-        failure: what the driver raised.
-        place: where.
-        took: seconds.
-        team: a state schema that may not be used, and its roles.
-    """
+    """Return the error after `took` seconds; `team`: a state schema that is refused, its roles."""
     state, text, queue, fix = failure.state, failure.text, place.queue, ""
     other = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
     kind = CODES.get(state, other)

@@ -234,11 +234,8 @@ class Connection(database.Connection):
         return whole if whole.catalog is not None else replace(whole, catalog=self.catalog)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
-        """
-        Ask the server, because case may matter or not.
-
-        A table that is not there, or that this login may not see, is known by its address.
-        """
+        # the server knows whether case matters; a table that is not there, or that this login may
+        # not see, is known by its address
         whole = [self.whole(each) for each in addresses]
         distinct = list(dict.fromkeys(whole))
         found: dict[QueueAddress, Hashable] = {}

@@ -172,9 +172,9 @@ def discard(desk: Desk, sink: str, batch: int) -> None:
     )
 
 
-def send_now(desk: Desk, chunks: list[pa.Table]) -> int:
+def send_now(desk: Desk, chunks: list[pa.Table]) -> None:
     """Run the write of a task with delivery=atLeastOnce."""
-    return insert.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
+    insert.send_now(desk.sends, chunks, desk.shop.sink(delivery="atLeastOnce"))
 
 
 def give_back(desk: Desk, stream: str, batch: int, task: int) -> int:
