@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12384, "tokens": 71508},
-    "everything else": {"files": 79, "lines": 12921, "tokens": 71856},
+    "everything else": {"files": 66, "lines": 12439, "tokens": 69790},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
-    "other files in tests": {"files": 70, "lines": 1363},
-    "package": {"files": 141, "lines": 25305, "tokens": 143364},
+    "other files in tests": {"files": 70, "lines": 1364},
+    "package": {"files": 128, "lines": 24823, "tokens": 141298},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53893, "tokens": 361484},
-    "words": {"words": 69746},
+    "tests": {"files": 303, "lines": 53946, "tokens": 361957},
+    "words": {"words": 69819},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -31,8 +31,7 @@ from sqlq_spark import demo, errors, functions, testing
 from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
 from sqlq_spark.errors import BadFrame, SqlQueueError
-from sqlq_spark.jobs.frame import main as jobs
-from sqlq_spark.jobs.frame import settings_reader
+from sqlq_spark.jobs import runner as jobs
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields
 from sqlq_spark.receive.driver import StreamDriver
@@ -181,7 +180,8 @@ def of_jobs() -> Facts:
         for each in fields(kind) if kind else ():
             factory = each.default_factory
             value = each.default if factory is MISSING else factory()
-            words = [each.name, settings_reader.type_of(kind, each).__name__, default(value)]
+            hint = str(each.type).removesuffix(" | None").partition("[")[0]
+            words = [each.name, hint, default(value)]
             words += ["secret"] if each.metadata["secret"] else []
             words += [f"or {variable}" for variable in each.metadata["environment"]]
             yield f"setting {' '.join(words)}", job.removeprefix("sqlqueue-")

@@ -19,7 +19,7 @@ import pytest
 import yaml  # comes with sqlfluff
 from jobs.submit import module
 
-from sqlq_spark.jobs.frame.settings_reader import load, parse_words
+from sqlq_spark.jobs.settings import load, parse_words
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"

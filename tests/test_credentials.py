@@ -19,8 +19,7 @@ from sqlq_spark.database.postgresql.url import Target
 from sqlq_spark.database.sessions import Session, StateSession, ask_password, log_in
 from sqlq_spark.errors import BadOption, CredentialsFailed, MissingPackage, UnknownOption
 from sqlq_spark.jobs import relay
-from sqlq_spark.jobs.frame import main as job
-from sqlq_spark.jobs.frame.settings_reader import load, parse_words
+from sqlq_spark.jobs.settings import DatabaseSettings, load, parse_words, raw_options
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 
@@ -388,12 +387,12 @@ def test_a_job_passes_it_on_and_uses_no_password_of_the_environment(
 ) -> None:
     """The setting is a flag, for it is no secret."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", SECRET)
-    kind = job.DatabaseSettings
+    kind = DatabaseSettings
 
     words = ["--url", URL, "--credentials", "aws"]
     settings = load(kind, parse_words("", kind, words), lambda *_: SECRET)
 
-    raw = job.raw_options(SourceOptions, {}, **settings.login, queue="orders")
+    raw = raw_options(SourceOptions, {}, **settings.login(), queue="orders")
     assert raw == {"url": URL, "credentials": "aws", "queue": "orders"}
     assert SourceOptions.parse(raw).credentials == "aws"
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from sqlq_spark.errors import BadOption, QueueNotFound
-from sqlq_spark.jobs.frame import main as job
-from sqlq_spark.jobs.frame import settings as job_settings
-from sqlq_spark.jobs.frame import settings_reader
-from sqlq_spark.jobs.frame import spark as job_spark
+from sqlq_spark.jobs import runner as job
+from sqlq_spark.jobs import settings as job_settings
+from sqlq_spark.jobs import spark as job_spark
+from sqlq_spark.jobs.settings import number, pairs, setting, texts
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.fields import count
+from sqlq_spark.options.fields import Reader, count, flag
 
 ROOT = Path(__file__).parent.parent
 URL = "postgresql://spark:s3cret@localhost:5432/shop"
@@ -28,16 +28,16 @@ FORMS = "postgresql://user@host:5432/shop or sqlserver://user@host:1433/shop"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(job.DatabaseSettings):
+class Settings(job_settings.DatabaseSettings, job_settings.StreamSettings):
     """What the job of these tests takes."""
 
-    queues: str = job.setting("Which.")
-    names: tuple[str, ...] = job.setting("Several.", default=("a", "b"))
-    most: int = job.setting("How many.", default=5, read=count, expected="at least 1")
-    share: float = job.setting("Of 100%.", default=0.5)
-    split: bool = job.setting("Apart.", default=False)
-    trigger: str = job.trigger()
-    source: dict[str, str] = job.setting("More.", default={})
+    queues: str = setting("Which.")
+    names: tuple[str, ...] = setting("Several.", texts, default=())
+    most: int = setting("How many.", Reader("at least 1", count.read), default=5)
+    share: float = setting("Of 100%.", number("a number", 0), default=0.5)
+    split: bool = setting("Apart.", flag, default=False)
+    checkpoint: str | None = setting("Where.", default=None)  # type: ignore[assignment]
+    source: dict[str, str] = setting("More.", pairs)
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loaded(*words: str, secret: dict[tuple[str, str], str] | None = None) -> Settings:
     """The settings of a command line."""
-    found = settings_reader.parse_words("Do it.", Settings, words)
-    return settings_reader.load(Settings, found, lambda *name: (secret or {})[name])
+    found = job_settings.parse_words("Do it.", Settings, words)
+    return job_settings.load(Settings, found, lambda *name: (secret or {})[name])
 
 
 def file(folder: Path, text: str) -> str:
@@ -62,7 +62,7 @@ def file(folder: Path, text: str) -> str:
 
 def refused(*words: str) -> str:
     """What is said of a command line that is wrong."""
-    with pytest.raises(job.BadSettings) as error:
+    with pytest.raises(job_settings.BadSettings) as error:
         loaded(*words)
     return str(error.value)
 
@@ -149,7 +149,7 @@ def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "from SQLQUEUE_PASSWORD",
         "from the file",
     ]
-    with pytest.raises(job.BadSettings, match="in the environment variable SQLQUEUE_PASSWORD"):
+    with pytest.raises(job_settings.BadSettings, match="variable SQLQUEUE_PASSWORD"):
         job_spark.secret("shop", "db")
 
 
@@ -223,7 +223,7 @@ def test_what_is_passed_to_the_data_source() -> None:
     """A job's own options and those of its table, as the data source spells them."""
     table = {"PEEKDELAY": "2s", "maxMessagesPerTrigger": "10"}
 
-    raw = job.raw_options(
+    raw = job_settings.raw_options(
         SourceOptions, table, url=URL, queues="a", errorQueue=None, failOnDataLoss=True
     )
 
@@ -249,8 +249,8 @@ def test_what_is_passed_to_the_data_source() -> None:
 )
 def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: str) -> None:
     """It is named, with the table where it stands, before Spark starts."""
-    with pytest.raises((job.BadSettings, BadOption)) as error:
-        job.raw_options(kind, table, url=URL, queues="a")
+    with pytest.raises((job_settings.BadSettings, BadOption)) as error:
+        job_settings.raw_options(kind, table, url=URL, queues="a")
 
     assert str(error.value).startswith(said)
 
@@ -340,8 +340,8 @@ def test_the_settings_in_conf_fit_their_job(name: str) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     words = [re.match(r"(?:# )?\[?(\w+)(?: =|\])", line) for line in lines]
 
-    found = settings_reader.parse_words("", kind, ["--settings", str(path)])
-    made = settings_reader.load(kind, found, job_spark.secret)
+    found = job_settings.parse_words("", kind, ["--settings", str(path)])
+    made = job_settings.load(kind, found, job_spark.secret)
 
     assert made.options()
     names = {each.name for each in fields(kind)} - {"log_level"}

@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING
 import pytest
 from spark.stand import Queue
 
-from sqlq_spark.jobs.triage.request_log import RequestLog
-from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN
+from sqlq_spark.jobs.failures import give_up, in_log
+from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import Place
+
+    Sink = Callable[[str], dict[str, str]]
 
 
 @pytest.fixture
-def log(place: Place) -> RequestLog:
-    """Give the log of an empty database."""
+def sink(place: Place) -> Sink:
+    """Give a function of a request's options, in an empty database."""
     queue = Queue(place, "orders")
     queue.install()
-    return RequestLog(
-        lambda request: {**queue.options, "txnAppId": f"triage:{request}", "txnVersion": "0"}
-    )
+    return lambda name: {**queue.options, "txnAppId": f"triage:{name}", "txnVersion": "0"}
 
 
 def rows(place: Place) -> list[tuple[str, int]]:
@@ -29,26 +31,30 @@ def rows(place: Place) -> list[tuple[str, int]]:
     return place.sql(f"SELECT sink, batch FROM {place.state}.dispatch_log")
 
 
-def test_a_request_is_opened_sent_and_then_not_given_up(log: RequestLog, place: Place) -> None:
+def test_a_request_is_opened_sent_and_then_not_given_up(
+    sink: Callable[[str], dict[str, str]], place: Place
+) -> None:
     """Asking changes nothing; what was sent is not opened again."""
-    assert [log.state("r"), rows(place)] == [UNKNOWN, []]
-    log.open("r")
-    assert [log.state("r"), log.state("other")] == [OPEN, UNKNOWN]
+    assert [in_log(sink("r"), read_state), rows(place)] == [UNKNOWN, []]
+    in_log(sink("r"), open_request)
+    assert [in_log(sink("r"), read_state), in_log(sink("other"), read_state)] == [OPEN, UNKNOWN]
     assert rows(place) == [("app:triage:r", OPEN)]
 
     place.sql(f"UPDATE {place.state}.dispatch_log SET batch = {SENT}, messages = 7")
-    assert log.state("r") == SENT
-    assert log.give_up("r") == SENT
-    log.open("r")
-    assert log.state("r") == SENT
+    assert in_log(sink("r"), read_state) == SENT
+    assert give_up(sink("r")) == SENT
+    in_log(sink("r"), open_request)
+    assert in_log(sink("r"), read_state) == SENT
 
 
-def test_only_an_open_request_is_given_up_and_stays_so(log: RequestLog, place: Place) -> None:
+def test_only_an_open_request_is_given_up_and_stays_so(
+    sink: Callable[[str], dict[str, str]], place: Place
+) -> None:
     """An unknown one may have been sent through another dispatch log."""
-    assert log.give_up("r") == UNKNOWN
+    assert give_up(sink("r")) == UNKNOWN
     assert rows(place) == []
 
-    log.open("r")
-    assert [log.give_up("r") for _ in range(2)] == [GIVEN_UP] * 2
-    log.open("r")
-    assert log.state("r") == GIVEN_UP
+    in_log(sink("r"), open_request)
+    assert [give_up(sink("r")) for _ in range(2)] == [GIVEN_UP] * 2
+    in_log(sink("r"), open_request)
+    assert in_log(sink("r"), read_state) == GIVEN_UP

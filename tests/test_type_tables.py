@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.jobs.type_tables import OTHER, application, place, routes, table_name
+from sqlq_spark.jobs.table_writer import OTHER, application, place, routes, table_name
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=300)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs.submit import module
 
-from sqlq_spark.jobs.frame.main import BadSettings
-from sqlq_spark.jobs.type_tables import application
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.table_writer import application
 from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:

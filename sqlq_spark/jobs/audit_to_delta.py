@@ -11,9 +11,13 @@ again to continue. After a kill it repeats the last batch, which Delta recognise
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,98 +34,80 @@ from sqlq_spark.functions import (
     wire_time,
 )
 from sqlq_spark.functions.failed import RETRY_ID
-from sqlq_spark.jobs.frame import main as job
-from sqlq_spark.jobs.frame.upkeep import Upkeep
-from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.fields import duration, size
+from sqlq_spark.jobs import runner, streams
+from sqlq_spark.jobs.settings import (
+    DatabaseSettings,
+    StreamSettings,
+    days,
+    keep_text,
+    number,
+    pairs,
+    raw_options,
+    setting,
+)
+from sqlq_spark.jobs.spark import delete_rows, has_table, parallelism, quote_table, set_conf
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.options.fields import duration, flag, size
 from sqlq_spark.wire import headers as wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from sqlq_spark.options import SinkOptions
+
+log = logging.getLogger("sqlq_spark")
+
+# A file of an unfinished batch is in no version of the table yet. If VACUUM removed it, its rows
+# would be lost. No batch takes a day, even if it is frozen for some time.
 LEAST_HOURS, MOST_HOURS = 24, 87_600  # of unused files
-MOST_DAYS = 36_500  # of rows
-
-
-def bytes_of(text: str) -> str:
-    """Check a size, and return its text."""
-    size(text)
-    return text
-
-
-def days(text: str) -> float:
-    """Read how long rows are kept."""
-    if not 0 < float(text) <= MOST_DAYS:
-        raise ValueError
-    return float(text)
-
-
-def hours(text: str) -> float:
-    """
-    Read how long unused files are kept.
-
-    A file of an unfinished batch is in no version of the table yet. If VACUUM removed it, its rows
-    would be lost. No batch takes a day, even if it is frozen for some time.
-    """
-    if not LEAST_HOURS <= float(text) <= MOST_HOURS:
-        raise ValueError
-    return float(text)
-
-
-def period(text: str) -> str:
-    """Check a time of at least a second, and return its text."""
-    duration(1)(text)
-    return text
+# Delta 4.4 ignores any time of VACUUM but 0, so the retention is set as a table property.
+KEPT = "deletedFileRetentionDuration"
+# the number of tasks in which VACUUM lists the table; 10,000 by default
+LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(job.DatabaseSettings):
+class Settings(DatabaseSettings, StreamSettings):
     """What this job takes."""
 
-    queue: str = job.setting("The audit queue.", default="audit")
-    table: str = job.setting("The Delta table: a name, or a path with a slash in it.")
-    checkpoint: str = job.checkpoint()
-    trigger: str = job.trigger()
-    body_limit: str | None = job.setting(
+    queue: str = setting("The audit queue.", default="audit")
+    table: str = setting("The Delta table: a name, or a path with a slash in it.")
+    body_limit: str | None = setting(
         "Keep bodies of at most this size, for example 64k. By default no bodies are kept.",
+        keep_text(size),
         default=None,
-        read=bytes_of,
-        expected="a size, for example 64k",
     )
-    optimize: bool = job.setting("Compact small files at the end.", default=False)
-    retention_days: float | None = job.setting(
+    optimize: bool = setting("Compact small files at the end.", flag, default=False)
+    retention_days: float | None = setting(
         "Delete rows at the end that were processed and received more than so many days ago.",
+        days,
         default=None,
-        read=days,
-        expected=f"a number of days above 0, at most {MOST_DAYS}",
     )
-    vacuum_hours: float | None = job.setting(
+    vacuum_hours: float | None = setting(
         "Remove files at the end that the table has not used for so many hours, for example 168; "
         "at least 24. The job sets it as a table property.",
+        number(f"a number of hours from {LEAST_HOURS} to {MOST_HOURS}", LEAST_HOURS, MOST_HOURS),
         default=None,
-        read=hours,
-        expected=f"a number of hours from {LEAST_HOURS} to {MOST_HOURS}",
     )
-    upkeep_every: str = job.setting(
+    upkeep_every: str = setting(
         "How often to compact, delete and remove while a stream runs.",
+        keep_text(duration(1, expected="a time, for example 6h")),
         default="6h",
-        read=period,
-        expected="a time, for example 6h",
     )
-    source: dict[str, str] = job.setting("More options of the data source.", default={})
+    source: dict[str, str] = setting("More options of the data source.", pairs)
 
     def read(self) -> dict[str, str]:
         """Options of the data source; headers are a map, because many columns read them."""
         own = {"queue": self.queue, "headersFormat": "map"}
-        return job.raw_options(SourceOptions, self.source, **self.login, **own)
+        return raw_options(SourceOptions, self.source, **self.login(), **own)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         return [SourceOptions.parse(self.read())]
 
     def tables(self) -> dict[str, bool]:
-        """What is written."""
         return {self.table: False}
 
 
@@ -135,32 +121,27 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     upkeep = Upkeep(
         spark=spark,
         table=settings.table,
-        date="date",
-        received="received",
         optimize=settings.optimize,
         retention_days=settings.retention_days,
         vacuum_hours=settings.vacuum_hours,
     )
+
+    def write(received: DataFrame) -> StreamingQuery:
+        writer = audit_rows(received, settings.body_limit).writeStream.partitionBy("date")
+        return streams.start(writer.option("mergeSchema", "true"), settings, settings.table)
+
     ends = settings.trigger == "availableNow"
     upkeep.prepare()
     begun = time.monotonic()
     with nullcontext() if ends else upkeep.beside(duration(1)(settings.upkeep_every)):
-        read = job.spread(spark, settings.read())
-        begin = partial(start, spark, settings)
-        totals: dict[str, Any] = {**job.receive(begin, read, settings.trigger)}
+        totals = streams.receive(spark, settings, write)
     totals["messagesPerSecond"] = round(totals["messages"] / (time.monotonic() - begun), 1)
     if ends:
         upkeep.once()
     return {**totals, **upkeep.totals}
 
 
-def start(spark: SparkSession, settings: Settings, read: dict[str, str]) -> StreamingQuery:
-    """Start the stream into the table."""
-    received = spark.readStream.format("sqlqueue").options(**read).load()
-    writer = audit_rows(received, settings.body_limit).writeStream.partitionBy("date")
-    writer = writer.option("mergeSchema", "true")
-    writer = writer.option("checkpointLocation", settings.checkpoint)
-    return job.start_into(job.with_trigger(writer, settings.trigger), settings.table)
+# ---------------------------------------------------------------- columns
 
 
 def audit_rows(received: DataFrame, body_limit: str | None) -> DataFrame:
@@ -230,10 +211,111 @@ def day(headers: str) -> Column:
     return F.date_from_unix_date(F.floor(F.unix_seconds(moment) / 86_400).cast("int"))
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    job.program(__doc__, Settings, run)
+# ---------------------------------------------------------------- upkeep
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(kw_only=True)
+class Upkeep:
+    """
+    Maintains the table: compacts small files, deletes old rows, removes unused files.
+
+    Each step is one Delta commit, or removes files that no version of the table needs. After a kill
+    the table is complete, and the next round does the rest. The steps do not conflict with a stream
+    that appends to the table.
+    """
+
+    spark: SparkSession
+    table: str  # a name, or a path with a slash in it
+    optimize: bool = False
+    retention_days: float | None = None  # None: no rows are deleted
+    vacuum_hours: float | None = None  # None: no files are removed
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    totals: Counter[str] = field(default_factory=Counter)
+    failure: Exception | None = None
+
+    def prepare(self) -> None:
+        """
+        Set how long files are kept, before a stream starts: a later change fails its batch.
+
+        It becomes a property of the existing table, or of the table that this session creates.
+        """
+        if self.vacuum_hours is None:
+            return
+        made = f"spark.databricks.delta.properties.defaults.{KEPT}"
+        if not set_conf(self.spark, made, self._retention):
+            log.info("%s cannot be set here: a new table gets it after its first run", made)
+        set_conf(self.spark, LISTING, str(4 * (parallelism(self.spark) or 1)))
+        if has_table(self.spark, self.table):
+            self._keep()
+
+    @property
+    def _retention(self) -> str:
+        return f"interval {round((self.vacuum_hours or 0) * 3600)} seconds"
+
+    def _keep(self) -> None:
+        """Set how long the table keeps its files, if its property differs."""
+        rows = self.spark.sql(f"SHOW TBLPROPERTIES {quote_table(self.table)}").collect()
+        if ("delta." + KEPT, self._retention) not in {(row.key, row.value) for row in rows}:
+            change = f"SET TBLPROPERTIES ('delta.{KEPT}' = '{self._retention}')"
+            self.spark.sql(f"ALTER TABLE {quote_table(self.table)} {change}")
+
+    def once(self) -> None:
+        """
+        Do one round: delete rows, then compact files, then remove files.
+
+        Does nothing if the table does not exist yet.
+        """
+        if not has_table(self.spark, self.table):
+            return
+        if self.retention_days is not None:
+            self.totals["deletedMessages"] += self._delete(self.retention_days)
+        if self.optimize:
+            (row,) = self.spark.sql(f"OPTIMIZE {quote_table(self.table)}").collect()
+            self.totals["packedFiles"] += row["metrics"]["numFilesRemoved"]
+        if self.vacuum_hours is not None:
+            self._keep()
+            self.spark.sql(f"VACUUM {quote_table(self.table)}")
+            self.totals["vacuums"] += 1
+
+    @contextmanager
+    def beside(self, seconds: float) -> Iterator[None]:
+        """
+        Do a round every so many seconds until the block ends.
+
+        A failure is logged, and the next round tries again. If the last round failed, its error is
+        raised at the end.
+        """
+        done = threading.Event()
+
+        def rounds() -> None:
+            while not done.wait(seconds):
+                try:
+                    self.once()
+                    self.failure = None
+                except Exception as error:  # noqa: BLE001 - kept, and raised below
+                    log.warning("%s: upkeep failed and will be tried again: %s", self.table, error)
+                    self.failure = error
+
+        worker = threading.Thread(target=rounds, name="upkeep", daemon=True)
+        worker.start()
+        try:
+            yield
+        finally:
+            done.set()
+            worker.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def _delete(self, days: float) -> int:
+        """
+        Delete rows that are older, by their date and by their receipt; returns how many.
+
+        The date selects the partitions. It comes from an endpoint's clock, which may be wrong, so
+        a row also stays for this time after it was received.
+        """
+        end = self.clock() - timedelta(days=days)
+        old = f"date < DATE '{end:%Y-%m-%d}' AND received < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
+        return delete_rows(self.spark, self.table, old)
+
+
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

@@ -15,11 +15,21 @@ type is application/json. After a kill, start the job again: it sends nothing tw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.jobs import runner, streams
+from sqlq_spark.jobs.settings import (
+    BadSettings,
+    DatabaseSettings,
+    StreamSettings,
+    pairs,
+    raw_options,
+    setting,
+)
+from sqlq_spark.jobs.spark import read_table
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import one_of
 from sqlq_spark.send.frame import WRITTEN
@@ -27,75 +37,61 @@ from sqlq_spark.send.frame import WRITTEN
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROW = "to_json(struct(*))"
-JSON = "application/json"
 FEED = 'set changes = "feed" instead'
 NOT_OURS = {
     "readchangefeed": FEED,
     "readchangedata": FEED,
     "ignorechanges": "it would send rows again that were already sent; use skipChangeCommits",
 }
-NEW_STATE = "_change_type <> 'update_preimage'"  # leaves out the state before an update
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(job.DatabaseSettings):
+class Settings(DatabaseSettings, StreamSettings):
     """What this job takes."""
 
-    table: str = job.setting("The Delta table: a name, or a path, with a slash in it.")
-    checkpoint: str = job.checkpoint()
-    trigger: str = job.trigger()
-    changes: str = job.setting(
+    table: str = setting("The Delta table: a name, or a path, with a slash in it.")
+    changes: str = setting(
         "rows: added rows, for a table that only grows. feed: the change feed, with the columns "
         "_change_type, _commit_version and _commit_timestamp, without update_preimage.",
+        one_of("rows", "feed"),
         default="rows",
-        read=one_of("rows", "feed"),
-        expected="rows or feed",
     )
-    where: str | None = job.setting(
+    where: str | None = setting(
         "Which rows to send, as an SQL condition, for example _change_type = 'insert'.",
         default=None,
     )
-    queue: str | None = job.setting(
+    queue: str | None = setting(
         "The queue of all rows; without it and without topics, the column queue.", default=None
     )
-    topics: str | None = job.setting(
+    topics: str | None = setting(
         "Publish to these topics instead: full type names, separated by commas.", default=None
     )
-    columns: dict[str, str] = job.setting(
-        "Columns of the message: NAME = SQL expression.", default={}
-    )
-    delta: dict[str, str] = job.setting(
+    columns: dict[str, str] = setting("Columns of the message: NAME = SQL expression.", pairs)
+    delta: dict[str, str] = setting(
         "Options of Delta's source: maxFilesPerTrigger, startingVersion, skipChangeCommits, …",
-        default={},
+        pairs,
     )
-    sink: dict[str, str] = job.setting(
-        "More options of the sink: messageType, contentType (default: application/json), …",
-        default={},
+    sink: dict[str, str] = setting(
+        "More options of the sink: messageType, contentType (default: application/json), …", pairs
     )
 
     def __post_init__(self) -> None:
         """Reject unknown message columns, and options that would send rows again."""
         for each in self.delta:
             if each.lower() in NOT_OURS:
-                raise job.BadSettings(reason=f"setting {each} in [delta]: {NOT_OURS[each.lower()]}")
+                raise BadSettings(reason=f"setting {each} in [delta]: {NOT_OURS[each.lower()]}")
         for each in self.columns:
             if each not in WRITTEN:
                 known = ", ".join(WRITTEN)
-                raise job.BadSettings(
-                    reason=f"setting {each} in [columns]: expected one of {known}"
-                )
+                raise BadSettings(reason=f"setting {each} in [columns]: expected one of {known}")
 
     def write(self) -> dict[str, str]:
-        """Options of the sink."""
-        given = {name.lower() for name in self.sink}
-        content = {} if "contenttype" in given else {"contentType": JSON}
-        return job.raw_options(
-            SinkOptions, content | self.sink, **self.login, queue=self.queue, topics=self.topics
-        )
+        sink = dict(self.sink)
+        if "contenttype" not in map(str.lower, sink):
+            sink["contentType"] = "application/json"
+        return raw_options(SinkOptions, sink, **self.login(), queue=self.queue, topics=self.topics)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         return [SinkOptions.parse(self.write())]
 
     def tables(self) -> dict[str, bool]:
@@ -103,44 +99,24 @@ class Settings(job.DatabaseSettings):
         return {self.table: True}
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The messages to send."""
-        return messages(rows(spark, self), self)
+        """The messages to send, as a stream."""
+        reader = spark.readStream.options(**self.delta)
+        if self.changes == "feed":
+            changes = read_table(reader.option("readChangeFeed", "true"), self.table)
+            rows = changes.where("_change_type <> 'update_preimage'")  # the state before an update
+        else:
+            rows = read_table(reader, self.table)
+        if self.where is not None:
+            rows = rows.where(self.where)
+        columns = {"body": "to_json(struct(*))", **self.columns}
+        return rows.select(*(F.expr(text).alias(name) for name, text in columns.items()))
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Send new rows."""
-    job.bind(spark, settings.checkpoint, SinkOptions.parse(settings.write()))
-    writer = (
-        settings.frame(spark)
-        .writeStream.format("sqlqueue")
-        .options(**settings.write())
-        .option("checkpointLocation", settings.checkpoint)
-    )
-    return job.follow(job.with_trigger(writer, settings.trigger).start())
+    options = settings.write()
+    streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
+    writer = settings.frame(spark).writeStream.format("sqlqueue").options(**options)
+    return {**streams.follow(streams.start(writer, settings))}
 
 
-def rows(spark: SparkSession, settings: Settings) -> DataFrame:
-    """The table's rows, or changes, as a stream."""
-    feed = settings.changes == "feed"
-    reader = spark.readStream.options(**settings.delta)
-    if feed:
-        reader = reader.option("readChangeFeed", "true")
-    found = job.read_table(reader, settings.table)
-    if feed:
-        found = found.where(NEW_STATE)
-    return found if settings.where is None else found.where(settings.where)
-
-
-def messages(found: DataFrame, settings: Settings) -> DataFrame:
-    """The columns of messages, from those of the table."""
-    made = {"body": ROW, **settings.columns}
-    return found.select(*(F.expr(text).alias(name) for name, text in made.items()))
-
-
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    job.program(__doc__, Settings, run)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +36,11 @@ from sqlq_spark.errors import (
     QueueNotFound,
     RightMissing,
 )
-from sqlq_spark.jobs.frame import main as job
-from sqlq_spark.jobs.frame.main import print_line
+from sqlq_spark.jobs import runner
+from sqlq_spark.jobs.settings import DatabaseSettings, number, pairs, raw_options, setting
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.fields import flag
 from sqlq_spark.options.names import parse_table
 from sqlq_spark.send import DUE_BATCH
 from sqlq_spark.send.delayed import Mover
@@ -46,6 +48,7 @@ from sqlq_spark.send.dispatch import delete_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
@@ -53,44 +56,34 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 DAY = 86_400.0  # seconds
-TRUST = "name the queue in the setting queues, if you trust its owner"
-
-
-def not_negative(text: str) -> float:
-    """Read a number of at least 0."""
-    if not float(text) >= 0:
-        raise ValueError
-    return float(text)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(job.DatabaseSettings):
+class Settings(DatabaseSettings):
     """What this job takes."""
 
-    queues: str | None = job.setting(
+    queues: str | None = setting(
         "The queues, separated by commas; default: those of all streams.", default=None
     )
-    purge_expired: bool = job.setting("Delete expired messages.", default=True)
-    move_due: bool = job.setting(
-        "Move due messages of queues that have a table of delayed messages.",
-        default=True,
+    purge_expired: bool = setting("Delete expired messages.", flag, default=True)
+    move_due: bool = setting(
+        "Move due messages of queues that have a table of delayed messages.", flag, default=True
     )
-    doctor: bool = job.setting("Check queues and server for problems.", default=True)
-    receipts_days: float | None = job.setting(
+    doctor: bool = setting("Check queues and server for problems.", flag, default=True)
+    receipts_days: float | None = setting(
         "List receipts of streams that gave no sign for so many days.",
+        number("a number of days, at least 0", 0),
         default=7.0,
-        read=not_negative,
-        expected="a number of days, at least 0",
     )
-    source: dict[str, str] = job.setting(
-        "Options of the data source: stateSchema, queryTimeout, endpointTimeZone.", default={}
+    source: dict[str, str] = setting(
+        "Options of the data source: stateSchema, queryTimeout, endpointTimeZone.", pairs
     )
 
     @property
     def database(self) -> DatabaseOptions:
         """The options of the database, and of the named queues if there are any."""
         kind = SourceOptions if self.queues else DatabaseOptions
-        return kind.parse(job.raw_options(kind, self.source, **self.login, queues=self.queues))
+        return kind.parse(raw_options(kind, self.source, **self.login(), queues=self.queues))
 
     def options(self) -> list[SourceOptions | SinkOptions]:
         """What a dry run looks at: the named queues."""
@@ -108,88 +101,163 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
     """
     options, totals = settings.database, dict[str, Any]()
     with Session(options, "maintenance") as session:
-        found: list[Finding] = []
-        queues = session.run_with_retries(
-            lambda connection: choose_queues(connection, options, found)
-        )
-        there = session.run_with_retries(
-            lambda connection: existing(connection, queues, options, found)
-        )
+        work = Maintenance(session, options)
+        queues = session.run_with_retries(work.choose_queues)
+        there = session.run_with_retries(partial(work.trusted, queues=queues))
         totals["queues"] = len(queues)
         if settings.purge_expired:
-            totals["expired"] = in_each(delete_expired, session, there, options, found)
+            totals["expired"] = work.in_each(there, work.delete_expired)
         if settings.move_due:
-            totals["moved"] = in_each(move_due, session, there, options, found)
-        session.run_with_retries(lambda connection: delete_staged(connection, options))
+            totals["moved"] = work.in_each(there, work.move_due)
+        if work.state:
+            session.run_with_retries(work.delete_staged)
         if settings.doctor:
-            found += session.run_with_retries(lambda connection: check(connection, queues, options))
-        if settings.doctor or found:
+            work.findings += session.run_with_retries(partial(work.check, queues=queues))
+        if settings.doctor or work.findings:
             # once each: a lost connection repeats what found them
-            totals["findings"] = [asdict(each) for each in dict.fromkeys(found)]
+            totals["findings"] = [asdict(each) for each in dict.fromkeys(work.findings)]
         if settings.receipts_days is not None:
             older = settings.receipts_days * DAY
-            totals["receipts"] = session.run_with_retries(
-                lambda connection: old_receipts(connection, older, options)
-            )
-    return totals | {"found": report(totals)}
-
-
-def report(totals: dict[str, Any]) -> bool:
-    """Print a line for each finding and receipt; returns whether there is an error or a receipt."""
+            totals["receipts"] = session.run_with_retries(partial(work.old_receipts, older=older))
     for each in totals.get("findings", ()):
-        print_line("{severity}  {where}: {found}. Fix: {fix}".format(**each))
+        runner.print_line("{severity}  {where}: {found}. Fix: {fix}".format(**each))
     for each in totals.get("receipts", ()):
-        print_line("receipts left  {queue}: {messages} messages of stream {stream}".format(**each))
+        line = "receipts left  {queue}: {messages} messages of stream {stream}"
+        runner.print_line(line.format(**each))
     errors = [each for each in totals.get("findings", ()) if each["severity"] == "error"]
-    return bool(errors or totals.get("receipts"))
+    return totals | {"found": bool(errors or totals.get("receipts"))}
 
 
-# ---------------------------------------------------------------- queues
+class Maintenance:
+    """The steps on one database; each but `in_each` is repeated if its connection is lost."""
 
+    def __init__(self, session: Session, options: DatabaseOptions) -> None:
+        """Begin."""
+        self.session = session
+        self.options = options
+        self.named = isinstance(options, SourceOptions)  # whether the settings name the queues
+        self.state = not session.run_with_retries(checks.of_state)  # whether it can be read
+        self.findings: list[Finding] = []
 
-def choose_queues(
-    connection: Connection, options: DatabaseOptions, found: list[Finding]
-) -> list[QueueAddress]:
-    """The named queues, or those of all streams; none without state tables. Adds findings."""
-    if isinstance(options, SourceOptions):
-        return list(options.addresses)
-    if checks.of_state(connection):
-        return []
-    with transaction(connection, timeout=options.query_timeout):
-        names = {name for each in inspect.streams(connection) for name in each.queues}
-    queues: list[QueueAddress] = []
-    for name in sorted(names):
-        try:
-            queues.append(parse_table("queues", name, options.naming))
-        except BadOption as error:
-            found.append(no_address(error, options.state_schema))
-    return queues
+    def transaction(self, connection: Connection) -> AbstractContextManager[None]:
+        return transaction(connection, timeout=self.options.query_timeout)
 
+    def choose_queues(self, connection: Connection) -> list[QueueAddress]:
+        """The named queues, or those of all streams; none without state tables. Adds findings."""
+        if isinstance(self.options, SourceOptions):
+            return list(self.options.addresses)
+        if not self.state:
+            return []
+        with self.transaction(connection):
+            names = {name for each in inspect.streams(connection) for name in each.queues}
+        queues: list[QueueAddress] = []
+        for name in sorted(names):
+            try:
+                queues.append(parse_table("queues", name, self.options.naming))
+            except BadOption as error:
+                self.findings.append(no_address(error, self.options.state_schema))
+        return queues
 
-def existing(
-    connection: Connection,
-    queues: Sequence[QueueAddress],
-    options: DatabaseOptions,
-    found: list[Finding],
-) -> list[QueueAddress]:
-    """
-    The queues without those of streams that cannot be maintained.
+    def trusted(self, connection: Connection, queues: Sequence[QueueAddress]) -> list[QueueAddress]:
+        """
+        The queues without those of streams that cannot be maintained.
 
-    The check reports those that no longer exist. A finding is added for those that are not trusted.
-    """
-    if isinstance(options, SourceOptions):
-        return list(queues)
-    there: list[QueueAddress] = []
-    for queue in queues:
-        if not connection.columns(queue):
-            continue
-        with transaction(connection, timeout=options.query_timeout):
-            reason = distrust(connection, queue)
-        if reason is None:
-            there.append(queue)
-        else:
-            found.append(skipped(connection.printed(queue), reason))
-    return there
+        The check reports those that no longer exist. A finding is added for those that are not
+        trusted.
+        """
+        if self.named:
+            return list(queues)
+        there: list[QueueAddress] = []
+        for queue in queues:
+            if not connection.columns(queue):
+                continue
+            with self.transaction(connection):
+                reason = distrust(connection, queue)
+            if reason is None:
+                there.append(queue)
+                continue
+            self.findings.append(
+                Finding(
+                    where=connection.printed(queue),
+                    name="not_maintained",
+                    severity="warning",
+                    found=f"the job skips it: {reason.rstrip('.')}",
+                    fix="name the queue in the setting queues, if you trust its owner",
+                )
+            )
+        return there
+
+    def in_each(self, queues: Sequence[QueueAddress], step: Callable[[QueueAddress], int]) -> int:
+        """Do a step in each queue; an error in one that nobody named is a finding. The sum."""
+        total = 0
+        for queue in queues:
+            try:
+                total += step(queue)
+            except ConnectionLost:
+                raise
+            except DatabaseFailure as error:
+                if self.named:
+                    raise
+                where = self.session.run_with_retries(methodcaller("printed", queue))
+                fix = "fix the queue, or list the queues to maintain in the setting queues"
+                self.findings.append(of_error(where, "not_maintained", error, fix))
+        return total
+
+    def delete_expired(self, queue: QueueAddress) -> int:
+        """Delete expired messages, a batch a transaction; a lost answer loses only its count."""
+        gone: list[int] = []
+
+        def work(connection: Connection) -> None:
+            gone.extend(purge.purge_expired(connection, queue, timeout=self.options.query_timeout))
+
+        self.session.run_with_retries(work)
+        return sum(gone)
+
+    def move_due(self, queue: QueueAddress) -> int:
+        """Move all due messages; see `Mover.move` for a lost answer."""
+        mover = Mover(queue, self.options if self.named else replace(self.options, allowed=()))
+        if not self.session.run_with_retries(methodcaller("columns", mover.delayed)):
+            return 0
+        messages = 0
+        while True:
+            batch = self.session.run_with_retries(mover.move).messages
+            messages += batch
+            if batch < DUE_BATCH:
+                return messages
+
+    def delete_staged(self, connection: Connection) -> None:
+        """Delete what killed writes left, if this login may."""
+        with suppress(RightMissing), self.transaction(connection):
+            delete_abandoned(connection)
+
+    def check(self, connection: Connection, queues: Sequence[QueueAddress]) -> list[Finding]:
+        """Check queues and server; queues that nobody named are read only if that is safe."""
+        timeout = self.options.query_timeout
+        if self.named:
+            return checks.run_all_checks(connection, queues, timeout=timeout)
+        there = [each for each in queues if connection.columns(each)]
+        absent = [connection.printed(each) for each in queues if each not in there]
+        return checks.run_all_checks(connection, there, timeout=timeout, unnamed=there) + [
+            checks.unreadable(each, QueueNotFound(queue=each, server=connection.server))
+            for each in absent
+        ]
+
+    def old_receipts(self, connection: Connection, older: float) -> list[dict[str, Any]]:
+        """Streams that hold receipts and gave no sign for `older` seconds."""
+        if not self.state:
+            return []
+        with self.transaction(connection):
+            streams = inspect.unseen_streams(connection, older)
+        return [
+            {
+                "stream": each.stream,
+                "queue": each.queue,
+                "receipts": each.receipts,
+                "messages": each.held,
+                "seen": each.seen.isoformat(),
+            }
+            for each in streams
+        ]
 
 
 def distrust(connection: Connection, queue: QueueAddress) -> str | None:
@@ -204,116 +272,4 @@ def distrust(connection: Connection, queue: QueueAddress) -> str | None:
     return next((str(reason) for reason in reasons.values()), None)
 
 
-def skipped(where: str, reason: str) -> Finding:
-    """The finding for a queue whose messages are not deleted or moved."""
-    return Finding(
-        where=where,
-        name="not_maintained",
-        severity="warning",
-        found=f"the job skips it: {reason.rstrip('.')}",
-        fix=TRUST,
-    )
-
-
-# ---------------------------------------------------------------- steps
-
-
-def in_each(
-    step: Callable[[Session, QueueAddress, DatabaseOptions], int],
-    session: Session,
-    queues: Sequence[QueueAddress],
-    options: DatabaseOptions,
-    found: list[Finding],
-) -> int:
-    """Do a step in each queue; an error in one that nobody named is a finding. Returns the sum."""
-    total = 0
-    for queue in queues:
-        try:
-            total += step(session, queue, options)
-        except ConnectionLost:
-            raise
-        except DatabaseFailure as error:
-            if isinstance(options, SourceOptions):
-                raise
-            where = session.run_with_retries(methodcaller("printed", queue))
-            fix = "fix the queue, or list the queues to maintain in the setting queues"
-            found.append(of_error(where, "not_maintained", error, fix))
-    return total
-
-
-def delete_expired(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
-    """Delete expired messages, one batch per transaction; a lost answer loses only its count."""
-    gone: list[int] = []
-
-    def work(connection: Connection) -> None:
-        gone.extend(purge.purge_expired(connection, queue, timeout=options.query_timeout))
-
-    session.run_with_retries(work)
-    return sum(gone)
-
-
-def move_due(session: Session, queue: QueueAddress, options: DatabaseOptions) -> int:
-    """Move all due messages; see `Mover.move` for a lost answer."""
-    if not isinstance(options, SourceOptions):
-        options = replace(options, allowed=())
-    mover = Mover(queue, options)
-    if not session.run_with_retries(lambda connection: connection.columns(mover.delayed)):
-        return 0
-    messages = 0
-    while True:
-        batch = session.run_with_retries(mover.move).messages
-        messages += batch
-        if batch < DUE_BATCH:
-            return messages
-
-
-def delete_staged(connection: Connection, options: DatabaseOptions) -> None:
-    """Delete what killed writes left, if this login may."""
-    if checks.of_state(connection):
-        return
-    with suppress(RightMissing), transaction(connection, timeout=options.query_timeout):
-        delete_abandoned(connection)
-
-
-def check(
-    connection: Connection, queues: Sequence[QueueAddress], options: DatabaseOptions
-) -> list[Finding]:
-    """Check queues and server; queues that nobody named are read only if that is safe."""
-    timeout = options.query_timeout
-    if isinstance(options, SourceOptions):
-        return checks.run_all_checks(connection, queues, timeout=timeout)
-    there = [each for each in queues if connection.columns(each)]
-    absent = [connection.printed(each) for each in queues if each not in there]
-    return checks.run_all_checks(connection, there, timeout=timeout, unnamed=there) + [
-        checks.unreadable(each, QueueNotFound(queue=each, server=connection.server))
-        for each in absent
-    ]
-
-
-def old_receipts(
-    connection: Connection, older: float, options: DatabaseOptions
-) -> list[dict[str, Any]]:
-    """Streams that hold receipts and gave no sign for `older` seconds."""
-    if checks.of_state(connection):
-        return []
-    with transaction(connection, timeout=options.query_timeout):
-        streams = inspect.unseen_streams(connection, older)
-    return [
-        {
-            "stream": each.stream,
-            "queue": each.queue,
-            "receipts": each.receipts,
-            "messages": each.held,
-            "seen": each.seen.isoformat(),
-        }
-        for each in streams
-    ]
-
-
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    job.program(__doc__, Settings, run, spark=False)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run, spark=False)  # the entry point of the wheel

@@ -16,21 +16,30 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.functions import message_type, time_sent
-from sqlq_spark.jobs import acknowledgement, type_tables
-from sqlq_spark.jobs.frame import main as job
-from sqlq_spark.jobs.table_writer import Appender, Splitter
-from sqlq_spark.jobs.typed import schema as typed
-from sqlq_spark.jobs.typed import settings as typed_settings
+from sqlq_spark.jobs import bodies, runner, streams, table_writer
+from sqlq_spark.jobs.settings import (
+    BadSettings,
+    DatabaseSettings,
+    StreamSettings,
+    pairs,
+    raw_options,
+    setting,
+    texts,
+    unreadable,
+)
+from sqlq_spark.jobs.spark import is_path
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.fields import count, one_of
+from sqlq_spark.options.fields import count, flag, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -41,81 +50,101 @@ ADDED = ("messageType", "sentAt", "receivedAt", *PARTITIONS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(job.DatabaseSettings):
+class Settings(DatabaseSettings, StreamSettings):
     """What this job takes."""
 
-    queues: str = job.setting("The queues, separated by commas.")
-    table: str = job.setting("The table: a name, or for Delta a path, with a slash in it.")
-    format: str = job.setting(
-        "The format of the tables.",
-        default="delta",
-        read=one_of("delta", "iceberg"),
-        expected="delta or iceberg",
-    )
-    checkpoint: str = job.checkpoint()
-    trigger: str = job.trigger()
-    form: str = job.setting(
+    queues: str = setting("The queues, separated by commas.")
+    table: str = setting("The table: a name, or for Delta a path, with a slash in it.")
+    format: str = setting("The format of the tables.", one_of("delta", "iceberg"), default="delta")
+    form: str = setting(
         "map: headers as map<string,string>. json: headers as text, faster. body: no headers.",
+        one_of("map", "json", "body"),
         default="map",
-        read=one_of("map", "json", "body"),
-        expected="map, json or body",
     )
-    partition_by: tuple[str, ...] = job.setting(
-        "Partition columns: date (of receivedAt) and type (a shortened name).", default=()
+    partition_by: tuple[str, ...] = setting(
+        "Partition columns: date (of receivedAt) and type (a shortened name).", texts, default=()
     )
-    error_queue: str | None = job.setting(
+    error_queue: str | None = setting(
         "The queue for poison messages, and for bodies that do not fit the schema. Default: poison "
         "messages are written to the table.",
         default=None,
     )
-    schema: str | None = job.setting(
+    schema: str | None = setting(
         "The columns of a JSON body: Spark's DDL, or a file .ddl that has it. Without split.",
         default=None,
     )
-    schemas: dict[str, str] = job.setting(
-        "With split: full type name = its schema, as in the setting schema.", default={}
+    schemas: dict[str, str] = setting(
+        "With split: full type name = its schema, as in the setting schema.", pairs
     )
-    schema_prefix: str = job.setting(
+    schema_prefix: str = setting(
         "The beginning of the names of these columns in the table.", default=""
     )
-    split: bool = job.setting("Write a table for each message type.", default=False)
-    most_types: int = job.setting(
+    split: bool = setting("Write a table for each message type.", flag, default=False)
+    most_types: int = setting(
         "With split: how many types of a batch get a table. The others go to the table `other`.",
+        count,
         default=50,
-        read=count,
-        expected="a whole number of at least 1",
     )
-    names: dict[str, str] = job.setting(
-        "With split: full type name = table name, to choose the table's name.",
-        default={},
+    names: dict[str, str] = setting(
+        "With split: full type name = table name, to choose the table's name.", pairs
     )
-    acknowledge_retries: bool = job.setting(
-        "Report to ServiceControl that messages that it returned are in the table.", default=True
+    acknowledge_retries: bool = setting(
+        "Report to ServiceControl that messages that it returned are in the table.",
+        flag,
+        default=True,
     )
-    source: dict[str, str] = job.setting(
-        "More options of the data source, for example maxMessagesPerTrigger.", default={}
+    source: dict[str, str] = setting(
+        "More options of the data source, for example maxMessagesPerTrigger.", pairs
     )
 
     def __post_init__(self) -> None:
-        """Check settings that depend on each other."""
+        """Read the files of schemas, and check settings that depend on each other."""
+        ddl = {each: read_ddl(f"{each} in [schemas]", text) for each, text in self.schemas.items()}
+        object.__setattr__(self, "schemas", ddl)  # frozen
+        if self.schema is not None:
+            object.__setattr__(self, "schema", read_ddl("schema", self.schema))
+        for wrong, reason in self._conflicts():
+            if wrong:
+                raise BadSettings(reason=reason)
+
+    def _conflicts(self) -> Iterator[tuple[object, str]]:
+        """What is wrong if a condition is true, one after the other."""
         for each in self.partition_by:
-            if each not in PARTITIONS or self.partition_by.count(each) > 1:
-                raise job.BadSettings(
-                    reason=f"setting partition_by names {each!r}: expected date, type"
-                )
+            twice = self.partition_by.count(each) > 1
+            reason = f"setting partition_by names {each!r}: expected date, type"
+            yield each not in PARTITIONS or twice, reason
         for name in self.names.values():
-            if not re.fullmatch(r"[A-Za-z0-9_]{1,100}", name):
-                raise job.BadSettings(
-                    reason=f"setting names has {name!r}: expected letters, digits and underscores"
-                )
-        if self.names and not self.split:
-            raise job.BadSettings(reason="setting names needs split = true")
-        if self.format == "iceberg" and job.is_path(self.table):
-            raise job.BadSettings(
-                reason=f"setting table is {self.table!r}: expected a name of an Iceberg catalog, "
-                "for example lake.shop.orders"
+            reason = f"setting names has {name!r}: expected letters, digits and underscores"
+            yield not re.fullmatch(r"[A-Za-z0-9_]{1,100}", name), reason
+        yield self.names and not self.split, "setting names needs split = true"
+        reason = f"setting table is {self.table!r}: expected a name of an Iceberg catalog, "
+        reason += "for example lake.shop.orders"
+        yield self.format == "iceberg" and is_path(self.table), reason
+        yield (
+            self.schema is not None and self.split,
+            "setting schema is for one table: with split use [schemas]",
+        )
+        yield (
+            self.schemas and not self.split,
+            "setting schemas needs split = true; without split use schema",
+        )
+        yield (
+            self.ddl and self.error_queue is None,
+            "setting error_queue is missing: messages whose body does not fit the schema go there",
+        )
+        yield (
+            self.schema_prefix and not self.ddl,
+            "setting schema_prefix needs schema or [schemas]",
+        )
+        types: dict[str, str] = {}  # the first of each table
+        for each, name in sorted(self.named.items()):
+            first, ddl = types.setdefault(name.lower(), each), self.schemas.get(each)
+            reason = f"setting names gives {each} and {first} the table {name}: expected the same "
+            yield ddl != self.schemas.get(first), reason + "schema for both"
+            yield (
+                ddl and name.lower() == table_writer.OTHER,
+                f"setting names gives {each} the table {name}, which has no schema",
             )
-        typed_settings.check(self)
 
     @property
     def ddl(self) -> dict[str, str]:
@@ -125,19 +154,17 @@ class Settings(job.DatabaseSettings):
     @property
     def named(self) -> dict[str, str]:
         """Full name of a message type → table name, for types that always get a table."""
-        return {each: type_tables.table_name(each) for each in self.schemas} | self.names
+        return {each: table_writer.table_name(each) for each in self.schemas} | self.names
 
     @property
     def partitions(self) -> list[str]:
-        """The columns by which tables are partitioned."""
         return [PARTITIONS[each] for each in self.partition_by]
 
     def read(self) -> dict[str, str]:
-        """Options of the data source."""
-        return job.raw_options(
+        return raw_options(
             SourceOptions,
             self.source,
-            **self.login,
+            **self.login(),
             queues=self.queues,
             errorQueue=self.error_queue,
             headersFormat="map" if self.form == "map" else "json",
@@ -157,10 +184,9 @@ class Settings(job.DatabaseSettings):
     def _write(self, **own: str | None) -> dict[str, str]:
         shared = {"allowedDestinations", "queryTimeout"}
         known = {name: text for name, text in self.read().items() if name in shared}
-        return job.raw_options(SinkOptions, known, **self.login, **own)
+        return raw_options(SinkOptions, known, **self.login(), **own)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         opened: list[SourceOptions | SinkOptions] = [SourceOptions.parse(self.read())]
         if self.ddl:
             opened.append(SinkOptions.parse(self.failures("check", 0)))
@@ -179,48 +205,53 @@ class Settings(job.DatabaseSettings):
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows to write; with split without the columns of bodies."""
         schemas = parse_schemas(spark, self)
-        rows = read_rows(spark, self, self.read(), schemas)
-        return Appender(self, schemas).columns(rows, next(iter(schemas), None))
+        rows = add_columns(streams.load(spark, self.read()), self)
+        writer = table_writer.Appender(self, schemas)
+        return writer.columns(bodies.add_columns(rows, schemas), next(iter(schemas), None))
+
+
+def read_ddl(name: str, given: str) -> str:
+    """
+    The DDL of a setting: its text, or the content of the file .ddl that it names.
+
+    Raises:
+        BadSettings: the file cannot be read, or there is no DDL.
+    """
+    text = given.strip()
+    if text.endswith(".ddl"):
+        try:
+            text = Path(text).read_text(encoding="utf-8-sig").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise unreadable(f"setting {name}", given, error) from None
+    if not text:
+        raise BadSettings(reason=f"setting {name} is empty: expected DDL, for example number INT")
+    return text
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Receive into the table or the tables."""
     schemas = parse_schemas(spark, settings)
-    appenders: list[Appender] = []
+    appenders: list[table_writer.Appender] = []
 
-    def start(read: dict[str, str]) -> StreamingQuery:
-        writer = read_rows(spark, settings, read, schemas).writeStream
-        writer = writer.option("checkpointLocation", settings.checkpoint)
-        writer = job.with_trigger(writer, settings.trigger)
+    def write(received: DataFrame) -> StreamingQuery:
+        writer = bodies.add_columns(add_columns(received, settings), schemas).writeStream
         own = settings.split or settings.acknowledge_retries or schemas
         if own or settings.format == "iceberg":
-            appenders.append((Splitter if settings.split else Appender)(settings, schemas))
-            return writer.foreachBatch(appenders[-1].write).start()
+            appenders.append(table_writer.Appender(settings, schemas))
+            return streams.start(writer.foreachBatch(appenders[-1].write), settings)
         writer = writer.option("mergeSchema", "true").partitionBy(*settings.partitions)
-        return job.start_into(writer, settings.table)
+        return streams.start(writer, settings, settings.table)
 
-    totals = job.receive(start, job.spread(spark, settings.read()), settings.trigger)
+    totals = streams.receive(spark, settings, write)
     connected = type(spark).__module__.startswith("pyspark.sql.connect")
     if settings.acknowledge_retries and not connected:
         totals["unacknowledged"] = sum(each.unacknowledged for each in appenders)
     return totals
 
 
-def parse_schemas(spark: SparkSession, settings: Settings) -> list[typed.Schema]:
+def parse_schemas(spark: SparkSession, settings: Settings) -> list[bodies.Schema]:
     """Parse the schemas of bodies, whose columns must be no others of the table."""
     taken = [*SourceOptions.parse(settings.read()).columns, *ADDED]
-    return typed_settings.parse(spark, settings.ddl, settings.schema_prefix, taken)
-
-
-def read_rows(
-    spark: SparkSession,
-    settings: Settings,
-    read: dict[str, str],
-    schemas: Sequence[typed.Schema] = (),
-) -> DataFrame:
-    """The rows to write, from a read."""
-    received = spark.readStream.format("sqlqueue").options(**read).load()
-    return typed.add_columns(add_columns(received, settings), schemas)
+    return bodies.parse(spark, settings.ddl, settings.schema_prefix, taken)
 
 
 def add_columns(received: DataFrame, settings: Settings) -> DataFrame:
@@ -232,26 +263,19 @@ def add_columns(received: DataFrame, settings: Settings) -> DataFrame:
         time_sent("headers", json=text).alias("sentAt"),
         F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
     )
-    answers = [acknowledgement.acknowledgement(json=text)] if settings.acknowledge_retries else []
+    kept = ["*"]
     if settings.form == "body":
         kept = [*BODY_ONLY, "headers"] if settings.ddl else BODY_ONLY
-        frame = frame.select(*kept, *answers)
-    elif answers:
-        frame = frame.select("*", *answers)
+    answers = [table_writer.answer(json=text)] if settings.acknowledge_retries else []
     made = {"date": F.to_date("receivedAt"), "typePartition": type_partition()}
-    return frame.select("*", *(made[each].alias(each) for each in settings.partitions))
+    partitions = [made[each].alias(each) for each in settings.partitions]
+    return frame.select(*kept, *answers).select("*", *partitions)
 
 
 def type_partition() -> Column:
     """A folder name of bounded length, made from the untrusted type name."""
     plain = F.regexp_replace("messageType", r"[^A-Za-z0-9._-]+", "_")
-    return F.coalesce(F.right(plain, F.lit(type_tables.STEM)), F.lit(type_tables.OTHER))
+    return F.coalesce(F.right(plain, F.lit(table_writer.STEM)), F.lit(table_writer.OTHER))
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    job.program(__doc__, Settings, run)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

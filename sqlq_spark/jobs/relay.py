@@ -15,19 +15,35 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import check_writable
 from sqlq_spark.errors import TimedOut
-from sqlq_spark.jobs.frame import main as job
+from sqlq_spark.functions import forward
+from sqlq_spark.jobs import runner, streams
+from sqlq_spark.jobs.settings import (
+    BadSettings,
+    StreamSettings,
+    credentials_setting,
+    pairs,
+    password_setting,
+    raw_options,
+    setting,
+    url_setting,
+)
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.fields import flag
 from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from sqlq_spark.database import Connection
@@ -36,77 +52,46 @@ PATIENCE = 1.0  # seconds to wait for a lock that only this job takes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(job.Settings):
+class Settings(StreamSettings):
     """What this job takes."""
 
-    source_url: str = job.database_url(
-        "The database to receive from.", environment="SQLQUEUE_SOURCE_URL"
+    source_url: str = url_setting("The database to receive from.", "SQLQUEUE_SOURCE_URL")
+    source_user: str | None = setting("The login, if it is not in source_url.", default=None)
+    source_password: str | None = password_setting(
+        "SQLQUEUE_SOURCE_PASSWORD", key="source_secret_key"
     )
-    source_user: str | None = job.setting("The login, if it is not in source_url.", default=None)
-    source_password: str | None = job.setting(
-        "The password; better set in SQLQUEUE_SOURCE_PASSWORD or a secret scope.",
-        default=None,
-        secret=True,
-        environment=("SQLQUEUE_SOURCE_PASSWORD",),
-        key="source_secret_key",
+    source_secret_key: str | None = setting("The password's key in secret_scope.", default=None)
+    source_credentials: str | None = credentials_setting("SQLQUEUE_SOURCE_CREDENTIALS")
+    target_url: str = url_setting("The database to send to.", "SQLQUEUE_TARGET_URL")
+    target_user: str | None = setting("The login, if it is not in target_url.", default=None)
+    target_password: str | None = password_setting(
+        "SQLQUEUE_TARGET_PASSWORD", key="target_secret_key"
     )
-    source_secret_key: str | None = job.setting("The password's key in secret_scope.", default=None)
-    source_credentials: str | None = job.credentials_setting(
-        environment="SQLQUEUE_SOURCE_CREDENTIALS"
+    target_secret_key: str | None = setting("The password's key in secret_scope.", default=None)
+    target_credentials: str | None = credentials_setting("SQLQUEUE_TARGET_CREDENTIALS")
+    queues: str = setting("The queues, separated by commas.")
+    targets: dict[str, str] = setting(
+        "Queue in source = queue in target, if their names differ.", pairs
     )
-    target_url: str = job.database_url(
-        "The database to send to.", environment="SQLQUEUE_TARGET_URL"
-    )
-    target_user: str | None = job.setting("The login, if it is not in target_url.", default=None)
-    target_password: str | None = job.setting(
-        "The password; better set in SQLQUEUE_TARGET_PASSWORD or a secret scope.",
-        default=None,
-        secret=True,
-        environment=("SQLQUEUE_TARGET_PASSWORD",),
-        key="target_secret_key",
-    )
-    target_secret_key: str | None = job.setting("The password's key in secret_scope.", default=None)
-    target_credentials: str | None = job.credentials_setting(
-        environment="SQLQUEUE_TARGET_CREDENTIALS"
-    )
-    queues: str = job.setting("The queues, separated by commas.")
-    targets: dict[str, str] = job.setting(
-        "Queue in source = queue in target, if their names differ.", default={}
-    )
-    target_schema: str | None = job.setting(
+    target_schema: str | None = setting(
         "The schema of the target's queues; default: the default schema.", default=None
     )
-    error_queue: str = job.setting("The source's queue for poison messages, which are not copied.")
-    atomic: bool = job.setting(
-        "Within one database: commit receive and send in one transaction.", default=False
+    error_queue: str = setting("The source's queue for poison messages, which are not copied.")
+    atomic: bool = setting(
+        "Within one database: commit receive and send in one transaction.", flag, default=False
     )
-    checkpoint: str = job.checkpoint()
-    trigger: str = job.trigger()
-    source: dict[str, str] = job.setting("Options of the data source.", default={})
-    sink: dict[str, str] = job.setting("Options of the sink.", default={})
+    source: dict[str, str] = setting("Options of the data source.", pairs)
+    sink: dict[str, str] = setting("Options of the sink.", pairs)
 
     def read(self) -> dict[str, str]:
-        """Options of the data source."""
         own = {"queues": self.queues, "errorQueue": self.error_queue, "headersFormat": "json"}
-        login = {
-            "url": self.source_url,
-            "user": self.source_user,
-            "password": self.source_password,
-            "credentials": self.source_credentials,
-        }
-        return job.raw_options(SourceOptions, self.source, **login, **own)
+        return raw_options(SourceOptions, self.source, **self.login("source_"), **own)
 
     def write(self, queue: str | None = None) -> dict[str, str]:
         """Options of the sink, or of a sink for one queue."""
         mode = "sendsAtomicWithReceive" if self.atomic else None
         own = {"queue": queue, "asReceived": "true", "transactionMode": mode}
-        login = {
-            "url": self.target_url,
-            "user": self.target_user,
-            "password": self.target_password,
-            "credentials": self.target_credentials,
-        }
-        return job.raw_options(SinkOptions, self.sink, **login, **own)
+        return raw_options(SinkOptions, self.sink, **self.login("target_"), **own)
 
     def routes(self) -> dict[str, str]:
         """
@@ -121,7 +106,7 @@ class Settings(job.Settings):
             reads.print_address(parse_queue("targets", each, reads)): each for each in self.targets
         }
         if stray := named.keys() - set(source.names):
-            raise job.BadSettings(
+            raise BadSettings(
                 reason=f"setting {named[min(stray)]} in [targets] is not one of the queues that "
                 f"are read: {', '.join(source.names)}"
             )
@@ -134,7 +119,6 @@ class Settings(job.Settings):
         return found
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        """What is opened."""
         routes = self.routes()
         if self.source_url == self.target_url:
             check_loop(routes, "one database")
@@ -149,9 +133,8 @@ def check_loop(routes: dict[str, str], database: str) -> None:
     Raises:
         BadSettings: the job would never end.
     """
-    again = routes.keys() & set(routes.values())
-    if again:
-        raise job.BadSettings(
+    if again := routes.keys() & set(routes.values()):
+        raise BadSettings(
             reason=f"queue {min(again)} is read and sent to in {database}: set another "
             "target_url, target_schema or [targets]"
         )
@@ -161,20 +144,10 @@ def find_loop(routes: dict[str, str], connection: Connection) -> None:
     """Reject a loop as `check_loop` does, also if a queue has two spellings."""
     texts = [*routes, *routes.values()]
     identities = connection.identities([connection.names.parse_address(each) for each in texts])
-    read, sent = identities[: len(routes)], identities[len(routes) :]
-    for text, identity in zip(routes, read, strict=True):
+    sent = identities[len(routes) :]
+    for text, identity in zip(routes, identities, strict=False):
         if identity in sent:
             check_loop({text: text}, connection.server)
-
-
-def whole_routes(routes: dict[str, str], received: Connection, sent: Connection) -> dict[str, str]:
-    """Return routes with the addresses as messages hold them, which name their databases."""
-    return {
-        received.canonical(received.names.parse_queue(queue)): sent.canonical(
-            sent.names.parse_queue(target)
-        )
-        for queue, target in routes.items()
-    }
 
 
 def one_database(first: Connection, second: Connection) -> bool:
@@ -199,7 +172,7 @@ def check(settings: Settings) -> dict[str, str]:
     Check that messages can be sent, before any are received.
 
     Returns:
-        The routes, with the addresses that the source gives and that the target takes.
+        The routes, with the addresses as messages hold them, which name their databases.
 
     Raises:
         QueueNotWritable: a target is not a queue, or this login may not send to it.
@@ -208,47 +181,37 @@ def check(settings: Settings) -> dict[str, str]:
     """
     source = SourceOptions.parse(settings.read())
     target = SinkOptions.parse(settings.write())
-    with StateSession(source, "relay") as received, StateSession(target, "relay") as sent:
-        connection = sent.open()
-        routes = whole_routes(settings.routes(), received.open(), connection)
-        if one_database(received.open(), connection):
-            find_loop(routes, connection)
-        elif settings.atomic:
-            raise job.BadSettings(
-                reason="setting atomic is true: expected one database, not "
-                f"{received.open().server} and {connection.server}"
+    with StateSession(source, "relay") as reading, StateSession(target, "relay") as writing:
+        received, sent = reading.open(), writing.open()
+        routes = {
+            received.canonical(received.names.parse_queue(queue)): sent.canonical(
+                sent.names.parse_queue(other)
             )
-        queues = [connection.names.parse_address(each) for each in dict.fromkeys(routes.values())]
-        with transaction(connection, timeout=target.query_timeout):
-            check_writable(connection, queues, target.allowed)
+            for queue, other in settings.routes().items()
+        }
+        if one_database(received, sent):
+            find_loop(routes, sent)
+        elif settings.atomic:
+            raise BadSettings(
+                reason="setting atomic is true: expected one database, not "
+                f"{received.server} and {sent.server}"
+            )
+        queues = [sent.names.parse_address(each) for each in dict.fromkeys(routes.values())]
+        with transaction(sent, timeout=target.query_timeout):
+            check_writable(sent, queues, target.allowed)
     return routes
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Receive and send."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - --help needs no pyspark
+    routes, options = check(settings), settings.write()
+    streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
+    target = F.create_map(*map(F.lit, chain(*routes.items())))[F.col("queue")]
 
-    from sqlq_spark.functions import forward  # noqa: PLC0415
-
-    routes = check(settings)
-    job.bind(spark, settings.checkpoint, SinkOptions.parse(settings.write()))
-    pairs = [F.lit(each) for pair in routes.items() for each in pair]
-    target = F.create_map(*pairs)[F.col("queue")]
-
-    def start(read: dict[str, str]) -> StreamingQuery:
-        received = spark.readStream.format("sqlqueue").options(**read).load()
+    def send(received: DataFrame) -> StreamingQuery:
         frame = received.select(*forward(target, json=True), "expires")
-        writer = frame.writeStream.format("sqlqueue").options(**settings.write())
-        writer = writer.option("checkpointLocation", settings.checkpoint)
-        return job.with_trigger(writer, settings.trigger).start()
+        return streams.start(frame.writeStream.format("sqlqueue").options(**options), settings)
 
-    return job.receive(start, job.spread(spark, settings.read()), settings.trigger)
+    return streams.receive(spark, settings, send)
 
 
-def main() -> None:
-    """Do this job by the command line of this process; the entry point of the wheel."""
-    job.program(__doc__, Settings, run)
-
-
-if __name__ == "__main__":
-    main()
+main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

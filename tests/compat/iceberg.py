@@ -24,8 +24,8 @@ from pyspark.errors import PySparkException
 
 from compat.stage import BUSY, RUNS, Stage, numbered
 from sqlq_spark.functions import header
-from sqlq_spark.jobs import queue_to_delta, table_formats
-from sqlq_spark.jobs.frame import spark as job_spark
+from sqlq_spark.jobs import queue_to_delta, table_writer
+from sqlq_spark.jobs import spark as job_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,7 @@ class Lake:
             reason = "the end"
             raise RuntimeError(reason)
 
-        with mock.patch.dict(table_formats.FORMATS, iceberg=then(batch, end)):
+        with mock.patch.object(table_writer, "append_iceberg", then(batch, end)):
             raised(lambda: self.job(queue, **more), "the end")
 
     def stream(self, queue: str, write: Any = None) -> None:
@@ -193,11 +193,11 @@ def patient(work: Callable[[], object]) -> None:
     raise AssertionError(f"the machine was too busy {RUNS} times")
 
 
-def then(batch: int, work: Callable[[], object]) -> table_formats.Append:
+def then(batch: int, work: Callable[[], object]) -> Callable[[DataFrame, table_writer.Write], None]:
     """Do something after the write of a batch."""
-    append = table_formats.append_iceberg
+    append = table_writer.append_iceberg
 
-    def both(rows: DataFrame, write: table_formats.Write) -> None:
+    def both(rows: DataFrame, write: table_writer.Write) -> None:
         append(rows, write)
         if write.number == batch:
             work()
@@ -222,7 +222,7 @@ def wait_to_be_killed(lake: Lake) -> None:
         (lake.stage.folder / "iceberg_reached").touch()
         time.sleep(PATIENCE)
 
-    with mock.patch.dict(table_formats.FORMATS, iceberg=then(1, wait)):
+    with mock.patch.object(table_writer, "append_iceberg", then(1, wait)):
         lake.job("typed", schema=SCHEMA)
 
 

@@ -28,7 +28,7 @@ from sqlq_spark.errors import (
     ReceiptRefused,
     SubscriberUnreachable,
 )
-from sqlq_spark.jobs import acknowledgement
+from sqlq_spark.jobs import table_writer
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import insert
@@ -402,7 +402,7 @@ def test_no_retry_is_acknowledged_in_a_table_of_another_owner(scene: Scene) -> N
     listed = given | {"allowedDestinations": scene.trap}
 
     sent = [
-        acknowledgement.send_to(scene.shop.queue, each, answers, SinkOptions.parse(options))
+        table_writer.send_to(scene.shop.queue, each, answers, SinkOptions.parse(options))
         for options in (given, listed)
         for each in places
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-from sqlq_spark.jobs.frame import main, spark
+from sqlq_spark.jobs import runner, spark
 
 from .submit import module
 
@@ -22,7 +22,7 @@ def run(orders: list[list[str]]) -> int:
         session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
         for name, *flags in orders:
             made = module(name)
-            if code := main.main(made.__doc__, made.Settings, made.run, flags, name=name):
+            if code := runner.main(made.__doc__, made.Settings, made.run, flags):
                 return code
     return 0
 

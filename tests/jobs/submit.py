@@ -35,7 +35,7 @@ from processes import kill_session
 from spark.driver import SHORT_LIVED, delta_jars
 from waiting import until
 
-from sqlq_spark.jobs.frame import main
+from sqlq_spark.jobs import runner
 
 from . import gate
 
@@ -168,7 +168,7 @@ class Desk:
             redirect_stderr(log),
         ):
             spark = job != "maintenance"
-            code = main.main(made.__doc__, made.Settings, made.run, words, spark=spark, name=job)
+            code = runner.main(made.__doc__, made.Settings, made.run, words, spark=spark)
         return Ended(code=code, out=out.getvalue(), log=log.getvalue())
 
 

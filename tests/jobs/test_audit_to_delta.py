@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.submit import delta_actions, delta_rows, module
-from sqlq_spark.jobs.frame import main as job
-from sqlq_spark.jobs.frame import settings_reader
+from sqlq_spark.jobs.settings import BadSettings, load, parse_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,7 +181,7 @@ def test_times_that_would_do_harm_are_refused(flag: str, value: str, expected: s
     """The files of a batch that is being written belong to no version yet: they stay a day."""
     audit = module("audit_to_delta")
     words = ["--url", "postgresql:///", "--table", "t", "--checkpoint", "c", flag, value]
-    found = settings_reader.parse_words("", audit.Settings, words)
+    found = parse_words("", audit.Settings, words)
 
-    with pytest.raises(job.BadSettings, match=f"flag {flag} is '{value}': expected {expected}"):
-        settings_reader.load(audit.Settings, found, lambda *_: "")
+    with pytest.raises(BadSettings, match=f"flag {flag} is '{value}': expected {expected}"):
+        load(audit.Settings, found, lambda *_: "")

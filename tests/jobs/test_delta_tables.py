@@ -10,7 +10,7 @@ import pytest
 from spark.stand import numbered
 
 from jobs.submit import delta_rows, module
-from sqlq_spark.jobs.frame.main import BadSettings
+from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.wire.headers import MESSAGE_ID, dumps
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.submit import delta_rows, module, sigterm_when
-from sqlq_spark.jobs.frame.main import BadSettings
-from sqlq_spark.jobs.triage import failures as triage_failures
+from sqlq_spark.jobs import failures as triage_failures
+from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def test_a_stream_groups_after_each_batch_until_sigterm(
     ("more", "expected"),
     [
         ({"checkpoint": None}, "setting checkpoint is missing"),
-        ({"groups": ("a",)}, "settings groups, ids and give_up are for --mode retry"),
+        ({"limit": 1}, "give_up and limit are for --mode retry"),
+        ({"groups": ("a",)}, "settings groups, ids, give_up and limit are for --mode retry"),
         ({"groups_table": "/t"}, "setting groups_table is '/t': expected another table than table"),
         ({"sink": {"asReceived": "true"}}, "asReceived in .sink. is set by the job"),
         ({"sink": {"delivery": "atLeastOnce"}}, "delivery in .sink. is set by the job"),

@@ -285,15 +285,15 @@ DRAWN = [
     Fault(
         id="jobs-2",
         promise="A flag of a job that is no name=value is refused.",
-        file="jobs/frame/settings_reader.py",
-        old="if not all(name and equals for",
-        new="if not all(name or equals for",
+        file="jobs/settings.py",
+        old="require(all(name and equals for",
+        new="require(all(name or equals for",
         tests=["test_job.py::test_a_flag_that_is_wrong"],
     ),
     Fault(
         id="jobs-4",
         promise="All that is wrong in a job's settings is listed at once.",
-        file="jobs/frame/settings_reader.py",
+        file="jobs/settings.py",
         old="""        except BadSettings as error:
             wrong.append(str(error))""",
         new="""        except BadSettings as error:
@@ -303,7 +303,7 @@ DRAWN = [
     Fault(
         id="jobs-6",
         promise="The exit code of a job is 1 only if it found something.",
-        file="jobs/frame/main.py",
+        file="jobs/runner.py",
         old='return FOUND if totals.get("found") else GOOD',
         new='return FOUND if not (totals.get("found")) else GOOD',
         tests=["test_job.py::test_the_totals_are_the_last_line"],
@@ -311,7 +311,7 @@ DRAWN = [
     Fault(
         id="jobs-8",
         promise="A schema that has a column of the table already is refused.",
-        file="jobs/typed/settings.py",
+        file="jobs/bodies.py",
         old="if each.lower() in others:",
         new="if each.lower() not in others:",
         tests=["spark/test_typed.py::test_a_schema_that_cannot_be_used_is_refused_at_the_start"],
@@ -319,7 +319,7 @@ DRAWN = [
     Fault(
         id="jobs-1",
         promise="A job's stream has a task for each core of the cluster.",
-        file="jobs/frame/spark.py",
+        file="jobs/spark.py",
         old="if given.max_concurrency is not None or given.instances:",
         new="if not (given.max_concurrency is not None or given.instances):",
         tests=["spark/test_jobs.py::test_a_job_receives_with_the_clusters_tasks"],

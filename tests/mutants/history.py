@@ -429,7 +429,7 @@ RETURNING""",
         id="acknowledged-anywhere",
         promise="An answer to ServiceControl goes only where a message may be forwarded.",
         fixed="5cdc4c2",
-        file="jobs/acknowledgement.py",
+        file="jobs/table_writer.py",
         old="by_header=True,",
         new="by_header=False,",
         tests=[

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml  # comes with sqlfluff
 
-from sqlq_spark.jobs.frame import settings_reader
+from sqlq_spark.jobs import runner
+from sqlq_spark.jobs.settings import load, parse_words
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.receipts import CEILING
 
@@ -31,8 +32,8 @@ def loaded(name: str) -> ModuleType:
 def filled(name: str, path: Path) -> Any:
     """The settings that a job makes of a file."""
     module = loaded(name)
-    words = settings_reader.parse_words("", module.Settings, ["--settings", str(path)])
-    return settings_reader.load(module.Settings, words, lambda *_: "secret")
+    words = parse_words("", module.Settings, ["--settings", str(path)])
+    return load(module.Settings, words, lambda *_: "secret")
 
 
 def test_the_page_lists_the_jobs_that_are_there() -> None:
@@ -71,11 +72,14 @@ def test_the_jobs_that_acknowledge_have_the_setting() -> None:
 
 def test_the_exit_codes_are_those_of_the_frame() -> None:
     """By number, and none is left out."""
-    from sqlq_spark.jobs.frame import main as job  # noqa: PLC0415 - it imports pyspark
-
     codes = table(PAGE, "exit-codes")
 
-    assert [int(each) for each in codes.column()] == [job.GOOD, job.FOUND, job.USAGE, job.FAILED]
+    assert [int(each) for each in codes.column()] == [
+        runner.GOOD,
+        runner.FOUND,
+        runner.USAGE,
+        runner.FAILED,
+    ]
 
 
 def test_a_setting_between_backticks_is_one_of_a_job() -> None:

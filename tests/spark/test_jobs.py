@@ -12,9 +12,11 @@ import pytest
 from jobs.submit import delta_rows, module, sigterm_when
 
 from sqlq_spark import checkpoints
-from sqlq_spark.jobs.frame import main as job
-from sqlq_spark.jobs.frame import stream
-from sqlq_spark.jobs.type_tables import table_name
+from sqlq_spark.jobs import runner as job
+from sqlq_spark.jobs import streams
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.spark import spread
+from sqlq_spark.jobs.table_writer import table_name
 from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     )
     queue.fill(0, 50)
     queue.dba.retype(queue.address, TYPES)
-    append = made.Splitter.append
+    append = made.table_writer.Appender.append_share
 
     def failing(self: Any, rows: DataFrame, name: str, number: int) -> None:
         append(self, rows, name, number)
@@ -67,7 +69,7 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
         raise RuntimeError(reason)
 
     with monkeypatch.context() as patched:
-        patched.setattr(made.Splitter, "append", failing)
+        patched.setattr(made.table_writer.Appender, "append_share", failing)
         with pytest.raises(Exception, match="the end"):
             made.run(queue.spark, settings)
     totals = made.run(queue.spark, settings)
@@ -82,12 +84,12 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
 def test_a_share_is_written_once_into_a_table_of_a_catalog(queue: SparkQueue) -> None:
     """Also by the write that creates it."""
     made, settings = received(queue, queue.folder)
-    splitter = made.Splitter(replace(settings, table="default.split"))
+    splitter = made.table_writer.Appender(replace(settings, table="default.split"))
     splitter.query = "a query"
     rows = queue.spark.range(3)
 
     for _ in range(2):
-        splitter.append(rows, "paid", 0)
+        splitter.append_share(rows, "paid", 0)
 
     assert queue.spark.table("default.split_paid").count() == 3
     queue.spark.sql("DROP TABLE default.split_paid")
@@ -188,25 +190,25 @@ def test_an_open_batch_is_not_sent_to_another_dispatch_log(queue: SparkQueue) ->
     )
     replace(queue, place=replace(queue.place, state=second.state_schema)).install()
 
-    job.bind(queue.spark, str(checkpoint), first)
+    streams.bind(queue.spark, str(checkpoint), first)
     for log in ("offsets", "commits"):
         (checkpoint / log).mkdir()
     (checkpoint / "offsets" / "10").write_text("v1\n", encoding="utf-8")
     (checkpoint / "commits" / "9").write_text("v1\n", encoding="utf-8")
-    job.bind(queue.spark, str(checkpoint), first)
+    streams.bind(queue.spark, str(checkpoint), first)
     same = replace(first, url=first.url.replace("127.0.0.1", "localhost"))
-    job.bind(queue.spark, str(checkpoint), same)
-    with pytest.raises(job.BadSettings, match=rf"batch 10 is open.*Schema {first.state_schema}\."):
-        job.bind(queue.spark, str(checkpoint), second)
-    job.bind(queue.spark, str(checkpoint), replace(second, delivery="atLeastOnce"))
+    streams.bind(queue.spark, str(checkpoint), same)
+    with pytest.raises(BadSettings, match=rf"batch 10 is open.*Schema {first.state_schema}\."):
+        streams.bind(queue.spark, str(checkpoint), second)
+    streams.bind(queue.spark, str(checkpoint), replace(second, delivery="atLeastOnce"))
     (checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
-    job.bind(queue.spark, str(checkpoint), second)
+    streams.bind(queue.spark, str(checkpoint), second)
 
     noted = checkpoints.text(queue.spark, f"{checkpoint}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 
-def one_batch_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def one_batch_a_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let a stream end after one micro-batch, as on Spark 4.1; gives the runs that were started."""
     runs: list[int] = []
 
@@ -214,8 +216,8 @@ def one_batch_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         runs.append(len(runs))
         return writer.trigger(once=True)
 
-    monkeypatch.setattr(made.job, "with_trigger", once)
-    monkeypatch.setattr(stream, "drains", lambda: False)
+    monkeypatch.setattr(streams, "with_trigger", once)
+    monkeypatch.setattr("sqlq_spark.spark_api.DRAINS_AT_ONCE", False)
     return runs
 
 
@@ -227,7 +229,7 @@ def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
     queue.fill(0, 5)
     more = {"maxMessagesPerTrigger": "100", "purgeOnStartup": "true"}
     settings = replace(settings, source=settings.source | more)
-    runs = one_batch_a_run(made, monkeypatch)
+    runs = one_batch_a_run(monkeypatch)
     totals = made.run(queue.spark, settings)
     assert (totals["messages"], len(runs)) == (0, 1)
 
@@ -245,15 +247,15 @@ def test_a_queue_that_is_filled_without_end_does_not_keep_a_job(
     """It ends when it received the messages that waited after its first run."""
     made, settings = received(queue, queue.folder, form="body")
     settings = replace(settings, source=settings.source | {"maxMessagesPerTrigger": "100"})
-    runs = one_batch_a_run(made, monkeypatch)
-    watch = stream.watch
+    runs = one_batch_a_run(monkeypatch)
+    watch = streams.watch
 
-    def filling(*args: Any) -> stream.Tally:
+    def filling(*args: Any) -> streams.Tally:
         queue.fill(100 * len(runs), 100 * len(runs) + 100)  # as much as a run receives
         return watch(*args)
 
     queue.fill(0, 100)
-    monkeypatch.setattr(stream, "watch", filling)
+    monkeypatch.setattr(streams, "watch", filling)
     totals = made.run(queue.spark, settings)
 
     assert (totals["messages"], len(runs)) == (200, 2)
@@ -265,11 +267,11 @@ def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
     read = {"url": queue.place.url, "queue": queue.name}
     own = {**read, "maxConcurrency": "7"}
 
-    assert job.spread(queue.spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
-    assert job.spread(queue.spark, {**read, "minConcurrency": "3"})["maxConcurrency"] == "3"
-    assert job.spread(queue.spark, own) == own
+    assert spread(queue.spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
+    assert spread(queue.spark, {**read, "minConcurrency": "3"})["maxConcurrency"] == "3"
+    assert spread(queue.spark, own) == own
     instance = {"url": queue.place.url, "queues": 'orders, "orders.one"'}
-    assert job.spread(queue.spark, instance) == instance
+    assert spread(queue.spark, instance) == instance
 
 
 @pytest.mark.parametrize(("form", "split"), [("body", False), ("map", True)])
@@ -291,7 +293,7 @@ def test_retries_are_acknowledged_after_the_write(
         queue.put(json.dumps(headers), b'{"number":%d}' % number)
 
     with monkeypatch.context() as patched:
-        patched.delattr(made.acknowledgement, "acknowledge")
+        patched.delattr(made.table_writer, "acknowledge")
         with pytest.raises(Exception, match="acknowledge"):
             made.run(queue.spark, settings)
     with queue.dba.closed(locked.address):

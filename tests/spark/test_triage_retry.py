@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark.jobs.frame.settings import BadSettings
-from sqlq_spark.jobs.triage import failures as triage
-from sqlq_spark.jobs.triage.retry import RequestStuck, Retry
+from sqlq_spark.jobs import error_triage
+from sqlq_spark.jobs import failures as triage
+from sqlq_spark.jobs.failures import RequestStuck, Retry
+from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
 
@@ -70,7 +72,7 @@ def state(made: Retry) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in made.rows.selectExpr(*columns).collect())
 
 
-def killed(retry: Callable[[], Retry], gap: str, *ids: str) -> list[str]:
+def killed(retry: Callable[[], Retry], gap: str, *ids: str, limit: int | None = None) -> list[str]:
     """Begin a return of these messages, and end it in a gap; gives the pending requests."""
     made = retry()
     update = made._update  # noqa: SLF001 - the second gap is before its second call
@@ -86,7 +88,7 @@ def killed(retry: Callable[[], Retry], gap: str, *ids: str) -> list[str]:
     name, replacement = ("send", end) if gap == BEFORE_SEND else ("_update", update_once)
     setattr(made, name, replacement)
     with pytest.raises(Killed):
-        made.do(groups=(), ids=ids)
+        made.do(groups=(), ids=ids, limit=limit)
     return retry().pending()
 
 
@@ -110,6 +112,49 @@ def test_a_return_that_ends_in_a_gap_is_finished_by_the_next(
         ("row-2", True, True),
     ]
     assert again.pending() == []
+
+
+@GAPS
+def test_the_oldest_of_a_choice_are_returned_once(
+    queue: SparkQueue, retry: Callable[[], Retry], gap: str
+) -> None:
+    """By the time of the failure, then by their order in the error queue; the others stay free."""
+    ids = [f"m-{at}" for at in range(4)]
+    earlier = "timeOfFailure = TIMESTAMP '2020-01-01 00:00:00Z'"
+    retry()._update("failureId = 'row-3'", earlier)  # noqa: SLF001
+    killed(retry, gap, *ids, limit=2)
+
+    chosen = [row for row in state(retry()) if row[1]]
+    again = retry()
+
+    assert chosen == [("row-0", True, False), ("row-3", True, False)]
+    assert again.resume() == (2, {})
+    assert again.do(groups=(), ids=ids, limit=0) == (0, {})
+    assert sorted(queue.ids()) == ["m-0", "m-3"]
+    assert again.do(groups=(), ids=ids, limit=1) == (1, {})
+    assert sorted(queue.ids()) == ["m-0", "m-1", "m-3"]
+    assert again.do(groups=(), ids=ids, limit=9) == (1, {})
+    assert sorted(queue.ids()) == ids
+
+
+def test_only_failures_that_were_returned_long_ago_are_deleted(
+    queue: SparkQueue, retry: Callable[[], Retry], failures: str
+) -> None:
+    """One that waits for a decision or a retry stays, however old it is."""
+    made = retry()
+    old, new = (f"current_timestamp() - INTERVAL {days} DAYS" for days in (8, 6))
+    made._update("true", f"collected = {old}")  # noqa: SLF001
+    for row, change in enumerate([f"returned = {old}", f"returned = {new}", "returned = NULL"]):
+        made._update(f"failureId = 'row-{row}'", f"request = 'r', {change}")  # noqa: SLF001
+    given: dict[str, Any] = {"url": queue.place.url, "error_queue": "e", "table": failures}
+    settings = error_triage.Settings(**given, retention_days=7.0)
+    totals = Counter[str]()
+
+    groups = [error_triage.tidy(queue.spark, settings, totals) for _ in range(2)]
+
+    assert totals == {"deletedFailures": 1}
+    assert [row[0] for row in state(made)] == ["row-1", "row-2", "row-3", "row-4"]
+    assert groups == [1, 1]
 
 
 def test_a_group_is_returned_except_for_unreachable_queues(
@@ -198,7 +243,7 @@ def test_giving_up_that_is_killed_is_finished_by_the_next(
     """The dispatch log has it as given up, and the rows do not yet."""
     (request,) = killed(retry, BEFORE_SEND, "m-1")
     made = retry()
-    made.log.give_up(request)
+    triage.give_up(made.sink(request))
 
     assert made.resume() == (0, {})
     assert made.pending() == []

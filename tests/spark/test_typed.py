@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs.submit import delta_rows, module
 
-from sqlq_spark.jobs.frame import main as job
-from sqlq_spark.jobs.type_tables import table_name
+from sqlq_spark.jobs import runner as job
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.table_writer import table_name
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, EXCEPTION_INFO, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def test_a_schema_that_cannot_be_used_is_refused_at_the_start(
     queue.fill(0, 1)
     made, settings = typed(queue, **given)
 
-    with pytest.raises(job.BadSettings) as error:
+    with pytest.raises(BadSettings) as error:
         made.run(queue.spark, settings)
 
     assert expected in str(error.value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from sqlq_spark.jobs.frame.upkeep import Upkeep
+from sqlq_spark.jobs.audit_to_delta import Upkeep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def test_old_rows_go_small_files_are_packed_and_unused_ones_removed(
     rows += [("late", NOW - timedelta(days=9000), NOW)]
     frame = spark.createDataFrame(rows, "name string, moment timestamp, received timestamp")
     frame = frame.selectExpr("name", "received", "to_date(moment) AS date").coalesce(1)
-    Upkeep(spark=spark, table=table, date="date", received="received", optimize=True).once()
+    Upkeep(spark=spark, table=table, optimize=True).once()
     writer = frame.union(frame).write.format("delta").partitionBy("date")
     writer.option("maxRecordsPerFile", 1).save(table)  # two files of each date
     session = spark.newSession()  # what is set there is no other test's
@@ -41,8 +41,6 @@ def test_old_rows_go_small_files_are_packed_and_unused_ones_removed(
     upkeep = Upkeep(
         spark=session,
         table=table,
-        date="date",
-        received="received",
         clock=lambda: NOW,
         optimize=True,
         retention_days=30,
@@ -84,7 +82,7 @@ def test_a_failed_round_is_repeated_and_reported_at_the_end(
     """No error is raised if a later round succeeded."""
     for failing in (1, 1_000_000):
         caplog.clear()
-        upkeep = Rounds(spark=spark, table="t", date="date", received="received")
+        upkeep = Rounds(spark=spark, table="t")
         upkeep.failing = failing
         failure = nullcontext() if failing == 1 else pytest.raises(ValueError, match=r"^\d+$")
         with failure, upkeep.beside(0.001):

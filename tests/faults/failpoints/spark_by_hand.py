@@ -21,14 +21,14 @@ from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
-from sqlq_spark.jobs.triage.request_log import RequestLog
+from sqlq_spark.jobs.failures import give_up, in_log
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert, subscriptions
-from sqlq_spark.send.dispatch import SENT
+from sqlq_spark.send.dispatch import SENT, open_request
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
@@ -349,19 +349,17 @@ def clean_up(desk: Desk, books: Books, do: Doing) -> None:
 
 def request_opened(desk: Desk, request: str) -> None:
     """Enter a return that is about to be chosen."""
-    request_log(desk).open(request)
+    in_log(request_sink(desk, request), open_request)
 
 
 def request_given_up(desk: Desk, request: str) -> int:
     """See to it that a return is never sent."""
-    return request_log(desk).give_up(request)
+    return give_up(request_sink(desk, request))
 
 
-def request_log(desk: Desk) -> RequestLog:
-    """Of returns."""
-    return RequestLog(
-        lambda request: desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)}
-    )
+def request_sink(desk: Desk, request: str) -> dict[str, str]:
+    """Options of the write of a return."""
+    return desk.shop.raw() | {"txnAppId": request, "txnVersion": str(SENT)}
 
 
 def let_go(desk: Desk, books: Books, do: Doing) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark import register
 from sqlq_spark.errors import MissingDelta
-from sqlq_spark.jobs.frame.settings import BadSettings
+from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.versions import check_java
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 R = TypeVar("R", "DataFrameReader", "DataStreamReader")
 
@@ -50,16 +49,6 @@ NO_TABLE = {"DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUN
 # ---------------------------------------------------------------- the session
 
 
-def on_databricks() -> bool:
-    """Whether this runs on a Databricks cluster."""
-    return "DATABRICKS_RUNTIME_VERSION" in os.environ
-
-
-def connects() -> bool:
-    """Whether new sessions use Spark Connect, by Spark's environment variables."""
-    return "SPARK_REMOTE" in os.environ or os.environ.get("SPARK_API_MODE") == "connect"
-
-
 @contextmanager
 def session(name: str, log_level: str, *, delta: bool = False) -> Iterator[SparkSession]:
     """
@@ -75,51 +64,46 @@ def session(name: str, log_level: str, *, delta: bool = False) -> Iterator[Spark
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     found = SparkSession.getActiveSession()
-    if found is not None or on_databricks():
+    on_databricks = "DATABRICKS_RUNTIME_VERSION" in os.environ
+    if found is not None or on_databricks:
         found = found or SparkSession.builder.getOrCreate()
-        if on_databricks():  # a broken pyspark_* module there prevents the discovery of ours
+        if on_databricks:  # a broken pyspark_* module there prevents the discovery of ours
             register(found)
         yield found
         return
-    made = connect(name, delta=delta) if connects() else start(name, log_level, delta=delta)
+    builder = SparkSession.builder.appName(f"sqlqueue {name}")
+    connects = "SPARK_REMOTE" in os.environ or os.environ.get("SPARK_API_MODE") == "connect"
+    made = connect(builder, delta=delta) if connects else start(builder, log_level, delta=delta)
+    register(made)  # after the start, so that messages name the application as their sender
     try:
         yield made
     finally:
         made.stop()
 
 
-def connect(name: str, *, delta: bool) -> SparkSession:
-    """Open a Spark Connect session, and register the data source in it."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
-
-    builder = SparkSession.builder.appName(f"sqlqueue {name}")
-    if os.environ.get("SPARK_REMOTE", "local").startswith(
-        "local"
-    ):  # this process starts the server
+def connect(builder: SparkSession.Builder, *, delta: bool) -> SparkSession:
+    remote = os.environ.get("SPARK_REMOTE", "local")
+    if remote.startswith("local"):  # this process starts the server
         check_java()
         builder = builder.config(map={**SETTINGS})
         if delta and has_delta():
             builder = with_delta(builder)
     made = builder.getOrCreate()
     made.conf.set("spark.sql.session.timeZone", SETTINGS["spark.sql.session.timeZone"])
-    register(made)
     return made
 
 
-def start(name: str, log_level: str, *, delta: bool) -> SparkSession:
+def start(builder: SparkSession.Builder, log_level: str, *, delta: bool) -> SparkSession:
     """Start a session with its own JVM."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
-
     if not by_spark_submit():
         check_java()
-    builder = SparkSession.builder.appName(f"sqlqueue {name}").config(map=unless_given(SETTINGS))
+    builder = builder.config(map=unless_given(SETTINGS))
     if delta:
         if not has_delta():
             raise MissingDelta
         builder = with_delta(builder)
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel(log_level)
-    register(made)  # so that messages name the application as their sender
     return made
 
 
@@ -135,7 +119,6 @@ def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def by_spark_submit() -> bool:
-    """Whether spark-submit started the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -206,7 +189,6 @@ def parallelism(spark: SparkSession) -> int | None:
 
 
 def product(spark: SparkSession, *names: str) -> int | None:
-    """Multiply numbers of the configuration; None if one is missing."""
     found = [conf(spark, name) for name in names]
     if not all(each and each.isdecimal() for each in found):
         return None
@@ -271,15 +253,8 @@ def quote_table(table: str) -> str:
 
 
 def read_table(reader: R, table: str) -> DataFrame:
-    """Load a Delta table, by path or name."""
     reader = reader.format("delta")
     return reader.load(table) if is_path(table) else reader.table(table)
-
-
-def start_into(writer: DataStreamWriter, table: str) -> StreamingQuery:
-    """Start a stream into a Delta table, by path or name; creates the table if it is missing."""
-    writer = writer.format("delta").outputMode("append")
-    return writer.start(table) if is_path(table) else writer.toTable(table)
 
 
 def has_table(spark: SparkSession, table: str) -> bool:
@@ -296,3 +271,8 @@ def has_table(spark: SparkSession, table: str) -> bool:
         if error.getCondition() in NO_TABLE:
             return False
         raise
+
+
+def delete_rows(spark: SparkSession, table: str, condition: str) -> int:
+    text = f"DELETE FROM {quote_table(table)} WHERE {condition}"  # noqa: S608 - no value of others
+    return int(spark.sql(text).collect()[0]["num_affected_rows"])

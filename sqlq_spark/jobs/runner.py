@@ -1,7 +1,7 @@
 """
-Runs a job: reads its settings, does its work, and prints its totals.
+Runs a job: reads its settings, does its work or looks at what it needs, and prints its totals.
 
-A job is a module with a docstring, a frozen dataclass of settings (see settings.py) and a function
+A job is a module with a docstring, a frozen dataclass of settings (settings.py) and a function
 `run(spark, settings)`, which returns totals. `program` does the rest. Exit codes:
 
 - 0: done
@@ -10,9 +10,6 @@ A job is a module with a docstring, a frozen dataclass of settings (see settings
 - 3: the database or Spark
 
 An error is reported on standard error. The totals are the last line of standard output, as JSON.
-
-    def main() -> None:
-        job.program(__doc__, Settings, run)
 """
 
 from __future__ import annotations
@@ -23,37 +20,14 @@ import sys
 import time
 import traceback
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, versions
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import check_writable
-from sqlq_spark.errors import (
-    BadInput,
-    MissingDelta,
-    MissingPackage,
-    QueueNotFound,
-    UnsupportedVersion,
-)
-from sqlq_spark.jobs.frame import settings as job_settings
-from sqlq_spark.jobs.frame import settings_reader
-from sqlq_spark.jobs.frame import spark as job_spark
-from sqlq_spark.jobs.frame.settings import (
-    BadSettings,
-    DatabaseSettings,
-    Settings,
-    checkpoint,
-    credentials_setting,
-    database_url,
-    raw_options,
-    setting,
-    trigger,
-)
-from sqlq_spark.jobs.frame.spark import is_path, read_table, spread, start_into
-from sqlq_spark.jobs.frame.stream import follow, receive, with_trigger
-from sqlq_spark.jobs.target import bind
+from sqlq_spark.jobs import spark as job_spark
+from sqlq_spark.jobs.settings import BadSettings, Settings, load, parse_words, without_secrets
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.versions import NoJava
 
@@ -63,34 +37,18 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sqlq_spark.jobs.frame.settings_reader import S
+    from sqlq_spark.jobs.settings import S
     from sqlq_spark.options import SinkOptions
-
-__all__ = [
-    "BadSettings",
-    "DatabaseSettings",
-    "Settings",
-    "bind",
-    "checkpoint",
-    "credentials_setting",
-    "database_url",
-    "follow",
-    "is_path",
-    "main",
-    "program",
-    "raw_options",
-    "read_table",
-    "receive",
-    "setting",
-    "spread",
-    "start_into",
-    "trigger",
-    "with_trigger",
-]
 
 GOOD, FOUND, USAGE, FAILED = 0, 1, 2, 3  # exit codes
 # errors that need a change before the next run
-UNUSABLE = (BadInput, MissingPackage, MissingDelta, NoJava, UnsupportedVersion)
+UNUSABLE = (
+    errors.BadInput,
+    errors.MissingPackage,
+    errors.MissingDelta,
+    NoJava,
+    errors.UnsupportedVersion,
+)
 TRACED = {"ERROR", "WARN", "INFO", "DEBUG"}  # log levels with stack traces
 
 
@@ -102,14 +60,13 @@ def program(
     spark: bool = True,
 ) -> None:
     """
-    Run a job as a program, as `main` does. Its name is that of the module of `kind`.
+    Run a job as a program, as `main` does.
 
     Raises:
         SystemExit: the code is not 0. Databricks reports every SystemExit as a failed task, even
             with code 0, and ignores what an entry point returns.
     """
-    name = kind.__module__.rpartition(".")[2]  # `python -m` calls it __main__
-    if code := main(doc, kind, run, spark=spark, name=None if name == "__main__" else name):
+    if code := main(doc, kind, run, spark=spark):
         sys.exit(code)
 
 
@@ -120,32 +77,35 @@ def main(
     words: Sequence[str] | None = None,
     *,
     spark: bool = True,
-    name: str | None = None,
 ) -> int:
     """
     Run a job.
 
     Args:
         doc: its help.
-        kind: its settings.
+        kind: its settings; the name of their module is the job's.
         run: its work.
         words: its command line.
         spark: whether it needs a session; if not, `run` gets None.
-        name: of the job; default: the name of the file that runs.
 
     Returns:
         The exit code. A successful job ends without sys.exit, a failure on Databricks.
     """
-    name, level = name or Path(sys.argv[0]).stem, "FATAL"
+    name, level = kind.__module__.rpartition(".")[2], "FATAL"
     try:
-        given = sys.argv[1:] if words is None else words
-        found = settings_reader.parse_words(doc or "", kind, given)
-        settings = settings_reader.load(kind, found, job_spark.secret)
+        found = parse_words(doc or "", kind, sys.argv[1:] if words is None else words)
+        settings = load(kind, found, job_spark.secret)
         level = settings.log_level
         settings.options()
         if spark:
             versions.check("pyspark", "pyarrow")
-        totals = look(name, settings) if found.dry_run else work(name, settings, run, spark=spark)
+        if found.dry_run:
+            totals = look(name, settings)
+        else:
+            with session(name, settings) if spark else nullcontext() as made:
+                begun = time.monotonic()
+                totals = run(made, settings)  # type: ignore[arg-type]  # None if it needs no Spark
+                totals["seconds"] = round(time.monotonic() - begun, 3)
     except Exception as error:  # noqa: BLE001 - the only place that reports a job's failure
         for line in sentence(error).splitlines() or [""]:
             print_line(f"{name}: {line}", sys.stderr)
@@ -154,16 +114,6 @@ def main(
         return USAGE if isinstance(error, UNUSABLE) else FAILED
     print(json.dumps({"job": name, **totals}, ensure_ascii=False, default=str), flush=True)  # noqa: T201
     return FOUND if totals.get("found") else GOOD
-
-
-def work(
-    name: str, settings: S, run: Callable[[SparkSession, S], dict[str, Any]], *, spark: bool = True
-) -> dict[str, Any]:
-    """Run a job, and add its seconds, without the start of Spark."""
-    with session(name, settings) if spark else nullcontext() as made:
-        begun = time.monotonic()
-        totals = run(made, settings)  # type: ignore[arg-type]  # None if it needs no Spark
-        return {**totals, "seconds": round(time.monotonic() - begun, 3)}
 
 
 def session(name: str, settings: Settings) -> AbstractContextManager[SparkSession]:
@@ -177,15 +127,19 @@ def sentence(error: BaseException) -> str:
 
     An error of an executor or of Spark's Python runner arrives only as text in a stack trace.
     """
-    if isinstance(error, errors.SqlQueueError):
-        return str(error)
     text = str(error)
-    ours = re.findall(r"sqlq_spark\.(?:\w+\.)*(\w+): (.+)", text)
-    messages = [str(message) for name, message in ours if hasattr(errors, name)]
-    if messages:
-        return messages[0]
+    if isinstance(error, errors.SqlQueueError):
+        return text
+    for name, message in re.findall(r"sqlq_spark\.(?:\w+\.)*(\w+): (.+)", text):
+        if hasattr(errors, name):
+            return str(message)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'without a message'}"
+
+
+def print_line(line: str, file: TextIO | None = None) -> None:
+    """Print a line without control characters, because parts of it are untrusted."""
+    print("".join(each if each.isprintable() else "·" for each in line), file=file)
 
 
 # ---------------------------------------------------------------- dry run
@@ -199,13 +153,12 @@ def look(name: str, settings: Settings) -> dict[str, Any]:
         SqlQueueError: something cannot be reached.
         BadSettings: a table that must exist does not.
     """
-    for each, given in job_settings.without_secrets(settings).items():
+    for each, given in without_secrets(settings).items():
         print_line(f"{each} = {json.dumps(given, ensure_ascii=False, default=str)}")
     for options in settings.options():
         for line in look_at_database(options):
             print_line(line)
-    tables = settings.tables()
-    if tables or type(settings).frame is not Settings.frame:
+    if settings.tables() or type(settings).frame is not Settings.frame:
         with session(name, settings) as spark:
             for line in look_at_tables(spark, settings):
                 print_line(line)
@@ -224,7 +177,7 @@ def look_at_tables(spark: SparkSession, settings: Settings) -> Iterator[str]:
         yield "columns: " + ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
 
 
-def look_at_database(options: SourceOptions | SinkOptions) -> list[str]:
+def look_at_database(options: SourceOptions | SinkOptions) -> Iterator[str]:
     """Connect to a database, and look at its state tables and queues."""
     if isinstance(options, SourceOptions):
         state, reads = options.transaction_mode != "none", options.addresses
@@ -232,22 +185,18 @@ def look_at_database(options: SourceOptions | SinkOptions) -> list[str]:
     else:
         state, reads = options.delivery == "exactlyOnce", ()
         writes = [options.address, options.undeliverable_address]
-    session_of = StateSession if state else Session
-    with session_of(options, "dry run") as session:
+    with (StateSession if state else Session)(options, "dry run") as session:
         connection = session.open()
-        lines = [f"{connection.server}: reached"]
-        lines += [f"state tables in schema {options.state_schema}: exist"] if state else []
+        yield f"{connection.server}: reached"
+        if state:
+            yield f"state tables in schema {options.state_schema}: exist"
         with transaction(connection, timeout=options.query_timeout):
             for queue in reads:
                 if not connection.columns(queue):
-                    raise QueueNotFound(queue=connection.printed(queue), server=connection.server)
-                lines.append(f"queue {connection.printed(queue)}: exists")
+                    raise errors.QueueNotFound(
+                        queue=connection.printed(queue), server=connection.server
+                    )
+                yield f"queue {connection.printed(queue)}: exists"
             for queue in (each for each in writes if each is not None):
                 check_writable(connection, [queue], options.allowed)
-                lines.append(f"queue {connection.printed(queue)}: can be sent to")
-    return lines
-
-
-def print_line(line: str, file: TextIO | None = None) -> None:
-    """Print a line without control characters, because parts of it are untrusted."""
-    print("".join(each if each.isprintable() else "·" for each in line), file=file)
+                yield f"queue {connection.printed(queue)}: can be sent to"

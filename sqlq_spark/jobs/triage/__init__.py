@@ -1,1 +1,0 @@
-"""Error triage: failures as columns, their return, and its record in the dispatch log."""

@@ -1,1 +1,0 @@
-"""Typed columns from JSON bodies, for jobs that write tables."""
