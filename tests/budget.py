@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12370, "tokens": 71414},
+    "core": {"files": 62, "lines": 12374, "tokens": 71414},
     "everything else": {"files": 103, "lines": 14372, "tokens": 77822},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 165, "lines": 26742, "tokens": 149236},
+    "package": {"files": 165, "lines": 26746, "tokens": 149236},
     "sql": {"statement lines": 2433},
     "tests": {"files": 303, "lines": 53917, "tokens": 361459},
     "words": {"words": 69682},
