@@ -3,9 +3,9 @@ The seam between the package and its databases.
 
 A dialect is a package beside this module. It exports what `Dialect` lists, extends `Connection`,
 and has the SQL files of the statements and everything else in which one database differs from
-another. The statements have the same names for every database: see statements.py. CONTRIBUTING.md
-lists what a new dialect needs elsewhere. The rest of the package uses a `Connection` by
-these names and imports no driver.
+another. The statements have the same names for every database: see statements.py, also for those
+that a dialect lacks. Its names are a class in wire/address.py, listed in `DIALECTS` of
+options/names.py. The rest of the package uses a `Connection` by these names and imports no driver.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
         error = errors.CheckpointRolledBack(stream=stream, start=batch, acked=acked)
         accept_or_raise(error, who.options)
         return Acknowledged(batch=acked, plan=plan)
-    # a batch that a return or a drop has closed keeps its other receipts
+    # an earlier batch that a return or a drop has closed keeps its other receipts
     first = min(acked + 1, batch)
     counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
     # a batch's plan is committed before Spark has its offset, and it follows the acknowledged one
