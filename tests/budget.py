@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12374, "tokens": 71414},
-    "everything else": {"files": 103, "lines": 14372, "tokens": 77822},
+    "core": {"files": 62, "lines": 12281, "tokens": 70857},
+    "everything else": {"files": 103, "lines": 14369, "tokens": 77830},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 165, "lines": 26746, "tokens": 149236},
+    "package": {"files": 165, "lines": 26650, "tokens": 148687},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 303, "lines": 53917, "tokens": 361459},
+    "tests": {"files": 303, "lines": 53917, "tokens": 361455},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -32,7 +32,7 @@ from sqlq_spark.wire.address import QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlq_spark.database import Connection, Row
+    from sqlq_spark.database import Connection, Row, Tables
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.send.subscriptions import Subscription
 
@@ -152,9 +152,7 @@ def find_delayed(connection: Connection, queue: QueueAddress) -> QueueAddress | 
         return None
 
 
-def read(
-    connection: Connection, statement: StatementName, tables: dict[str, QueueAddress]
-) -> list[Row]:
+def read(connection: Connection, statement: StatementName, tables: Tables) -> list[Row]:
     """Return the rows of a statement; none if this login may not read the table."""
     try:
         with attempt(connection):

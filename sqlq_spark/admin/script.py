@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sqlq_spark.admin.endpoint import Endpoint
+    from sqlq_spark.database import Tables
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import Names, QueueAddress
-
-    Tables = dict[str, QueueAddress]
 
 BEGIN: tuple[StatementName, ...] = ("script_begin", "script_check", "install_state")
 # role → kind of table → its rights; the first statement begins with the comment above them

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.database.trust import check_writable
+from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import TimedOut
 from sqlq_spark.jobs.frame import main as job
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -220,7 +220,7 @@ def check(settings: Settings) -> dict[str, str]:
             )
         queues = [connection.names.parse_address(each) for each in dict.fromkeys(routes.values())]
         with transaction(connection, timeout=target.query_timeout):
-            check_writable(connection, queues, target.allowed)
+            Destinations(connection, target.allowed, by_header=True).check(queues, RETURNED)
     return routes
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sqlq_spark import errors, versions
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.database.trust import check_writable
+from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import (
     BadInput,
     MissingDelta,
@@ -243,7 +243,8 @@ def look_at_database(options: SourceOptions | SinkOptions) -> list[str]:
                     raise QueueNotFound(queue=connection.printed(queue), server=connection.server)
                 lines.append(f"queue {connection.printed(queue)}: exists")
             for queue in (each for each in writes if each is not None):
-                check_writable(connection, [queue], options.allowed)
+                destinations = Destinations(connection, options.allowed, by_header=True)
+                destinations.check([queue], RETURNED)
                 lines.append(f"queue {connection.printed(queue)}: can be sent to")
     return lines
 
