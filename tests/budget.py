@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1360},
     "package": {"files": 165, "lines": 26650, "tokens": 148687},
     "sql": {"statement lines": 2433},
-    "tests": {"files": 303, "lines": 53917, "tokens": 361455},
+    "tests": {"files": 303, "lines": 53916, "tokens": 361470},
     "words": {"words": 69682},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
