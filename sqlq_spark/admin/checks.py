@@ -150,8 +150,7 @@ def check_error_queue(connection: Connection, options: SourceOptions) -> None:
     with transaction(connection, timeout=options.query_timeout):
         for queue in options.addresses:
             known = Destinations(connection, options.allowed, source=queue)
-            for reason in known.find_refused([options.error_address]).values():
-                raise reason
+            known.check([options.error_address])
 
 
 def check_spellings(connection: Connection, options: SourceOptions) -> None:

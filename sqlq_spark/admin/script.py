@@ -26,10 +26,9 @@ from sqlq_spark.wire.address import DELAYED, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sqlq_spark.database import Tables
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import Names
-
-    Tables = dict[str, QueueAddress]
 
 BEGIN: tuple[StatementName, ...] = ("script_begin", "script_check", "install_state")
 # role → kind of table → its rights; the first statement begins with the comment above them

@@ -257,7 +257,7 @@ def return_all(
         queue = parse_queue("queue", each.queue, options.naming)
         with transaction(connection, timeout=options.query_timeout):
             messages = receipts.return_(
-                connection, *each.key, queue, without=without, allowed=options.allowed
+                connection, each.key, queue, without=without, allowed=options.allowed
             )
             if recorded:
                 record_action(connection, "return", each.queue, messages, each.key)
@@ -279,7 +279,7 @@ def drop_all(
 
     for each in found:
         with transaction(connection, timeout=options.query_timeout):
-            messages = receipts.drop(connection, *each.key)
+            messages = receipts.drop(connection, each.key)
             if recorded:
                 record_action(connection, "drop", each.queue, messages, each.key)
         yield messages

@@ -3,9 +3,9 @@ The seam between the package and its databases.
 
 A dialect is a package beside this module. It exports what `Dialect` lists, extends `Connection`,
 and has the SQL files of the statements and everything else in which one database differs from
-another. The statements have the same names for every database: see statements.py. CONTRIBUTING.md
-lists what a new dialect needs elsewhere. The rest of the package uses a `Connection` by
-these names and imports no driver.
+another. The statements have the same names for every database: see statements.py, also for those
+that a dialect lacks. Its names are a class in wire/address.py, listed in `DIALECTS` of
+options/names.py. The rest of the package uses a `Connection` by these names and imports no driver.
 """
 
 from __future__ import annotations
@@ -33,7 +33,17 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
+Tables: TypeAlias = "dict[str, QueueAddress]"  # by their names in a statement
 OF_CONNECT = {errors.DatabaseNotFound, errors.LoginRefused}  # not of a statement
+# failures after which the whole transaction may run again
+TRANSIENT = (
+    errors.ConnectionLost,
+    errors.Deadlock,
+    errors.DestinationChanged,
+    errors.LockTimedOut,
+    errors.ReceiptExists,
+    errors.ServerShort,
+)
 
 
 class Connection(ABC):
@@ -65,21 +75,13 @@ class Connection(ABC):
 
     @abstractmethod
     def rows(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress] | None = None,
-        **values: Value,
+        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> list[Row]:
         """Execute a statement and return the rows of its results; none where it has none."""
 
     @abstractmethod
     def arrow(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress],
-        **numbers: int | list[int],
+        self, statement: StatementName, *, tables: Tables, **numbers: int | list[int]
     ) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
 
@@ -189,9 +191,7 @@ class Dialect(Protocol):
             MissingDriver: no driver can be used on this machine.
         """
 
-    def fill_names(
-        self, text: str, state: str, tables: dict[str, QueueAddress], **words: str
-    ) -> str:
+    def fill_names(self, text: str, state: str, tables: Tables, **words: str) -> str:
         """Put quoted names into the braces of a statement; connects to nothing."""
 
 
@@ -214,7 +214,7 @@ def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
     """
     connection.rows("begin")
     try:
-        milliseconds = str(int(timeout * 1000))
+        milliseconds = int(timeout * 1000)
         connection.rows("timeouts", milliseconds=milliseconds, application=connection.application)
         yield
     except BaseException:

@@ -131,7 +131,7 @@ def record_action(
     action: Literal["purge", "return", "drop", "retire"],
     queue: str,
     messages: int,
-    receipt: tuple[str, int, int] | tuple[None, None, None] = (None, None, None),
+    receipt: tuple[str, int, int] | None = None,
 ) -> None:
     """
     Write an entry into the trail, in the open transaction; `receipt` is stream, batch and task.
@@ -139,7 +139,7 @@ def record_action(
     Raises:
         RightMissing: the login may not insert. The action is undone with the transaction.
     """
-    stream, batch, task = receipt
+    stream, batch, task = receipt or (None, None, None)
     connection.rows(
         "record_action",
         action=action,
@@ -164,23 +164,23 @@ def create_queue(
 
     `body_string` adds the column BodyString, also to a table that is already there.
     """
-    _create(connection, "create_queue", {"queue": queue}, timeout, body_string=body_string)
+    _create(connection, "create_queue", queue, timeout, body_string=body_string)
 
 
 def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:
     """Create the table for a queue's delayed messages where it is absent."""
-    _create(connection, "create_delayed", {"delayed": delayed_of(queue)}, timeout)
+    _create(connection, "create_delayed", delayed_of(queue), timeout)
 
 
 def create_subscriptions(connection: Connection, table: QueueAddress, *, timeout: float) -> None:
     """Create the table of subscriptions where it is absent."""
-    _create(connection, "create_subscriptions", {"subscriptions": table}, timeout)
+    _create(connection, "create_subscriptions", table, timeout)
 
 
 def _create(
     connection: Connection,
     statement: StatementName,
-    tables: dict[str, QueueAddress],
+    table: QueueAddress,
     timeout: float,
     *,
     body_string: bool = False,
@@ -191,12 +191,12 @@ def _create(
     On PostgreSQL an endpoint's installer does not take our lock. Then the database makes us wait
     for it and reports that the table exists. A second attempt finds the table.
     """
-    (table,) = tables.values()
+    name = statement.removeprefix("create_")  # of the table in the statement
 
     def create() -> None:
         with transaction(connection, timeout=timeout):
             connection.rows("create_lock", tables={"table": table})
-            connection.rows(statement, tables=tables)
+            connection.rows(statement, tables={name: table})
             if body_string:
                 connection.rows("add_body_string", tables={"queue": table})
 

@@ -22,7 +22,7 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 from urllib.parse import quote
 
 from sqlq_spark import database, errors
@@ -39,14 +39,6 @@ T = TypeVar("T")
 
 ATTEMPTS = 7
 LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-TRANSIENT = (
-    errors.ConnectionLost,
-    errors.Deadlock,
-    errors.DestinationChanged,
-    errors.LockTimedOut,
-    errors.ReceiptExists,
-    errors.ServerShort,
-)
 # worth another attempt only once the url led to a database: during a failover the server, or a
 # database that recovers there, may be absent
 ABSENT = (errors.DatabaseNotFound, errors.LoginUnclear, errors.NotReachable)
@@ -141,9 +133,11 @@ class Session:
         return os.getpid(), place, type(self)
 
     def _worth_another(self, error: Exception) -> bool:
-        if self.options.credentials is not None and isinstance(error, EXPIRED):
-            return True
-        return isinstance(error, TRANSIENT) or (self._reached and isinstance(error, ABSENT))
+        return (
+            isinstance(error, database.TRANSIENT)
+            or (self._reached and isinstance(error, ABSENT))
+            or (self.options.credentials is not None and isinstance(error, EXPIRED))
+        )
 
     def _connect(self) -> Connection:
         options = self.options
@@ -233,7 +227,8 @@ def ask_password(url: str, credentials: str) -> str:
         raise errors.CredentialsFailed(
             option="credentials", credentials=credentials, reason=reason
         ) from None
-    if not is_password(password):
+    # a text that a url can hold and a server can get
+    if not isinstance(password, str) or password == "" or UNSENDABLE.search(password):
         expected = "a function that returns the password, a text that is not empty"
         raise errors.BadOption(
             option="credentials",
@@ -257,11 +252,6 @@ def find_function(credentials: str) -> Callable[[str], object]:
         expected = f"a function, but found {describe_value(found)}"
         raise errors.BadOption(option="credentials", found=credentials, expected=expected)
     return cast("Callable[[str], object]", found)
-
-
-def is_password(found: object) -> TypeGuard[str]:
-    """Whether this is a text that a url can hold and a server can get."""
-    return isinstance(found, str) and found != "" and not UNSENDABLE.search(found)
 
 
 def describe_value(found: object) -> str:

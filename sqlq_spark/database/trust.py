@@ -25,13 +25,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sqlq_spark import errors
+from sqlq_spark.database import TRANSIENT, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import Names, QueueAddress
@@ -39,8 +42,13 @@ if TYPE_CHECKING:
 # columns as the transport's CREATE TABLE writes them, which a database may compare by case
 SENT = ("Id", "Expires", "Headers", "Body")  # of a queue
 RETURNED = (*SENT, "Seq")  # of a table that only a header names; on SQL Server RowVersion
-PATIENCE = 2.0  # seconds that one task waits for all destinations that others lock
 DELAYED = ("Headers", "Body", "Due")  # of a table of delayed messages
+PATIENCE = 2.0  # seconds that one task waits for all destinations that others lock
+# failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
+PASSING = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
+# of those, what passes where only a header names the destination: all else is undone alone
+LOST = (errors.ConnectionLost, errors.Cancelled)
+Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # why tables cannot be sent to
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +84,19 @@ class Destinations:
         self.allowed = allowed  # the option allowedDestinations
         self.source = source  # the queue that is read, if one is; its owner is trusted
         self.by_header = by_header  # whether only a header directs messages there
+        self.patience = PATIENCE  # seconds that are left to wait for tables that others lock
         self._held: dict[tuple[str, ...], dict[QueueAddress, Destination]] = {}
 
     def find_refused(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
-    ) -> dict[QueueAddress, errors.SqlQueueError]:
+    ) -> Reasons:
         """Return what cannot be sent to, and why; locks nothing, and runs no code of a table."""
         return self._look(list(dict.fromkeys(queues)), columns)[1]
+
+    def check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
+        """Raise why one cannot be sent to, as `find_refused`."""
+        for reason in self.find_refused(queues, columns).values():
+            raise reason
 
     def lock(self, queue: QueueAddress) -> None:
         """Keep a table as it is until the transaction ends; fails if it is absent or locked."""
@@ -95,38 +109,47 @@ class Destinations:
                 queue=self.connection.printed(queue), reason=error.reason
             ) from None
 
-    def check_locked(
-        self, queues: Iterable[QueueAddress], columns: Sequence[str]
-    ) -> dict[QueueAddress, errors.SqlQueueError]:
-        """Return which of the locked tables must not be sent to, and why; `confirm` looks again."""
-        asked = self.undecided(queues, columns)
-        found, reasons = self._look(asked, columns)
-        new = {queue: found[queue] for queue in asked if queue not in reasons}
-        open_ = {queue: each for queue, each in new.items() if not each.trusted}
-        locks = self._locks([*open_.values()])
-        for queue, each in open_.items():
-            locked, text = locks.get(each.identity, (False, ""))
-            if not locked:
-                raise errors.DestinationChanged(queue=self.connection.printed(queue))
-            new[queue] = replace(each, locks=text)
-        self._held.setdefault(tuple(columns), {}).update(new)
-        return reasons
-
-    def _locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """Return by identity: whether this transaction has locked it, and all of its name."""
-        if not found or "destination_locks" in self.connection.lacks:
-            return {each.identity: (True, "") for each in found}
-        places = json.dumps([each.identity for each in found])
-        rows = self.connection.rows("destination_locks", places=places)
-        return {identity: (locked, others) for identity, locked, others in rows}
-
     def lock_and_check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
         """Lock tables; raise why one cannot be sent to."""
         new = self.undecided(queues, columns)
         for queue in new:
             self.lock(queue)
-        for reason in self.check_locked(new, columns).values():
+        for reason in self._check_locked(new, columns).values():
             raise reason
+
+    def lock_each(self, queues: Iterable[QueueAddress], columns: Sequence[str]) -> Reasons:
+        """Lock and check tables, each apart from the others; return why some cannot be sent to."""
+        new = self.undecided(queues, columns)
+        reasons = self.find_refused(new, columns)
+        for queue in [each for each in new if each not in reasons]:
+            reason = self.isolate(partial(self.lock, queue))
+            if isinstance(reason, errors.TimedOut):
+                name = self.connection.printed(queue)
+                reason = errors.DestinationLocked(queue=name, seconds=PATIENCE)
+            if reason is not None:
+                reasons[queue] = reason
+        locked = [each for each in new if each not in reasons]
+        return reasons | self._check_locked(locked, columns)
+
+    def isolate(self, work: Callable[[], None]) -> errors.DatabaseFailure | None:
+        """
+        Do something to a destination, or undo that alone; return why it failed.
+
+        Raises what is no fault of the destination. Those that only headers name are waited for no
+        longer than PATIENCE together.
+        """
+        started = time.monotonic()
+        try:
+            with attempt(self.connection):
+                work()
+        except errors.DatabaseFailure as error:
+            if isinstance(error, LOST if self.by_header else PASSING):
+                raise
+            if isinstance(error, errors.TimedOut):
+                self.patience = max(0.0, self.patience - (time.monotonic() - started))
+                self.connection.set_lock_timeout(self.patience)
+            return error
+        return None
 
     def undecided(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
@@ -151,9 +174,31 @@ class Destinations:
                 ):
                     raise errors.DestinationChanged(queue=self.connection.printed(queue))
 
+    def _check_locked(self, queues: Sequence[QueueAddress], columns: Sequence[str]) -> Reasons:
+        """Return which of the locked tables must not be sent to, and why; `confirm` looks again."""
+        found, reasons = self._look(queues, columns)
+        new = {queue: found[queue] for queue in queues if queue not in reasons}
+        open_ = {queue: each for queue, each in new.items() if not each.trusted}
+        locks = self._locks([*open_.values()])
+        for queue, each in open_.items():
+            locked, text = locks.get(each.identity, (False, ""))
+            if not locked:
+                raise errors.DestinationChanged(queue=self.connection.printed(queue))
+            new[queue] = replace(each, locks=text)
+        self._held.setdefault(tuple(columns), {}).update(new)
+        return reasons
+
+    def _locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
+        """Return by identity: whether this transaction has locked it, and all of its name."""
+        if not found or "destination_locks" in self.connection.lacks:
+            return {each.identity: (True, "") for each in found}
+        places = json.dumps([each.identity for each in found])
+        rows = self.connection.rows("destination_locks", places=places)
+        return {identity: (locked, others) for identity, locked, others in rows}
+
     def _look(
         self, queues: Sequence[QueueAddress], columns: Sequence[str]
-    ) -> tuple[dict[QueueAddress, Destination], dict[QueueAddress, errors.SqlQueueError]]:
+    ) -> tuple[dict[QueueAddress, Destination], Reasons]:
         found = find_destinations(self.connection, queues, columns, self.source)
         reasons = {queue: self._reason(queue, found.get(queue)) for queue in queues}
         return found, {queue: reason for queue, reason in reasons.items() if reason is not None}
@@ -235,15 +280,6 @@ def places_of(names: Names, queues: Sequence[QueueAddress]) -> list[dict[str, An
         }
         for at, queue in enumerate(queues)
     ]
-
-
-def check_writable(
-    connection: Connection, queues: Sequence[QueueAddress], allowed: Sequence[QueueAddress]
-) -> None:
-    """Before anything is received, raise QueueNotWritable or DestinationRefused of a queue."""
-    destinations = Destinations(connection, allowed, by_header=True)
-    for reason in destinations.find_refused(queues, RETURNED).values():
-        raise reason
 
 
 def is_allowed(found: Destination, allowed: Iterable[QueueAddress]) -> bool:

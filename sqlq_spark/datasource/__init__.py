@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
 
-from sqlq_spark.errors import OptionsOfTable
+from sqlq_spark.errors import BadOption, OptionsOfTable
 from sqlq_spark.options import SinkOptions, SourceOptions
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sqlq_spark.datasource.write import BatchWriter, StreamWriter
 
 log = logging.getLogger("sqlq_spark")
+APPEND = "append: sending adds to a queue"
 warn_once = cache(log.warning)  # in a process: Spark makes several readers and writers
 
 
@@ -70,7 +71,9 @@ class DefaultSource(DataSource):
         from sqlq_spark.datasource.write import BatchWriter, look_ahead  # noqa: PLC0415
 
         options = SinkOptions.parse(self.options)
-        made = BatchWriter(options, schema, overwrite=overwrite, sender=self.sender())
+        if overwrite:
+            raise BadOption(option="mode", found="overwrite", expected=APPEND)
+        made = BatchWriter(options, schema, self.sender())
         look_ahead(options)
         return made
 
@@ -79,7 +82,9 @@ class DefaultSource(DataSource):
         from sqlq_spark.datasource.write import StreamWriter, look_ahead_once  # noqa: PLC0415
 
         options = SinkOptions.parse(self.options)
-        made = StreamWriter(options, schema, overwrite=overwrite, sender=self.sender())
+        if overwrite:
+            raise BadOption(option="outputMode", found="complete", expected=APPEND)
+        made = StreamWriter(options, schema, self.sender())
         look_ahead_once(options)
         return made
 

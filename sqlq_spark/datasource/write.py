@@ -57,27 +57,15 @@ class Written(WriterCommitMessage):
 class Writing:
     """The common part of the writers of frames and streams."""
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        schema: StructType,
-        *,
-        overwrite: bool,
-        sender: str | None = None,
-    ) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType, sender: str | None = None) -> None:
         """
         Check the frame before anything is computed.
 
         `sender` is OriginatingEndpoint, where the options do not have it.
 
         Raises:
-            BadFrame, BadOption.
+            BadFrame.
         """
-        if overwrite:
-            complete = isinstance(self, StreamWriter)
-            option, mode = ("outputMode", "complete") if complete else ("mode", "overwrite")
-            expected = "append: sending adds to a queue"
-            raise BadOption(option=option, found=mode, expected=expected)
         check_frame(
             column_types(schema),
             queue=options.address is not None,
@@ -168,16 +156,9 @@ def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
 class BatchWriter(Writing, DataSourceArrowWriter):
     """`df.write`: one batch. With txnAppId and txnVersion a repeated batch is sent once."""
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        schema: StructType,
-        *,
-        overwrite: bool,
-        sender: str | None = None,
-    ) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType, sender: str | None = None) -> None:
         """Begin. Spark pickles this object to the executors and back to the driver."""
-        super().__init__(options, schema, overwrite=overwrite, sender=sender)
+        super().__init__(options, schema, sender)
         named = options.txn_app_id is not None
         if options.max_rate is not None and not named:
             raise BadOption(

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.database.trust import check_writable
+from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import TimedOut
 from sqlq_spark.functions import forward
 from sqlq_spark.jobs import runner, streams
@@ -198,7 +198,7 @@ def check(settings: Settings) -> dict[str, str]:
             )
         queues = [sent.names.parse_address(each) for each in dict.fromkeys(routes.values())]
         with transaction(sent, timeout=target.query_timeout):
-            check_writable(sent, queues, target.allowed)
+            Destinations(sent, target.allowed, by_header=True).check(queues, RETURNED)
     return routes
 
 

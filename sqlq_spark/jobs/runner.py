@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sqlq_spark import errors, versions
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.database.trust import check_writable
+from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.jobs import spark as job_spark
 from sqlq_spark.jobs.settings import BadSettings, Settings, load, parse_words, without_secrets
 from sqlq_spark.options import SourceOptions
@@ -198,5 +198,6 @@ def look_at_database(options: SourceOptions | SinkOptions) -> Iterator[str]:
                     )
                 yield f"queue {connection.printed(queue)}: exists"
             for queue in (each for each in writes if each is not None):
-                check_writable(connection, [queue], options.allowed)
+                destinations = Destinations(connection, options.allowed, by_header=True)
+                destinations.check([queue], RETURNED)
                 yield f"queue {connection.printed(queue)}: can be sent to"

@@ -1,4 +1,8 @@
-"""Options that a read, a write and a command share: the database and how to reach it."""
+"""
+How options are parsed, and those that all have: the database and how to reach it.
+
+`DatabaseOptions.parse` refuses typos and options of the other side. Other names are left to Spark.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ database/trust.py allows it. Any other failure of one destination is undone alon
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
@@ -22,14 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark import errors
-from sqlq_spark.database import attempt, find_same, load_checked
+from sqlq_spark.database import find_same, load_checked
 from sqlq_spark.database.trust import PATIENCE, RETURNED, Destinations
 from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Collection
 
     from sqlq_spark.database import Connection
     from sqlq_spark.receive.task import Task
@@ -80,7 +79,6 @@ class Forwarding:
         self.destinations = Destinations(
             connection, task.options.allowed, source=task.queue, by_header=True
         )
-        self.patience = PATIENCE  # seconds that are left to wait for locked destinations
         self._read()
 
     def _read(self) -> None:
@@ -111,55 +109,23 @@ class Forwarding:
                 addresses[text] = self.connection.names.parse_address(text)
             except errors.BadAddress as error:
                 reasons[text] = error
-        self.connection.set_lock_timeout(self.patience)
-        failed = self._lock(dict.fromkeys(addresses.values()))
+        self.connection.set_lock_timeout(PATIENCE)
+        failed = self.destinations.lock_each(addresses.values(), RETURNED)
+        for refusal in failed.values():  # a trap stops a stream that has no error queue
+            refused = isinstance(refusal, errors.DestinationRefused)
+            if refused and self.task.options.error_address is None:
+                raise refusal
         for text, address in addresses.items():
             reason = failed.get(address)
             if reason is None:
                 rows = self._to_send(self.away[text])
-                reason = self._attempt(partial(load_checked, self.connection, address, rows))
+                load = partial(load_checked, self.connection, address, rows)
+                reason = self.destinations.isolate(load)
             if reason is not None:
                 reasons[text] = reason
         self.destinations.confirm()
         self.connection.set_lock_timeout(None)
         return reasons
-
-    def _lock(self, addresses: Iterable[QueueAddress]) -> dict[QueueAddress, errors.SqlQueueError]:
-        """Look up all destinations at once, lock and check them; why some cannot be sent to."""
-        failed = self.destinations.find_refused(addresses, RETURNED)
-        for address in [each for each in addresses if each not in failed]:
-            reason = self._attempt(partial(self.destinations.lock, address))
-            if isinstance(reason, errors.TimedOut):
-                name = self.connection.printed(address)
-                reason = errors.DestinationLocked(queue=name, seconds=PATIENCE)
-            if reason is not None:
-                failed[address] = reason
-        locked = [address for address in addresses if address not in failed]
-        failed |= self.destinations.check_locked(locked, RETURNED)
-        for reason in failed.values():  # a trap stops a stream that has no error queue
-            refused = isinstance(reason, errors.DestinationRefused)
-            if refused and self.task.options.error_address is None:
-                raise reason
-        return failed
-
-    def _attempt(self, work: Callable[[], None]) -> errors.SqlQueueError | None:
-        """
-        Do something to a destination, or undo that alone; why it failed.
-
-        All destinations that are locked are waited for no longer than PATIENCE together.
-        """
-        started = time.monotonic()
-        try:
-            with attempt(self.connection):
-                work()
-        except (errors.ConnectionLost, errors.Cancelled):
-            raise
-        except errors.DatabaseFailure as error:
-            if isinstance(error, errors.TimedOut):
-                self.patience = max(0.0, self.patience - (time.monotonic() - started))
-                self.connection.set_lock_timeout(self.patience)
-            return error
-        return None
 
     def give_up(self, reasons: dict[str, errors.SqlQueueError]) -> list[int]:
         """Put rows into the error queue all at once, or leave them here; which are gone."""

@@ -4,9 +4,9 @@ How many messages the next micro-batch asks for: pure arithmetic on backlog, lim
 A stream may read several queues. They share what a batch may hold by water filling, so that a
 queue with a million messages does not keep the others waiting.
 
-It starts as the transport's version 3 does: with a task for all pending work, up to the maximum. It
-adapts as the transport's version 2.1 did, by counting the receives with and without messages.
-Source: the SQL Server transport's documentation, "Concurrency".
+The number of tasks starts as in the transport's version 3: one for all pending work, up to the
+maximum. It adapts as the transport's version 2.1 did, by counting the receives with and without
+messages. Source: the SQL Server transport's documentation, "Concurrency".
 """
 
 from __future__ import annotations

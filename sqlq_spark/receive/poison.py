@@ -2,10 +2,10 @@
 What a task cannot deliver: messages that cannot be read, and messages that are too large.
 
 Poison is a row whose headers are not a JSON object of texts, or are not UTF-8 (a database of
-SQL_ASCII holds any bytes). It goes to the error queue byte for byte, all of a task at once. The
-server moves a message that is larger than maxMessageBytes, without sending it to the task. No
-header is added to either: the headers may be what is too large, or what cannot be read. The log
-says why.
+SQL_ASCII holds any bytes). It goes to the error queue byte for byte, all of a task at once. Without
+the option errorQueue it is delivered, with its text in the column corruptHeaders. The server moves
+a message that is larger than maxMessageBytes, without sending it to the task. No header is added to
+either: the headers may be what is too large, or what cannot be read. The log says why.
 """
 
 from __future__ import annotations

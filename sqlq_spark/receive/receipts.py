@@ -126,8 +126,9 @@ def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -
 
 def went_back(connection: Connection, stream: str, start: int, acked: int, who: Claim) -> None:
     """Refuse a database that is older than the checkpoint."""
-    server = connection.server
-    error = errors.DatabaseRolledBack(stream=stream, start=start, acked=acked, server=server)
+    error = errors.DatabaseRolledBack(
+        stream=stream, start=start, acked=acked, server=connection.server
+    )
     accept_or_raise(error, who.options)
 
 
@@ -270,7 +271,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
         error = errors.CheckpointRolledBack(stream=stream, start=batch, acked=acked)
         accept_or_raise(error, who.options)
         return Acknowledged(batch=acked, plan=plan)
-    # a batch that a return or a drop has closed keeps its other receipts
+    # an earlier batch that a return or a drop has closed keeps its other receipts
     first = min(acked + 1, batch)
     counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
     # a batch's plan is committed before Spark has its offset, and it follows the acknowledged one
@@ -334,9 +335,7 @@ def count_batch(batch: int, rows: Sequence[Row]) -> Acknowledged:
 
 def return_(
     connection: Connection,
-    stream: str,
-    batch: int,
-    task: int,
+    receipt: ReceiptKey,
     queue: QueueAddress,
     *,
     without: Sequence[str] = (),
@@ -353,7 +352,6 @@ def return_(
         ReceiptSettled: they were already sent on.
         QueueNotFound, NotAQueue, DestinationRefused: the queue would not take them.
     """
-    receipt = stream, batch, task
     removed = delete_receipt(connection, receipt, returns=True)
     if removed is None or not removed.messages:
         return 0
@@ -368,9 +366,9 @@ def return_(
     return int(rows.num_rows)
 
 
-def drop(connection: Connection, stream: str, batch: int, task: int) -> int:
+def drop(connection: Connection, receipt: ReceiptKey) -> int:
     """Delete a receipt and its messages; how many."""
-    removed = delete_receipt(connection, (stream, batch, task), returns=False)
+    removed = delete_receipt(connection, receipt, returns=False)
     return 0 if removed is None else removed.messages
 
 

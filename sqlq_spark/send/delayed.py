@@ -106,8 +106,11 @@ def _with_queue(
 
 def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
     """Return when each row is due; the database computes each distinct delay or time once."""
-    names = [name for name in CHUNK_DELAYS if name in chunk.column_names]
-    coded = {name: chunk[name].combine_chunks().dictionary_encode() for name in names}
+    coded = {
+        name: chunk[name].combine_chunks().dictionary_encode()
+        for name in CHUNK_DELAYS
+        if name in chunk.column_names
+    }
     texts = {name: each.dictionary.cast(pa.string()).to_pylist() for name, each in coded.items()}
     delays, moments = connection.rows(
         "dues",
@@ -130,6 +133,11 @@ class Moved:
 
     messages: int
     next_due: float | None  # seconds; at most 0 where more is due, None where nothing waits
+
+    def until_due(self, seconds: float) -> float:
+        """Cut a pause at the next due time; what is due now does not shorten it."""
+        next_due = self.next_due or 0.0
+        return min(seconds, next_due) if next_due > 0 else seconds
 
 
 class Mover:
@@ -160,8 +168,7 @@ class Mover:
             with transaction(connection, timeout=self.options.query_timeout):
                 known = Destinations(connection, self.options.allowed, source=self.queue)
                 # what leaves the delayed table must run no code of an untrusted owner
-                for reason in known.find_refused([self.delayed], DELAYED).values():
-                    raise reason
+                known.check([self.delayed], DELAYED)
                 zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
                 ((moved, renamed),) = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most
@@ -198,8 +205,7 @@ def pause(before: float, moved: Moved) -> float:
     It is 1 s, then twice what it slept `before`, up to 60 s, but not beyond the next due time. What
     is due and was not moved does not shorten the pause, because another mover moves it.
     """
-    seconds = min(LONGEST, max(SHORTEST, 0.0 if moved.messages else 2 * before))
-    return seconds if (moved.next_due or 0.0) <= 0 else min(seconds, moved.next_due or 0.0)
+    return moved.until_due(min(LONGEST, max(SHORTEST, 0.0 if moved.messages else 2 * before)))
 
 
 class DueMessagePoller:
@@ -219,9 +225,7 @@ class DueMessagePoller:
         if moved is None:
             self._next = now + max(LONGEST, wait)
             return False
-        if moved.next_due is not None and moved.next_due > 0:
-            wait = min(wait, moved.next_due)
-        self._next = now if moved.messages == most else now + wait
+        self._next = now if moved.messages == most else now + moved.until_due(wait)
         return moved.messages > 0
 
     def finish(self, connection: Connection) -> None:

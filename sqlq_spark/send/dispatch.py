@@ -145,9 +145,12 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         login, last = lock_exclusive(connection, sink)
         if last is not None and last > batch + AHEAD:
             # it would drop new messages as sent
-            schema, server = connection.state, connection.server
             raise errors.DispatchLogAhead(
-                sink=sink, batch=batch, found=last, schema=schema, server=server
+                sink=sink,
+                batch=batch,
+                found=last,
+                schema=connection.state,
+                server=connection.server,
             )
         before = None if advance(connection, sink, batch, messages) else login
         if before is None:

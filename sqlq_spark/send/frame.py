@@ -242,7 +242,7 @@ class Frame:
     # ------------------------------------------------------------ how long a message lives or waits
 
     def lifetimes(self, default: int | None) -> pa.Array:
-        """Return milliseconds until a message expires; null for never."""
+        """Return milliseconds until a message expires, for insert.py; null for never."""
         spans = self._milliseconds("timeToBeReceived", wire.LONGEST_SPAN, "24.8 days")
         span = pa.scalar(default, pa.int64())
         return pa.repeat(span, self.rows) if spans is None else pc.coalesce(spans, span)

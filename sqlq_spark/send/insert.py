@@ -24,9 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark import errors
-from sqlq_spark.database import attempt, load_checked, transaction, unite
-from sqlq_spark.database.sessions import TRANSIENT
-from sqlq_spark.database.trust import SENT, Destinations
+from sqlq_spark.database import load_checked, transaction, unite
+from sqlq_spark.database.trust import PASSING, SENT, Destinations
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish, subscriptions
 from sqlq_spark.send.sender import CHUNK_LEGACY
@@ -40,14 +39,13 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
+    from sqlq_spark.database.trust import Reasons
     from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
-# failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
-PASSING = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
 MOST_NAMED = 5  # destinations in a warning
 LONGEST_REASON = 16_384  # as the transport cuts ExceptionInfo.Message
 NOWHERE = "the row has no queue, and the sink has no option queue; a reply needs a ReplyToAddress"
@@ -147,37 +145,19 @@ class Inserts:
 
     # ------------------------------------------------------------ destinations
 
-    def lock(
-        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
-    ) -> dict[QueueAddress, SqlQueueError]:
+    def lock(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> Reasons:
         """Lock destinations; return or, if failures are not isolated, raise why one is refused."""
         if not self.isolate_failures:
             self.destinations.lock_and_check(queues, columns)
             return {}
-        new = self.destinations.undecided(queues, columns)
-        refused = self.destinations.find_refused(new, columns)
-        for queue in [queue for queue in new if queue not in refused]:
-            if reason := self._attempt(partial(self.destinations.lock, queue)):
-                refused[queue] = reason
-        locked = [queue for queue in new if queue not in refused]
-        return refused | self.destinations.check_locked(locked, columns)
+        return self.destinations.lock_each(queues, columns)
 
     def copy_rows(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
         """Insert rows; return or, if failures are not isolated, raise why they are refused."""
         if self.isolate_failures:
-            return self._attempt(partial(load_checked, self.connection, queue, rows))
+            load = partial(load_checked, self.connection, queue, rows)
+            return self.destinations.isolate(load)
         self.connection.load(queue, rows)
-        return None
-
-    def _attempt(self, work: Callable[[], None]) -> SqlQueueError | None:
-        """Do something to a destination, or undo that alone; return why it failed."""
-        try:
-            with attempt(self.connection):
-                work()
-        except errors.DatabaseFailure as error:
-            if isinstance(error, PASSING):
-                raise
-            return error
         return None
 
     # ------------------------------------------------------------ messages that are set aside
@@ -299,9 +279,7 @@ def check_tables(connection: Connection, options: SinkOptions) -> None:
     named = (options.address, options.undeliverable_address)
     with transaction(connection, timeout=options.query_timeout):
         destinations = Destinations(connection, options.allowed)
-        refused = destinations.find_refused(each for each in named if each is not None)
-        for reason in refused.values():
-            raise reason
+        destinations.check(each for each in named if each is not None)
         if options.delayed_address is not None:
             delayed.check_table(destinations, options.delayed_address)
         if options.names_subscriptions:

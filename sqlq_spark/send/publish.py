@@ -80,8 +80,7 @@ def _find_subscribers(
             endpoint=first.endpoint, topic=first.topic, address=first.address, reason=first.reason
         )
     queues = [at for at in places if not isinstance(at, str) and at not in reasons]
-    for queue, reason in inserts.lock(queues).items():
-        reasons[queue] = reason
+    reasons.update(inserts.lock(queues).items())
     return places, reasons
 
 

@@ -73,8 +73,10 @@ def wait_before_dispatch(
     common = names_of_options(options)
     names = names - common if partition else names | common
     if rate is not None and not partition:
-        read = partial(read_seconds_left, options=options, sink=staged.sink, batch=staged.batch)
-        _wait_for_rate(time.monotonic() + run(partial(read, rate=rate)), rate, name)
+        read = partial(
+            read_seconds_left, options=options, sink=staged.sink, batch=staged.batch, rate=rate
+        )
+        _wait_for_rate(time.monotonic() + run(read), rate, name)
     _wait_for_backlog(options, names, name, staged.origin.query_id, run)
 
 
@@ -87,8 +89,9 @@ def wait_before_chunks(
     No transaction is open in the session, which reconnects if the server ended it.
     """
     for chunk in chunks:
-        names, run = names_of_chunk(chunk), session.run_with_retries
-        _wait_for_backlog(options, names, session.application, query, run)
+        _wait_for_backlog(
+            options, names_of_chunk(chunk), session.application, query, session.run_with_retries
+        )
         yield chunk
 
 

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -149,8 +150,7 @@ def id_texts(ids: pa.Array | npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def uuid_text(value: bytes) -> str:
-    digits = value.hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    return str(UUID(bytes=value))
 
 
 # ----- texts that are not UTF-8 --------------------------------------------------------------

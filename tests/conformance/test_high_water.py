@@ -254,9 +254,9 @@ def test_what_an_operator_returned_or_dropped_closes_the_batch_of_the_query(
     assert stream is not None
     with transaction(bench.desk, timeout=TIMEOUT):
         if move == "return":
-            receipts.return_(bench.desk, stream, 1, 0, bench.queue)
+            receipts.return_(bench.desk, (stream, 1, 0), bench.queue)
         else:
-            receipts.drop(bench.desk, stream, 1, 0)
+            receipts.drop(bench.desk, (stream, 1, 0))
             sent = send(query, b"1")
     query.offsets.clear()
     query.start()

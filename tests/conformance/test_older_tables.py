@@ -50,7 +50,8 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     loop = bench.loop(errorQueue=bench.desk.printed(bench.errors), maxConcurrency="1")
     end, (rows,) = bench.batch(loop)
     with transaction(bench.desk, timeout=TIMEOUT):
-        returned = receipts.return_(bench.desk, str(end.stream), end.batch, 0, bench.queue)
+        receipt = str(end.stream), end.batch, 0
+        returned = receipts.return_(bench.desk, receipt, bench.queue)
     with bench.session("sink") as session:
         staged = dispatch.stage(session, [chunk(b"ours", lives=-1)], sink="s", batch=0)
         dispatch.dispatch(bench.desk, [staged], bench.sink())

@@ -142,7 +142,7 @@ def test_with_at_least_once_each_chunk_is_held(bench: Bench, looks: Callable[[],
     large = [b"1" * (9 << 20), b"2" * (9 << 20)]  # two chunks
     rows = pa.RecordBatch.from_pydict({"body": large})
 
-    writer = BatchWriter(options, StructType().add("body", "binary"), overwrite=False)
+    writer = BatchWriter(options, StructType().add("body", "binary"))
 
     waits = hold(bench, looks, partial(writer.write, iter([rows])))
     assert bench.bodies() == large[:1]

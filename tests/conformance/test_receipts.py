@@ -47,13 +47,13 @@ def end_of(stream: str, batch: int, *, tasks: int) -> Offset:
 def return_(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
     """Return a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
-        return receipts.return_(bench.desk, stream, batch, task, bench.queue)
+        return receipts.return_(bench.desk, (stream, batch, task), bench.queue)
 
 
 def drop(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
     """Drop a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
-        return receipts.drop(bench.desk, stream, batch, task)
+        return receipts.drop(bench.desk, (stream, batch, task))
 
 
 def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
@@ -323,7 +323,7 @@ def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
 
     def work() -> int:
         with transaction(operator, timeout=TIMEOUT):
-            return receipts.return_(operator, str(task.stream), 1, 0, bench.queue)
+            return receipts.return_(operator, (str(task.stream), 1, 0), bench.queue)
 
     with bench.running(task, "executor"):
         returning = bench.thread(work)

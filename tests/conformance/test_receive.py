@@ -238,7 +238,7 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
     for task in tasks:
         bench.receive(task)
     with transaction(bench.desk, timeout=TIMEOUT):
-        return_(bench.desk, stream, 1, 0, bench.queue)
+        return_(bench.desk, (stream, 1, 0), bench.queue)
 
     accepting = bench.source(failOnDataLoss="false")
     again = [bench.receive(replace(task, options=accepting)) for task in tasks]

@@ -317,7 +317,7 @@ def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(benc
     assert settled(bench) == [(0, True), (1, True)]
     assert bench.receive(bench.task(stream))["body"].to_pylist() == [b"1"]
     with transaction(bench.desk, timeout=TIMEOUT), pytest.raises(ReceiptSettled):
-        return_(bench.desk, stream, 1, 0, bench.queue)
+        return_(bench.desk, (stream, 1, 0), bench.queue)
 
 
 @pytest.mark.parametrize("task", [0, 1])
@@ -328,7 +328,7 @@ def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
     bench.dotnet.send_many(bench.queue, [b"1", b"2"])
     stream, staged = passed_on(bench)
     with transaction(bench.desk, timeout=TIMEOUT):
-        return_(bench.desk, stream, 1, task, bench.queue)
+        return_(bench.desk, (stream, 1, task), bench.queue)
 
     with pytest.raises(BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)
@@ -350,7 +350,7 @@ def test_a_micro_batch_of_two_sources_of_which_one_was_returned_sends_nothing(
         bench.session("stage"), [chunk(b"both")], sink="s", batch=4, origin=MICRO_BATCH
     )
     with transaction(bench.desk, timeout=TIMEOUT):
-        return_(bench.desk, first, 1, 0, bench.queue)
+        return_(bench.desk, (first, 1, 0), bench.queue)
 
     with pytest.raises(BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.rows import Origin
 
-pytestmark = pytest.mark.faults
-
 EXAMPLES = int(os.environ.get("SQLQ_MODEL_EXAMPLES", "60"))
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900 + 2 * EXAMPLES)]
 SETTINGS = settings(
     max_examples=EXAMPLES,
     stateful_step_count=60,

@@ -58,9 +58,9 @@ def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
         bench.receive(task)
     if name != "200 kB that become 1 GB, as it says":  # an operator's bound is that of any row
         with pytest.raises(PayloadRefused), transaction(bench.desk, timeout=TIMEOUT):
-            return_(bench.desk, stream, 1, 0, bench.queue)
+            return_(bench.desk, (stream, 1, 0), bench.queue)
     with transaction(bench.desk, timeout=TIMEOUT):
-        assert drop(bench.desk, stream, 1, 0) == 1
+        assert drop(bench.desk, (stream, 1, 0)) == 1
     assert bench.seqs() == []
 
 

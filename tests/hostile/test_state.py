@@ -297,7 +297,7 @@ def test_an_operator_sees_all_receipts_and_returns_them(
             connection = session.open()
             (found,) = inspect.receipts(connection)
             with transaction(connection, timeout=TIMEOUT):
-                receipts.return_(connection, *found.key, options.address)
+                receipts.return_(connection, found.key, options.address)
     finally:
         drop_roles(place, name)
 

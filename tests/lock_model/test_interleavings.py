@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .steps import Transaction
 
 # Deadlocks that are accepted: their transactions, and why. The server ends one of them with 1205,
-# before its commit. Ours has the lower priority and tries again; see TRANSIENT in sessions.py.
+# before its commit. Ours has the lower priority and tries again; see TRANSIENT in database/.
 ORDER = (
     "one scans rows and then locks their keys in Index_RowVersion, the other seeks by that index"
 )

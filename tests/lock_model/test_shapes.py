@@ -7,8 +7,7 @@ import re
 import pytest
 from conformance.transport_sqlserver import _SQLSERVER
 
-from sqlq_spark.database import Place
-from sqlq_spark.database.sessions import TRANSIENT
+from sqlq_spark.database import TRANSIENT, Place
 from sqlq_spark.database.sqlserver import connection, errors
 from sqlq_spark.database.sqlserver.calls import STATEMENTS, build_insert
 

@@ -85,7 +85,7 @@ def test_types_in_a_wrong_order_are_rejected_where_that_is_certain() -> None:
             SinkOptions.parse({"url": URL, "messageType": texts[name]})
     options = SinkOptions.parse({"url": URL, "queue": "q", "messageType": texts["interface-first"]})
     with mock.patch("sqlq_spark.datasource.write.warn_once") as warning:
-        StreamWriter(options, StructType().add("body", "binary"), overwrite=False)
+        StreamWriter(options, StructType().add("body", "binary"))
     assert "handles each message twice" in warning.call_args[0][0]
 
 

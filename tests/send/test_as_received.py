@@ -110,7 +110,7 @@ def test_what_is_left_of_a_life_is_by_the_databases_clock(
     queue.create()
     options = {**queue.options, "asReceived": "true", "delivery": "atLeastOnce"}
     schema = StructType().add("body", BinaryType()).add("expires", TimestampType())
-    writer = BatchWriter(SinkOptions.parse(options), schema, overwrite=False)
+    writer = BatchWriter(SinkOptions.parse(options), schema)
     hour = datetime.now(UTC) + HOUR
     clock = type("Late", (datetime,), {"now": classmethod(lambda _, _tz: hour - 3 * HOUR)})
     monkeypatch.setattr(messages, "datetime", clock)  # of an executor that is two hours behind

@@ -136,9 +136,9 @@ def test_a_rate_where_nothing_could_wait_is_refused() -> None:
     with pytest.raises(BadOption, match="exactlyOnce with maxMessagesPerSecond, or pauseAbove"):
         sink(delivery="atLeastOnce", maxMessagesPerSecond="5")
     named = sink(queue="q", txnAppId="a", txnVersion="1", maxMessagesPerSecond="5")
-    BatchWriter(named, BODY, overwrite=False)
+    BatchWriter(named, BODY)
     with pytest.raises(BadOption, match="maxMessagesPerSecond is '5': expected a stream, or a wr"):
-        BatchWriter(sink(queue="q", maxMessagesPerSecond="5"), BODY, overwrite=False)
+        BatchWriter(sink(queue="q", maxMessagesPerSecond="5"), BODY)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from waiting import until
 
 from spark.stand import finish, numbered
 from sqlq_spark import register
-from sqlq_spark.datasource import warn_once
+from sqlq_spark.datasource import DefaultSource, warn_once
 from sqlq_spark.datasource.write import StreamWriter
 from sqlq_spark.errors import BadOption
 from sqlq_spark.functions import reply
@@ -269,7 +269,7 @@ def test_overwrite_is_refused(queue: SparkQueue) -> None:
     with pytest.raises(PySparkException, match=expected):
         writer.mode("overwrite").save()
     with pytest.raises(BadOption, match="option outputMode is 'complete': expected append"):
-        StreamWriter(SinkOptions.parse(queue.options), StructType(), overwrite=True)
+        DefaultSource(queue.options).streamWriter(StructType(), overwrite=True)
     assert queue.count() == 0
 
 
@@ -282,7 +282,7 @@ def test_legacy_columns_on_postgresql_are_warned_of_once(caplog: pytest.LogCaptu
     for legacy in ("false", "true", "true"):
         raw = {"url": "postgresql://", "queue": "q", "legacyColumns": legacy}
         frame = StructType().add("body", "binary")
-        StreamWriter(SinkOptions.parse(raw), frame, overwrite=False)
+        StreamWriter(SinkOptions.parse(raw), frame)
         counts.append(len(caplog.records))
 
     assert counts == [0, 1, 1]

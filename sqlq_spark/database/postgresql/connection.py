@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from adbc_driver_postgresql import dbapi
 
-    from sqlq_spark.database import Row, Value
+    from sqlq_spark.database import Row, Tables, Value
     from sqlq_spark.database.statements import StatementName
 
 log = logging.getLogger("sqlq_spark")
@@ -102,22 +102,13 @@ class Connection(database.Connection):
     _open = 0  # 1 in a transaction, 2 behind its savepoint
 
     def rows(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress] | None = None,
-        **values: Value,
+        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> list[Row]:
         tables = tables or {}
         text, names = number_parameters(statement)
         if statement == "timeouts":
-            milliseconds = int(str(values["milliseconds"]))
-            application = str(values["application"])
-            text = write_values(
-                statement, {"milliseconds": milliseconds, "application": application}
-            )
-            names = ()
-            self._timeout = milliseconds / 1000
+            text, names = write_values(statement, values), ()
+            self._timeout = int(str(values["milliseconds"])) / 1000
         bound = tuple(values[name] for name in names)
         try:
             table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
@@ -126,11 +117,7 @@ class Connection(database.Connection):
         return read_rows(table)
 
     def arrow(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress],
-        **numbers: int | list[int],
+        self, statement: StatementName, *, tables: Tables, **numbers: int | list[int]
     ) -> pa.Table:
         """
         Before a `receive` the faster `receive_range` is tried.
@@ -211,9 +198,7 @@ class Connection(database.Connection):
             kind, reason = errors.LockTimedOut, f"{reason}; session {pid} hung and was ended"
         return kind(statement=error.statement, seconds=seconds, reason=reason)
 
-    def _ingest(
-        self, statement: str, tables: dict[str, QueueAddress], into: QueueAddress, rows: pa.Table
-    ) -> None:
+    def _ingest(self, statement: str, tables: Tables, into: QueueAddress, rows: pa.Table) -> None:
         # the driver copies a batch before it sends it: small ones, or all is in memory twice
         step = max(1, COPIED * rows.num_rows // max(1, rows.nbytes))
         batches = pa.Table.from_batches(rows.to_batches(max_chunksize=step), rows.schema)
@@ -226,11 +211,7 @@ class Connection(database.Connection):
             raise self._failure(statement, tables, error) from None
 
     def _execute(
-        self,
-        statement: str,
-        text: str,
-        values: Sequence[Value],
-        tables: dict[str, QueueAddress],
+        self, statement: str, text: str, values: Sequence[Value], tables: Tables
     ) -> pa.Table:
         self._began = time.monotonic()
         text = f"/* sqlqueue:{statement} */ {text}"
@@ -250,9 +231,7 @@ class Connection(database.Connection):
             raise self._failure(statement, tables, error) from None
         return found
 
-    def _failure(
-        self, statement: str, tables: dict[str, QueueAddress], error: Error
-    ) -> errors.DatabaseFailure:
+    def _failure(self, statement: str, tables: Tables, error: Error) -> errors.DatabaseFailure:
         """Undo, and return the package's error; a session that cannot roll back is lost."""
         failure = read_error(error)
         took = time.monotonic() - self._began

@@ -17,6 +17,8 @@ from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 if TYPE_CHECKING:
     from adbc_driver_manager import Error
 
+    from sqlq_spark.database import Tables
+
 NO_CONNECTION_LEFT = "53300"  # a SQLSTATE
 
 # words of libpq for a connection that failed → what they mean; the first that are found count
@@ -145,7 +147,7 @@ def statement_error(
     return place.error(kind, text, code=state, fix=fix)
 
 
-def find_table(tables: dict[str, QueueAddress], text: str) -> tuple[str, QueueAddress]:
+def find_table(tables: Tables, text: str) -> tuple[str, QueueAddress]:
     """Return the role and the address of the table in the server's sentence; else the first's."""
     first, *others = tables.items()
     ends = " {}", '.{}" does not exist'

@@ -17,8 +17,7 @@ from sqlq_spark.wire.rows import replace_undecodable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sqlq_spark.database import Value
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.database import Tables, Value
 
 STATEMENTS = Statements.load("postgresql")
 WORD = re.compile(r"\{([a-z_]+)\}")
@@ -49,7 +48,7 @@ def number_parameters(statement: str) -> tuple[str, tuple[str, ...]]:
     return PARAMETER.sub(number, STATEMENTS[statement]), tuple(names)
 
 
-def write_values(statement: str, values: Mapping[str, int | list[int] | str]) -> str:
+def write_values(statement: str, values: Mapping[str, Any]) -> str:
     """Return a statement with whole numbers and texts written into its text."""
     return PARAMETER.sub(lambda match: _literal(values[match[1]]), STATEMENTS[statement])
 
@@ -62,7 +61,7 @@ def _literal(value: int | list[int] | str) -> str:
     return f"({int(value)})"
 
 
-def fill_names(text: str, state: str, tables: dict[str, QueueAddress], **words: str) -> str:
+def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     """
     Put quoted names into the braces, last and in one pass: a name may be {state} or :n.
 

@@ -15,7 +15,7 @@ from sqlq_spark.wire.address import SQLSERVER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sqlq_spark.database import Row, Value
+    from sqlq_spark.database import Row, Tables, Value
     from sqlq_spark.wire.address import QueueAddress
 
 STATEMENTS = Statements.load("sqlserver")
@@ -46,7 +46,7 @@ LOADED = {
 OPTIONAL = {"correlationid", "replytoaddress"}  # left out where the table lacks them
 
 
-def fill_names(text: str, state: str, tables: dict[str, QueueAddress], **words: str) -> str:
+def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     """
     Put names into the braces, last and in one pass: a name may be {state} or @n.
 
@@ -78,7 +78,7 @@ def fill_names(text: str, state: str, tables: dict[str, QueueAddress], **words: 
     return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 
-def find_table(tables: dict[str, QueueAddress], text: str) -> QueueAddress | None:
+def find_table(tables: Tables, text: str) -> QueueAddress | None:
     """Return the table in the server's sentence; the first one, where it names none."""
     named = (each for each in tables.values() if f"{each.table}'" in text)
     return next(named, next(iter(tables.values()), None))

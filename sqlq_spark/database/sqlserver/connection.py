@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.database import Row, Value
+    from sqlq_spark.database import Row, Tables, Value
     from sqlq_spark.database.sqlserver.drivers import Driver
     from sqlq_spark.database.statements import StatementName
 
@@ -144,11 +144,7 @@ class Connection(database.Connection):
         self.catalog = next((name for (name,) in found), None)
 
     def rows(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress] | None = None,
-        **values: Value,
+        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> list[Row]:
         tables = tables or {}
         text = self._fill_names(STATEMENTS[statement], tables)
@@ -157,18 +153,14 @@ class Connection(database.Connection):
         return self._do(statement, text, tables, values)
 
     def arrow(
-        self,
-        statement: StatementName,
-        *,
-        tables: dict[str, QueueAddress],
-        **numbers: int | list[int],
+        self, statement: StatementName, *, tables: Tables, **numbers: int | list[int]
     ) -> pa.Table:
         """Before a `receive` weigh the rows of its range, see `cut_step`."""
         if statement == "receive":
             return self._receive(tables, cast("dict[str, int]", numbers))
         return self._fetch(statement, tables, numbers)
 
-    def _receive(self, tables: dict[str, QueueAddress], limits: dict[str, int]) -> pa.Table:
+    def _receive(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
         """Receive what fits; go on behind it where other sessions took all that was weighed."""
         while True:
             rows = self.rows("weigh", tables={"queue": tables["queue"]}, **limits)
@@ -181,10 +173,7 @@ class Connection(database.Connection):
             limits = {**limits, "first": step["stop"]}
 
     def _fetch(
-        self,
-        statement: StatementName,
-        tables: dict[str, QueueAddress],
-        numbers: Mapping[str, int | list[int]],
+        self, statement: StatementName, tables: Tables, numbers: Mapping[str, int | list[int]]
     ) -> pa.Table:
         text = self._fill_names(STATEMENTS[statement], tables)
         values: dict[str, Value] = {
@@ -265,14 +254,11 @@ class Connection(database.Connection):
             self._columns[queue] = found
         return self._columns[queue]
 
-    def _fill_names(self, text: str, tables: dict[str, QueueAddress]) -> str:
-        """Return a statement with its names, for the columns that the table has."""
+    def _fill_names(self, text: str, tables: Tables) -> str:
+        """Return a statement with its names, for the columns of the table that it fills."""
         if "{recoverable}" not in text:
             return fill_names(text, self.state, tables)
-        if "errors" in tables:
-            columns = self._columns_of(tables["errors"])
-        else:
-            columns = self._columns_moved_into(tables)
+        columns = self._columns_of(tables.get("errors") or tables["queue"])
         words = {"fits": check_fit(columns)}
         if "recoverable" not in columns:
             words |= {"recoverable": "", "one": ""}
@@ -281,18 +267,6 @@ class Connection(database.Connection):
             if not self._do("due_index", due_index, tables, {}):
                 words["seek"] = ""
         return fill_names(text, self.state, tables, **words)
-
-    def _columns_moved_into(self, tables: dict[str, QueueAddress]) -> dict[str, str]:
-        """Return the queue's columns; an error names the delayed table if both are wrong."""
-        try:
-            return self._columns_of(tables["queue"])
-        except errors.QueueNotFound:
-            delayed = tables["delayed"]
-            if "due" not in self._columns_of(delayed):
-                raise errors.NotAQueue(
-                    queue=self.printed(delayed), reason="it has no column Due"
-                ) from None
-            raise
 
     # ------------------------------------------------------------ inside
 
@@ -320,11 +294,7 @@ class Connection(database.Connection):
         return found
 
     def _do(
-        self,
-        statement: str,
-        text: str,
-        tables: dict[str, QueueAddress],
-        values: Mapping[str, Value] | None = None,
+        self, statement: str, text: str, tables: Tables, values: Mapping[str, Value] | None = None
     ) -> list[Row]:
         found: list[Row] = []
         with self._executed(statement, text, tables, values) as cursor:
@@ -339,11 +309,7 @@ class Connection(database.Connection):
 
     @contextmanager
     def _executed(
-        self,
-        statement: str,
-        text: str,
-        tables: dict[str, QueueAddress],
-        values: Mapping[str, Value] | None,
+        self, statement: str, text: str, tables: Tables, values: Mapping[str, Value] | None
     ) -> Iterator[Any]:
         """Execute a text, with `values` by sp_executesql; the block reads from the cursor."""
         sql = f"/* sqlqueue:{statement} */ {text}"
@@ -363,9 +329,7 @@ class Connection(database.Connection):
             cursor.execute(text)
             return cursor.fetchall() if cursor.description else []
 
-    def _failure(
-        self, statement: str, tables: dict[str, QueueAddress], error: Exception
-    ) -> errors.DatabaseFailure:
+    def _failure(self, statement: str, tables: Tables, error: Exception) -> errors.DatabaseFailure:
         """Undo, and return the package's error; a session that cannot roll back is lost."""
         failure = read_error(error, self._secret)
         undo = UNDO if self._savepoint else STATEMENTS["rollback"]

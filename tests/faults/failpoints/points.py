@@ -52,7 +52,7 @@ ELSEWHERE = {
     "database.rollback": "runs only after a failure, and where it fails the session is closed",
     "database.trust.find_code": "reads only, where an INSERT runs code",
     "database.trust.find_state_faults": "reads only",
-    "receive.forward._attempt": "changes only how long locks are waited for",
+    "database.trust.isolate": "changes only how long locks are waited for",
     "admin.inspect": "reads only",
     "cli.retire": "what it takes is meant to be lost",
     "admin.subscribers": "reads only",

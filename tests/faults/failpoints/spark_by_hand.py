@@ -180,7 +180,7 @@ def give_back(desk: Desk, stream: str, batch: int, task: int) -> int:
     """Return a receipt."""
     with transaction(desk.tasks.open(), timeout=TIMEOUT):
         queue = desk.shop.address("orders")
-        return receipts.return_(desk.tasks.open(), stream, batch, task, queue)
+        return receipts.return_(desk.tasks.open(), (stream, batch, task), queue)
 
 
 def return_to_source(desk: Desk) -> None:
@@ -196,7 +196,7 @@ def return_to_source(desk: Desk) -> None:
 def drop(desk: Desk, stream: str, batch: int, task: int) -> int:
     """Drop a receipt."""
     with transaction(desk.tasks.open(), timeout=TIMEOUT):
-        return receipts.drop(desk.tasks.open(), stream, batch, task)
+        return receipts.drop(desk.tasks.open(), (stream, batch, task))
 
 
 # ---------------------------------------------------------------- a query

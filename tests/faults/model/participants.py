@@ -131,9 +131,9 @@ class World(Places):
                 one = session.open()
                 with transaction(one, timeout=TIMEOUT):
                     if move == "return_":
-                        receipts.return_(one, *key, self.source.address)
+                        receipts.return_(one, key, self.source.address)
                     else:
-                        receipts.drop(one, *key)
+                        receipts.drop(one, key)
 
         def committed(gone: dict[Key, Receipt]) -> None:
             assert set(gone) <= {key}, gone
