@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12281, "tokens": 70857},
+    "core": {"files": 62, "lines": 12283, "tokens": 70857},
     "everything else": {"files": 103, "lines": 14369, "tokens": 77830},
     "other files in sqlq_spark": {"files": 2, "lines": 68},
     "other files in tests": {"files": 70, "lines": 1360},
-    "package": {"files": 165, "lines": 26650, "tokens": 148687},
+    "package": {"files": 165, "lines": 26652, "tokens": 148687},
     "sql": {"statement lines": 2433},
     "tests": {"files": 303, "lines": 53916, "tokens": 361470},
     "words": {"words": 69682},
