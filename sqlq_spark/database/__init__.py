@@ -1,11 +1,12 @@
 """
 The seam between the package and its databases.
 
-A dialect is a package beside this module. It exports what `Dialect` lists, extends `Connection`,
-and has the SQL files of the statements and everything else in which one database differs from
-another. The statements have the same names for every database: see statements.py, also for those
-that a dialect lacks. Its names are a class in wire/address.py, listed in `DIALECTS` of
-options/names.py. The rest of the package uses a `Connection` by these names and imports no driver.
+A dialect is a package beside this module, named as the scheme of its urls. It exports what
+`Dialect` lists, extends `Connection`, and has the SQL files that statements.py lists, with the same
+statements as every other dialect, and all else in which one database differs from another. It is
+listed in two places: `LACKS` in statements.py has the statements that it has no use for, and
+`DIALECTS` in options/names.py its names, an instance of a class in wire/address.py. The rest of the
+package uses a `Connection` by these names and imports no driver.
 """
 
 from __future__ import annotations
