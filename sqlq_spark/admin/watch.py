@@ -11,25 +11,27 @@ rolled back counts as in and out. Over several intervals the figures are correct
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from shlex import quote
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import checks, inspect, queue_tables
+from sqlq_spark import errors
+from sqlq_spark.admin import checks, inspect
 from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, rate, span
-from sqlq_spark.admin.problems import absent, delayed_alone, of_look
+from sqlq_spark.admin.problems import Finding, blockers, of_head, of_table, refusal, unreadable
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.schema import check_state, delayed_of
-from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
+from sqlq_spark.database.trust import LOST
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.receive.peek import seconds_since
+from sqlq_spark.wire.address import DELAYED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from sqlq_spark.admin.problems import Finding
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
@@ -46,9 +48,9 @@ class QueueLook:
 
     at: datetime  # by the database's clock
     depth: inspect.Depth
-    given: int | None  # the sequence's last number; None if unused, or not visible to this login
-    oldest: float | None  # seconds since the lowest message was sent, by its header
-    delayed: inspect.Delayed | None
+    given: int | None = None  # the sequence's last number; None: unused, or this login sees it not
+    oldest: float | None = None  # seconds since the lowest message was sent, by its header
+    delayed: inspect.Delayed | None = None
     receipts: int = 0
     held: int = 0  # messages in them
     kind: str = "queue"
@@ -168,78 +170,76 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     """
     Look at queues, each in its own transaction. Locks nothing.
 
-    Without names it looks at all that the database has and all that streams read.
+    Without names it looks at all that the database has and all that streams read. Then one that
+    cannot be read does not stop the others.
 
     Raises:
         QueueNotFound, RightMissing: of a queue that was named.
     """
     streams, receipts = state(connection, options)
-    locks: dict[str, list[Finding]] = {}
-    for each in queue_tables.blockers(connection):
-        locks.setdefault(each.where, []).append(each)
+    locks = blockers(connection)
     if names:
-        addresses = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
-        queues = [look_at(connection, each, options, locks) for each in addresses]
+        named = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
+        queues = [look_at(connection, each, options, locks) for each in named]
         asked = {each.queue for each in queues}
         streams = streams and [each for each in streams if not asked.isdisjoint(each.queues)]
     else:
-        queues = look_at_all(connection, options, streams or (), locks)
+        tables = inspect.tables(connection)
+        queues = [
+            look_at(connection, each.address, options, locks, unnamed=each)
+            for each in tables
+            if not each.is_delayed
+        ]
+        queues += [unread(connection, *each) for each in alone(connection, tables, streams or ())]
     server = checks.of_any_server(connection, timeout=options.query_timeout)
-    held: defaultdict[str, list[int]] = defaultdict(list)
-    for receipt in receipts:
-        held[receipt.queue].append(receipt.messages)
-    waiting = Counter({each.queue: each.depth.messages for each in queues})
+    count = Counter(each.queue for each in receipts)
+    held = Counter[str]()
+    for each in receipts:
+        held[each.queue] += each.messages
+    waiting = {each.queue: each.depth.messages for each in queues}
     streams = streams and [
-        replace(each, lag=sum(waiting[name] for name in each.queues) + each.held)
+        replace(each, lag=sum(waiting.get(name, 0) for name in each.queues) + each.held)
         for each in streams
     ]
     return Look(
         at=read_clock(connection),
         queues=[
-            replace(each, receipts=len(held[each.queue]), held=sum(held[each.queue]))
-            for each in queues
+            replace(each, receipts=count[each.queue], held=held[each.queue]) for each in queues
         ],
         streams=streams,
         server_problems=[each for each in server if each.is_problem],
     )
 
 
-def look_at_all(
-    connection: Connection,
-    options: DatabaseOptions,
-    streams: Sequence[inspect.Stream],
-    locks: Locks,
-) -> list[QueueLook]:
-    """Look at all queues of the database; one that cannot be read does not stop the others."""
-    tables = queue_tables.tables(connection)
-    found = {connection.printed(each.address): each for each in queue_tables.queues(tables)}
-    looks = []
-    for name, table in found.items():
-        try:
-            looks.append(look_at(connection, table.address, options, locks, unnamed=table))
-        except ConnectionLost:
-            raise
-        except DatabaseFailure as error:
-            looks.append(unread(connection, name, table, [checks.not_waited(name, error)]))
-    missing = {name for each in streams for name in each.queues} - found.keys()
-    looks += [unread(connection, name, None, [absent(name)]) for name in sorted(missing)]
-    for table in queue_tables.without_queue(tables):
-        name = connection.printed(table.address)
-        looks.append(unread(connection, name, table, [delayed_alone(name)]))
-    return looks
+def alone(
+    connection: Connection, tables: Sequence[inspect.Table], streams: Sequence[inspect.Stream]
+) -> Iterator[tuple[str, inspect.Table | None, Finding]]:
+    """Give queues of streams that are not there, and tables of delayed messages without a queue."""
+    queues = [each.address for each in tables if not each.is_delayed]
+    names = {name for each in streams for name in each.queues}
+    for name in sorted(names - {*map(connection.printed, queues)}):
+        problem = "a stream reads it, and this login sees no such table"
+        fix = f"sqlqueue create {quote(name)}"
+        yield name, None, Finding(name, "absent", "error", problem, fix)
+    used = {*map(delayed_of, queues)}
+    for each in tables:
+        if each.is_delayed and each.address.table.endswith(DELAYED) and each.address not in used:
+            name = connection.printed(each.address)
+            problem = "this login sees no queue to which these delayed messages belong"
+            fix = (
+                "create the queue (`sqlqueue create`), or drop the table if it is not used any more"
+            )
+            yield name, each, Finding(name, "delayed_alone", "warning", problem, fix)
 
 
 def unread(
-    connection: Connection, name: str, table: queue_tables.Table | None, problems: Sequence[Finding]
+    connection: Connection, name: str, table: inspect.Table | None, *problems: Finding
 ) -> QueueLook:
     """What the catalogue says of a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
     return QueueLook(
         at=read_clock(connection),
         depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
-        given=None,
-        oldest=None,
-        delayed=None,
         kind="delayed messages" if table is not None and table.is_delayed else "queue",
         is_read=False,
         problems=problems,
@@ -254,7 +254,7 @@ def state(
         check_state(connection)
         with transaction(connection, timeout=options.query_timeout):
             return inspect.streams(connection), inspect.receipts(connection)
-    except (StateNotInstalled, RightMissing):
+    except (errors.StateNotInstalled, errors.RightMissing):
         return None, []
 
 
@@ -264,28 +264,61 @@ def look_at(
     options: DatabaseOptions,
     locks: Locks = MappingProxyType({}),
     *,
-    unnamed: queue_tables.Table | None = None,
+    unnamed: inspect.Table | None = None,
 ) -> QueueLook:
     """Look at a queue that is not locked; at one that nobody named only if that is safe."""
     name = connection.printed(queue)
-    blocked = locks.get(name, ())
-    if any(each.name == "locked" for each in blocked):
-        return unread(connection, name, unnamed, blocked)
-    with transaction(connection, timeout=options.query_timeout):
-        if unnamed is not None:
-            connection.set_lock_timeout(queue_tables.LOCK_WAIT)
-            danger = queue_tables.danger(connection, queue)
-            if danger is not None:
-                return unread(connection, name, unnamed, [queue_tables.refusal(name, danger)])
-        depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
-        kind, problems = of_look(connection, queue, depth)
-        given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
-        sent = None
-        if depth.first is not None:
-            sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
-        zone = options.endpoint_time_zone
-        delayed, refused = look_at_delayed(connection, queue, zone, is_named=unnamed is None)
-        now = read_clock(connection)
+    found = [*locks.get(name, ())]
+    if "locked" in {each.name for each in found}:
+        return unread(connection, name, unnamed, *found)
+    try:
+        with transaction(connection, timeout=options.query_timeout):
+            danger = None if unnamed is None else inspect.danger(connection, queue)
+            if danger is None:
+                return read(connection, queue, options, found, is_named=unnamed is None)
+            problem = refusal(name, danger)
+    except LOST:
+        raise
+    except errors.DatabaseFailure as error:
+        if unnamed is None:
+            raise
+        problem = unreadable(name, error, is_named=False)
+    return unread(connection, name, unnamed, problem)
+
+
+def read(
+    connection: Connection,
+    queue: QueueAddress,
+    options: DatabaseOptions,
+    found: list[Finding],
+    *,
+    is_named: bool,
+) -> QueueLook:
+    """
+    Measure a queue in the open transaction, and add to what was found.
+
+    Rights are left out, because who looks at a queue need not receive from it.
+    """
+    depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
+    found += [
+        each
+        for each in of_table(connection, queue, last=depth.last)
+        if each.is_problem and not each.name.endswith("_right")
+    ]
+    kind, poison = of_head(connection, queue, depth.first, depth.last)
+    found += poison
+    given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
+    sent = delayed = None
+    if depth.first is not None:
+        sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
+    table = delayed_of(queue)
+    if (name := inspect.delayed_name(connection, queue)) and "due" in connection.columns(table):
+        danger = None if is_named else inspect.danger(connection, table, is_delayed=True)
+        if danger is None:
+            delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
+        elif danger != inspect.ABSENT:
+            found.append(refusal(name, danger, name="delayed_not_read"))
+    now = read_clock(connection)
     return QueueLook(
         at=now,
         depth=depth,
@@ -293,23 +326,8 @@ def look_at(
         oldest=seconds_since(sent, now),
         delayed=delayed,
         kind=kind,
-        problems=[*blocked, *problems, *refused],
+        problems=found,
     )
-
-
-def look_at_delayed(
-    connection: Connection, queue: QueueAddress, zone: str | None, *, is_named: bool
-) -> tuple[inspect.Delayed | None, list[Finding]]:
-    """Measure a queue's delayed messages; if nobody named it, only if that is safe."""
-    name = inspect.delayed_name(connection, queue)
-    if name is not None and not is_named:
-        found = queue_tables.delayed(connection, delayed_of(queue))
-        if found is None:
-            return None, []
-        if found.danger is not None:
-            return None, [queue_tables.refusal(name, found.danger, name="delayed_not_read")]
-    measured = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST_COUNTED_TABLE)
-    return measured, []
 
 
 # ---------------------------------------------------------------- between two looks

@@ -122,7 +122,7 @@ def browse(
             show(inspect.messages(connection, address, **how))
 
 
-def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> None:
+def show_json(messages: Iterable[inspect.Message]) -> None:
     """Print one line of JSON for each message."""
     for each in messages:
         screen.print_json(screen.message_as_json(each))

@@ -124,6 +124,7 @@ def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:
     assert (found.messages, found.due) == (3, 1)
     assert found.bytes > 0
     assert [first.body, second.body] == [b"1", b"0"]
+    assert second.due is not None
     assert abs((second.due - now).total_seconds() - 3600) < 60
     assert first.headers == {}
 
@@ -249,9 +250,8 @@ def test_a_report_has_types_ages_and_sizes(bare: Bench) -> None:
     assert found.sample.types == [("Shop.A", 2), ("(none)", 1), ("Shop.B", 1)]
     assert [count for _, count in found.sample.ages] == [0, 0, 1, 1, 0, 1, 0]
     assert (found.sample.read, found.sample.unknown) == (4, 1)
-    assert sum(count for _, count in found.sample.sent) == 3
     assert found.sizes is not None
-    assert found.sizes.table > 0
+    assert found.sizes["table"] > 0
 
 
 def test_a_deep_queue_is_sampled_evenly(bare: Bench) -> None:
