@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
+    import pyarrow as pa
+
     from sqlq_spark.database import Connection
 
 LOCK_WAIT = 2.0  # seconds that a queue that nobody named is waited for
@@ -261,17 +263,22 @@ def messages(
     connection: Connection, queue: QueueAddress, *, limit: int, timeout: float
 ) -> Iterator[Message]:
     """Read the lowest messages of a queue, in the order of seq, each page in a transaction."""
-    from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
-    ends = browse.parts(connection, [queue], parts=1, timeout=timeout)
-    for _, first, stop in ends if limit else ():
-        for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
-            for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
-                yield message(row)
-            limit -= page.num_rows
-            if limit <= 0:
-                return
+    for page in pages(connection, queue, timeout=timeout):
+        for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
+            yield message(row)
+        limit -= page.num_rows
+        if limit <= 0:
+            return
+
+
+def pages(connection: Connection, queue: QueueAddress, *, timeout: float) -> Iterator[pa.Table]:
+    """Read a queue, in the order of seq: pages of QUEUE_ROW, each in a transaction."""
+    from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
+
+    for _, first, stop in browse.parts(connection, [queue], parts=1, timeout=timeout):
+        yield from browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout)
 
 
 def delayed_messages(

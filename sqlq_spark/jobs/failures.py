@@ -365,11 +365,7 @@ class Retry:
         with Session(self.source, "triage") as session:
             connection = session.open()
             there, reasons = failed_messages.sources(
-                connection,
-                self.source.address,
-                texts,
-                timeout=self.source.query_timeout,
-                allowed=self.source.allowed,
+                connection, self.source.address, texts, self.source
             )
             return {text: connection.canonical(each) for text, each in there.items()}, reasons
 

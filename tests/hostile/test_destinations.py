@@ -604,7 +604,7 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     errors = POSTGRESQL.parse_address(scene.table("error"))
     with Session(scene.source(scene.place.url), "retry") as session:
         planned = failed_messages.plan(
-            session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
+            session.open(), errors, failed_messages.Choice(), session.options
         )
         assert planned.messages == 1
         scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.mallory.login}")
