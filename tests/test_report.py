@@ -127,7 +127,6 @@ def test_numbers_stand_beside_the_charts() -> None:
         "10 others",
         "50 (8.3 %)",
         "80 MB",
-        "9 (100.0 %)",
         "What is wrong: 1 problem",
         "5,000 live rows and 1,200 dead rows (19.4 %)",
         "of 600 of 5,000 messages",

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
-LONGEST = 200  # characters of an address that a reason shows
 BATCH_BYTES = 16 << 20  # of headers and bodies in one transaction, but at least one message
 # headers of a failure, as the fields of `Failed`
 COLUMNS = (
@@ -174,38 +173,32 @@ def plan(
     """
     planned, left = Plan(), limit
     seen: set[str | None] = set()
-    places: dict[str, QueueAddress] = {}
-    reasons: dict[str, str] = {}
+    known: dict[str, QueueAddress | str] = {}  # by FailedQ: the source, or a reason
     for page in inspect.pages(connection, source, timeout=options.query_timeout):
         failures, spellings = read_failures(page), set[str]()
         if choice.failed_queue is not None:
             texts = {each.failed_queue for each in failures if each.failed_queue}
             spellings = find_same(connection, choice.failed_queue, texts)
         chosen = [each for each in failures if choice.takes(each, spellings)]
-        new = dict.fromkeys(each.failed_queue for each in chosen if each.failed_queue)
-        there, why = sources(
-            connection, source, new.keys() - places.keys() - reasons.keys(), options
-        )
-        places |= there
-        reasons |= why
+        new = {each.failed_queue for each in chosen if each.failed_queue} - known.keys()
+        known |= sources(connection, source, new, options)
         for each in chosen:
             seen |= {each.id, each.message_id}
-            text = each.failed_queue or ""
-            if text in places:
-                planned.returning.setdefault(places[text], []).append(each)
-                left = None if left is None else left - 1
-                if left == 0:
-                    return planned
-            else:
-                reason = reasons.get(text, CORRUPT if each.corrupt else HOMELESS)
-                planned.staying.setdefault(reason, []).append(each)
+            place = known.get(each.failed_queue or "", CORRUPT if each.corrupt else HOMELESS)
+            if isinstance(place, str):
+                planned.staying.setdefault(place, []).append(each)
+                continue
+            planned.returning.setdefault(place, []).append(each)
+            left = None if left is None else left - 1
+            if left == 0:
+                return planned
     planned.missing = sorted(choice.ids - seen)
     return planned
 
 
 def sources(
     connection: Connection, source: QueueAddress, texts: Iterable[str], options: DatabaseOptions
-) -> tuple[dict[str, QueueAddress], dict[str, str]]:
+) -> dict[str, QueueAddress | str]:
     """
     Find the queues in which messages failed, all together. The addresses are untrusted.
 
@@ -216,7 +209,7 @@ def sources(
         options: the time limit, and allowedDestinations.
 
     Returns:
-        Two maps by text: the queues that can be sent to, and the reasons why others cannot.
+        By text: the queue, if it can be sent to, or the reason why not.
     """
     own, names = connection.printed(source), connection.names
     parsed: dict[str, QueueAddress] = {}
@@ -225,29 +218,29 @@ def sources(
         try:
             parsed[text] = names.parse_address(text)
         except errors.BadAddress as error:
-            bad = errors.BadAddress(text=text[:LONGEST], reason=error.reason)
-            other = errors.QueueElsewhere(queue=text[:LONGEST], errors=own)
-            reasons[text] = str(other if names.is_of_other_database(text) else bad)
+            other = errors.QueueElsewhere(queue=error.text, errors=own)
+            reasons[text] = str(other if names.is_of_other_database(text) else error)
     if not parsed:
-        return {}, reasons
+        return {**reasons}
     with transaction(connection, timeout=options.query_timeout):
-        known = Destinations(connection, options.allowed, source=source, by_header=True)
-        refused = known.find_refused(parsed.values(), RETURNED)
-    for text in find_same(connection, source, parsed):
-        reasons[text] = ITS_OWN
+        destinations = Destinations(connection, options.allowed, source=source, by_header=True)
+        refused = destinations.find_refused(parsed.values(), RETURNED)
+    its_own = find_same(connection, source, parsed)
     for text, address in parsed.items():
         reason, printed = refused.get(address), connection.printed(address)
-        if text in reasons or reason is None:
+        if text in its_own:
+            reasons[text] = ITS_OWN
             continue
-        if not isinstance(reason, errors.DestinationRefused):
+        if reason is not None and not isinstance(reason, errors.DestinationRefused):
             here = connection.printed(replace(address, catalog=None)) == printed
             if not here or names.is_of_other_database(text):
                 reason = errors.QueueElsewhere(queue=text, errors=own)
             elif (guess := names.guess_table(text)) is not None:
                 meant, server = connection.printed(guess), connection.server
                 reason = errors.QueueUnquoted(text=text, read=printed, meant=meant, server=server)
-        reasons[text] = str(reason)
-    return {text: at for text, at in parsed.items() if text not in reasons}, reasons
+        if reason is not None:
+            reasons[text] = str(reason)
+    return {**parsed, **reasons}
 
 
 # ---------------------------------------------------------------- return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from itertools import groupby
 from operator import itemgetter
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.compute as pc
 
 from sqlq_spark.admin import formats, inspect, watch
-from sqlq_spark.admin.formats import Column, view
+from sqlq_spark.admin.formats import Column
 from sqlq_spark.admin.problems import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadAddress
@@ -49,7 +49,6 @@ BARS = 12  # of one chart; the rest is one more bar
 OTHERS = "others"
 ERRORS = "error queue"  # the kind of a queue
 NONE = "(none)"
-FORMS = (formats.byte_size, formats.part, formats.percent, formats.quantity, formats.span)
 AGES = {  # below so many seconds
     "under 1 min": 60.0,
     "1 to 10 min": 600.0,
@@ -139,7 +138,7 @@ class Report:
     look: watch.Look
     queues: list[QueueReport]
     failures: Failures | None
-    errors: dict[str, int]  # messages of the error queues, by where they failed
+    errors: dict[str, int]  # messages of the error queues that were read, by where they failed
 
 
 # ---------------------------------------------------------------- look
@@ -181,22 +180,12 @@ def report(
         types, sent, places = columns
         queues.append(QueueReport(look, sizes, make_sample(types, sent, look.at)))
         failed.update(filter(None, places if look.kind == ERRORS else ()))
-    return Report(
-        connection.server,
-        now,
-        queues,
-        None if errors is None else failures(connection, errors, options, most=most),
-        failed_in(connection, failed),
-    )
-
-
-def failed_in(connection: Connection, failed: Counter[str]) -> dict[str, int]:
-    """How many messages of the error queues failed in each queue, as far as they were read."""
-    found: Counter[str] = Counter()
+    by_place = Counter[str]()
     for text, messages in failed.most_common(NAMES):
         with suppress(BadAddress):  # the header is untrusted
-            found[connection.printed(connection.names.parse_address(text))] += messages
-    return dict(found)
+            by_place[connection.printed(connection.names.parse_address(text))] += messages
+    found = None if errors is None else failures(connection, errors, options, most=most)
+    return Report(connection.server, now, queues, found, by_place)
 
 
 def failures(
@@ -318,18 +307,13 @@ def write_page(found: Report) -> str:
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - with --html only
 
     page = Environment(autoescape=True, undefined=StrictUndefined, finalize=shown)
-    page.globals |= {each.__name__: each for each in (largest, shown, *FORMS)}
+    page.globals |= {"formats": formats, "largest": largest, "shown": shown}
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
-    looks = [replace(each, errors=found.errors.get(each.queue)) for each, *_ in found.queues]
-    groups = found.failures.groups if found.failures else []
+    looks = found.look.queues
     return page.from_string(template).render(
         report=found,
-        looks=looks,
         waiting=[(each.queue, each.depth.messages) for each in looks if each.kind != ERRORS],
-        exceptions=[(each.exception, each.messages) for each in groups],
-        exception_columns=view(EXCEPTIONS, "page"),
-        queue_columns=view(watch.QUEUE, "page"),
-        stream_columns=view(watch.STREAM, "page"),
+        columns={"queues": watch.QUEUE, "streams": watch.STREAM, "exceptions": EXCEPTIONS},
     )
 
 
@@ -343,13 +327,10 @@ def shown(value: object) -> object:
 
 def to_json(found: Report) -> dict[str, Any]:
     look = watch.to_json(found.look)
-    queues = [
-        base | {"sizes": sizes, "sample": asdict(sample)}
-        for base, (_, sizes, sample) in zip(look["queues"], found.queues, strict=True)
-    ]
+    for row, each in zip(look["queues"], found.queues, strict=True):
+        row |= {"sizes": each.sizes, "sample": asdict(each.sample)}
     return look | {
         "server": found.server,
-        "queues": queues,
         "errors": found.errors,
         "failures": found.failures and asdict(found.failures),
     }

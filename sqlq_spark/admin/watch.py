@@ -59,7 +59,6 @@ class QueueLook:
     # messages per second since the previous look; None if unknown
     incoming: float | None = None
     outgoing: float | None = None
-    errors: int | None = None  # messages of the error queues that failed here; only a report counts
 
     @property
     def state(self) -> str:
@@ -114,7 +113,6 @@ QUEUE = (
     Column("oldest", form=span, key="oldest"),
     Column("in/s", "incoming", rate, only="watch", key="inPerSecond"),
     Column("out/s", "outgoing", rate, only="watch", key="outPerSecond"),
-    Column("errors", only="page"),
     Column("expired", "depth.expired", key="expired"),
     Column("delayed", "delayed.messages", key="delayed", estimated="delayed.estimated"),
     Column("due", "delayed.due", key="due"),
@@ -339,10 +337,9 @@ def add_rates(before: Look | None, now: Look) -> Look:
         return now
     queues = {each.queue: each for each in before.queues}
     counts = {each.stream: each.messages for each in before.streams or ()}
-    seconds = (now.at - before.at).total_seconds()
     streams = now.streams and [
-        replace(each, pace=round(max(0, each.messages - counts[each.stream]) / seconds, 2))
-        if each.stream in counts and seconds > 0
+        replace(each, pace=rate_of(each.messages - counts[each.stream], before, now))
+        if each.stream in counts
         else each
         for each in now.streams
     ]
@@ -352,17 +349,20 @@ def add_rates(before: Look | None, now: Look) -> Look:
 
 
 def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
-    """Add the rates in and out, never below 0; none if the sequence was restarted."""
+    """Add the rates in and out; none if the sequence was restarted."""
     if before is None or not (before.is_read and now.is_read):
         return now
-    if before.highest is None or now.highest is None:
+    if before.highest is None or now.highest is None or now.highest < before.highest:
         return now
-    seconds = (now.at - before.at).total_seconds()
     came = now.highest - before.highest
-    if seconds <= 0 or came < 0:
-        return now
-    went = max(0, came - (now.depth.messages - before.depth.messages))
-    return replace(now, incoming=round(came / seconds, 2), outgoing=round(went / seconds, 2))
+    went = came - (now.depth.messages - before.depth.messages)
+    return replace(now, incoming=rate_of(came, before, now), outgoing=rate_of(went, before, now))
+
+
+def rate_of(messages: int, before: Look | QueueLook, now: Look | QueueLook) -> float | None:
+    """Messages per second between two looks, never below 0."""
+    seconds = (now.at - before.at).total_seconds()
+    return round(max(0, messages) / seconds, 2) if seconds > 0 else None
 
 
 # ---------------------------------------------------------------- for programs
