@@ -51,7 +51,6 @@ def run_all_checks(
     connection: Connection,
     queues: Sequence[QueueAddress],
     *,
-    timeout: float,
     warn_if_shared: bool = True,
     unnamed: Collection[QueueAddress] = (),
     states: Collection[str] | None = None,
@@ -62,7 +61,6 @@ def run_all_checks(
     Args:
         connection: no transaction open.
         queues: the queues.
-        timeout: seconds for each statement and wait.
         warn_if_shared: whether to look for the owners of queues that streams read.
         unnamed: those of the queues that nobody named; they are read only if that is safe.
         states: the state schemas to check; None: that of the connection.
@@ -73,11 +71,11 @@ def run_all_checks(
         with use_state(connection, state):
             unusable = of_state(connection)
             found += unusable or [
-                *of_any_streams(connection, timeout=timeout),
+                *of_any_streams(connection),
                 *of_state_tables(connection),
             ]
-    found += of_any_server(connection, timeout=timeout)
-    shared = names_of_streams(connection, states, timeout=timeout) if warn_if_shared else {}
+    found += of_any_server(connection)
+    shared = names_of_streams(connection, states) if warn_if_shared else {}
     locks = problems.blockers(connection)
     for each in queues:
         name = connection.printed(each)
@@ -86,7 +84,6 @@ def run_all_checks(
             found += of_any_queue(
                 connection,
                 each,
-                timeout=timeout,
                 is_named=each not in unnamed,
                 is_shared=name in shared,
             )
@@ -97,7 +94,6 @@ def of_any_queue(
     connection: Connection,
     queue: QueueAddress,
     *,
-    timeout: float,
     is_named: bool = True,
     is_shared: bool = False,
 ) -> list[Finding]:
@@ -110,7 +106,7 @@ def of_any_queue(
     """
     printed = connection.printed(queue)
     try:
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             danger = None if is_named else inspect.danger(connection, queue)
             if danger is None:
                 found = problems.of_queue(connection, queue)
@@ -125,7 +121,7 @@ def of_any_queue(
         raise
     except (errors.RightMissing, errors.NotAQueue) as error:
         # the catalogue shows everything that is missing, the error only the first
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             found = problems.of_table(connection, queue)
             found += problems.of_delayed(connection, queue) if found else []
         found = found or [problems.unreadable(printed, error)]
@@ -152,8 +148,8 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
         MoveRefused: delayed messages that are due could not be moved into it.
     """
     check_spellings(connection, options)
-    found = of_any_server(connection, timeout=options.query_timeout)
-    with transaction(connection, timeout=options.query_timeout):
+    found = of_any_server(connection)
+    with transaction(connection):
         for each in options.addresses:
             if options.error_address is not None:
                 known = Destinations(connection, options.allowed, source=each)
@@ -200,7 +196,7 @@ def of_server(connection: Connection, *, older: float | None = OLD_TRANSACTION) 
     return [Finding(connection.server, *row) for row in rows]
 
 
-def of_any_server(connection: Connection, *, timeout: float) -> list[Finding]:
+def of_any_server(connection: Connection) -> list[Finding]:
     """
     Check the server, in a transaction of its own; no transaction is open.
 
@@ -208,11 +204,11 @@ def of_any_server(connection: Connection, *, timeout: float) -> list[Finding]:
     database is not enough for that.
     """
     try:
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             return of_server(connection)
     except errors.RightMissing as error:
         note = Finding(connection.server, "sessions_right", "note", str(error), error.fix)
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         return [*of_server(connection, older=None), note]
 
 
@@ -262,10 +258,10 @@ def missing_parts(connection: Connection) -> list[Finding]:
     return found
 
 
-def of_any_streams(connection: Connection, *, timeout: float) -> list[Finding]:
+def of_any_streams(connection: Connection) -> list[Finding]:
     """Check streams, which only logins that receive may see; no transaction is open."""
     try:
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             return of_streams(connection)
     except errors.RightMissing as error:
         return [Finding(connection.server, "streams_right", "note", str(error), error.fix)]
@@ -295,16 +291,14 @@ def of_streams(connection: Connection) -> list[Finding]:
     return found
 
 
-def names_of_streams(
-    connection: Connection, states: Collection[str], *, timeout: float
-) -> dict[str, str]:
+def names_of_streams(connection: Connection, states: Collection[str]) -> dict[str, str]:
     """Return the queues that streams read, and a state schema of each; no transaction is open."""
     names: dict[str, str] = {}
     for state in states:
         with use_state(connection, state):
             if of_state(connection):
                 continue
-            with suppress(errors.RightMissing), transaction(connection, timeout=timeout):
+            with suppress(errors.RightMissing), transaction(connection):
                 found = inspect.streams(connection)
                 names |= {name: state for each in found for name in each.queues}
     return names
@@ -331,9 +325,7 @@ def subscriptions_of(
     return [each for each in found if each.address in same]
 
 
-def of_subscriptions(
-    connection: Connection, table: QueueAddress, *, timeout: float
-) -> list[Finding]:
+def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Finding]:
     """
     Find subscribers whose queue is gone. A publisher of NServiceBus fails if there is any.
 
@@ -341,7 +333,7 @@ def of_subscriptions(
     """
     where = connection.printed(table)
     try:
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             if not connection.columns(table):
                 return []
             topics: dict[tuple[str, str], list[str]] = {}

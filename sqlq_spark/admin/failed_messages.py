@@ -174,7 +174,7 @@ def plan(
     planned, left = Plan(), limit
     seen: set[str | None] = set()
     known: dict[str, QueueAddress | str] = {}  # by FailedQ: the source, or a reason
-    for page in inspect.pages(connection, source, timeout=options.query_timeout):
+    for page in inspect.pages(connection, source):
         failures, spellings = read_failures(page), set[str]()
         if choice.failed_queue is not None:
             texts = {each.failed_queue for each in failures if each.failed_queue}
@@ -222,7 +222,7 @@ def sources(
             reasons[text] = str(other if names.is_of_other_database(text) else error)
     if not parsed:
         return {**reasons}
-    with transaction(connection, timeout=options.query_timeout):
+    with transaction(connection):
         destinations = Destinations(connection, options.allowed, source=source, by_header=True)
         refused = destinations.find_refused(parsed.values(), RETURNED)
     its_own = find_same(connection, source, parsed)
@@ -325,7 +325,7 @@ def return_batch(
     """
     rows = None
     try:
-        with transaction(connection, timeout=options.query_timeout):
+        with transaction(connection):
             seqs = [each.seq for each in chosen]
             taken = sort_by_seq(connection.arrow("take", tables={"queue": source}, seqs=seqs))
             if taken.num_rows:

@@ -259,13 +259,11 @@ def queue_names(connection: Connection, text: str) -> str:
         return text
 
 
-def messages(
-    connection: Connection, queue: QueueAddress, *, limit: int, timeout: float
-) -> Iterator[Message]:
+def messages(connection: Connection, queue: QueueAddress, *, limit: int) -> Iterator[Message]:
     """Read the lowest messages of a queue, in the order of seq, each page in a transaction."""
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
-    for page in pages(connection, queue, timeout=timeout):
+    for page in pages(connection, queue):
         for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
             yield message(row)
         limit -= page.num_rows
@@ -273,16 +271,16 @@ def messages(
             return
 
 
-def pages(connection: Connection, queue: QueueAddress, *, timeout: float) -> Iterator[pa.Table]:
+def pages(connection: Connection, queue: QueueAddress) -> Iterator[pa.Table]:
     """Read a queue, in the order of seq: pages of QUEUE_ROW, each in a transaction."""
     from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
 
-    for _, first, stop in browse.parts(connection, [queue], parts=1, timeout=timeout):
-        yield from browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout)
+    for _, first, stop in browse.parts(connection, [queue], parts=1):
+        yield from browse.pages(connection, queue, first, stop, narrow=False)
 
 
 def delayed_messages(
-    connection: Connection, queue: QueueAddress, *, limit: int, zone: str | None, timeout: float
+    connection: Connection, queue: QueueAddress, *, limit: int, zone: str | None
 ) -> list[Message]:
     """
     Read the delayed messages of a queue that are due first; holds them in memory.
@@ -291,7 +289,7 @@ def delayed_messages(
         DelayedQueueNotFound, MissingOption.
     """
     table = delayed_of(queue)
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         if "due" not in connection.columns(table):
             raise DelayedQueueNotFound(
                 table=connection.printed(table),

@@ -168,14 +168,14 @@ def report(
         sizes: dict[str, Any] | None = None
         columns: list[Texts] = [[], [], []]
         if look.is_read:
-            queue = parse_table("queue", look.queue, options.naming)
-            with transaction(connection, timeout=options.query_timeout):
+            queue = parse_table("queue", look.queue, connection.names)
+            with transaction(connection):
                 rows = connection.rows(
                     "table_sizes", tables={"queue": queue}, table_name=look.queue
                 )
             sizes = dict(zip(SIZES, rows[0], strict=True)) if rows else None
             columns = read_headers(
-                connection, queue, look.depth, SAMPLED, options, most=most, is_named=bool(names)
+                connection, queue, look.depth, SAMPLED, most=most, is_named=bool(names)
             )
         types, sent, places = columns
         queues.append(QueueReport(look, sizes, make_sample(types, sent, look.at)))
@@ -184,17 +184,15 @@ def report(
     for text, messages in failed.most_common(NAMES):
         with suppress(BadAddress):  # the header is untrusted
             by_place[connection.printed(connection.names.parse_address(text))] += messages
-    found = None if errors is None else failures(connection, errors, options, most=most)
+    found = None if errors is None else failures(connection, errors, most=most)
     return Report(connection.server, now, queues, found, by_place)
 
 
-def failures(
-    connection: Connection, queue: QueueAddress, options: DatabaseOptions, *, most: int
-) -> Failures:
+def failures(connection: Connection, queue: QueueAddress, *, most: int) -> Failures:
     """Group an error queue's messages by the type of their exception."""
-    with transaction(connection, timeout=options.query_timeout):
+    with transaction(connection):
         depth = inspect.depth(connection, queue)
-    names, *columns = read_headers(connection, queue, depth, FAILURE, options, most=most)
+    names, *columns = read_headers(connection, queue, depth, FAILURE, most=most)
     kept = {name for name, _ in count(names)}
     names = [name if (name := each or NONE) in kept else OTHERS for each in names]
     groups = []
@@ -221,7 +219,6 @@ def read_headers(
     queue: QueueAddress,
     depth: inspect.Depth,
     names: Sequence[str],
-    options: DatabaseOptions,
     *,
     most: int,
     is_named: bool = True,
@@ -238,7 +235,7 @@ def read_headers(
     for first, stop in cut(depth.first, depth.last + 1, parts=parts):
         at, left = first, most // parts
         while left > 0 and at < stop:
-            with transaction(connection, timeout=options.query_timeout):
+            with transaction(connection):
                 if not is_named and inspect.danger(connection, queue) is not None:
                     return columns
                 page = connection.arrow(

@@ -174,7 +174,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     Raises:
         QueueNotFound, RightMissing: of a queue that was named.
     """
-    streams, receipts = state(connection, options)
+    streams, receipts = state(connection)
     locks = blockers(connection)
     if names:
         named = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
@@ -189,7 +189,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
             if not each.is_delayed
         ]
         queues += [unread(connection, *each) for each in alone(connection, tables, streams or ())]
-    server = checks.of_any_server(connection, timeout=options.query_timeout)
+    server = checks.of_any_server(connection)
     count = Counter(each.queue for each in receipts)
     held = Counter[str]()
     for each in receipts:
@@ -244,13 +244,11 @@ def unread(
     )
 
 
-def state(
-    connection: Connection, options: DatabaseOptions
-) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
+def state(connection: Connection) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
     """Read streams and receipts; None and [] if this login sees no state tables."""
     try:
         check_state(connection)
-        with transaction(connection, timeout=options.query_timeout):
+        with transaction(connection):
             return inspect.streams(connection), inspect.receipts(connection)
     except (errors.StateNotInstalled, errors.RightMissing):
         return None, []
@@ -270,7 +268,7 @@ def look_at(
     if "locked" in {each.name for each in found}:
         return unread(connection, name, unnamed, *found)
     try:
-        with transaction(connection, timeout=options.query_timeout):
+        with transaction(connection):
             danger = None if unnamed is None else inspect.danger(connection, queue)
             if danger is None:
                 return read(connection, queue, options, found, is_named=unnamed is None)

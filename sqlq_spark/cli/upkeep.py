@@ -69,9 +69,7 @@ def purge_(context: typer.Context, queue: Queue) -> None:
         if depth.messages:
             confirm(what, shared)
         recorded = depth.messages > 0 and keeps_trail(connection)
-        batches = purge.purge_parts(
-            connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
-        )
+        batches = purge.purge_parts(connection, options.address, depth, recorded=recorded)
         gone = screen.follow(
             batches, "message", depth.messages, quiet=shared.as_json, done="deleted"
         )
@@ -89,7 +87,7 @@ def purge_expired(context: typer.Context, queue: Queue) -> None:
     with Session(options, "purge") as session:
         connection = session.open()
         depth = measure(connection, options)
-        batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
+        batches = purge.purge_expired(connection, options.address)
         gone = screen.follow(
             batches, "expired message", depth.expired or 0, quiet=shared.as_json, done="deleted"
         )
@@ -241,12 +239,11 @@ def doctor(
         found += checks.run_all_checks(
             connection,
             [*asked, *unnamed],
-            timeout=options.query_timeout,
             warn_if_shared=warn_if_shared,
             unnamed=unnamed,
             states=states,
         )
-        found += checks.of_subscriptions(connection, table, timeout=options.query_timeout)
+        found += checks.of_subscriptions(connection, table)
     if shared.as_json:
         for each in found:
             print_json(asdict(each))
@@ -264,7 +261,7 @@ def all_queues(
     """The queues of the database, and those that streams read; and a finding for no address."""
     found = [each.address for each in inspect.tables(connection) if not each.is_delayed]
     known = {connection.printed(each) for each in found}
-    names = checks.names_of_streams(connection, states, timeout=options.query_timeout)
+    names = checks.names_of_streams(connection, states)
     unfit = []
     for name in sorted(names):
         if name in known:

@@ -208,7 +208,7 @@ class Maintenance:
         gone: list[int] = []
 
         def work(connection: Connection) -> None:
-            gone.extend(purge.purge_expired(connection, queue, timeout=self.options.query_timeout))
+            gone.extend(purge.purge_expired(connection, queue))
 
         self.session.run_with_retries(work)
         return sum(gone)
@@ -232,12 +232,11 @@ class Maintenance:
 
     def check(self, connection: Connection, queues: Sequence[QueueAddress]) -> list[Finding]:
         """Check queues and server; queues that nobody named are read only if that is safe."""
-        timeout = self.options.query_timeout
         if self.named:
-            return checks.run_all_checks(connection, queues, timeout=timeout)
+            return checks.run_all_checks(connection, queues)
         there = [each for each in queues if connection.columns(each)]
         absent = [connection.printed(each) for each in queues if each not in there]
-        return checks.run_all_checks(connection, there, timeout=timeout, unnamed=there) + [
+        return checks.run_all_checks(connection, there, unnamed=there) + [
             unreadable(each, QueueNotFound(queue=each, server=connection.server)) for each in absent
         ]
 

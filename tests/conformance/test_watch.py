@@ -110,7 +110,7 @@ def test_a_look_at_streams_finds_their_lag_and_pace(bench: Bench) -> None:
 
 def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:
     """Those that are due among them; the first due first, in UTC; nothing is taken."""
-    shown = partial(inspect.delayed_messages, limit=2, zone=None, timeout=TIMEOUT)
+    shown = partial(inspect.delayed_messages, limit=2, zone=None)
     assert look(bare).delayed is None
     with pytest.raises(DelayedQueueNotFound):
         shown(bare.desk, bare.queue)
@@ -131,7 +131,7 @@ def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:
 
 def delayed_findings(bench: Bench) -> list[Finding]:
     """What the doctor finds in the table of delayed messages."""
-    found = checks.of_any_queue(bench.desk, bench.queue, timeout=TIMEOUT)
+    found = checks.of_any_queue(bench.desk, bench.queue)
     return [each for each in found if each.where.count(".Delayed")]
 
 
@@ -200,13 +200,13 @@ def test_a_login_that_may_only_delete_delayed_messages_lacks_rights(bare: Bench)
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
     """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
     empty = look(bare).depth
-    assert list(purge.purge_parts(bare.desk, bare.queue, empty, timeout=TIMEOUT)) == []
+    assert list(purge.purge_parts(bare.desk, bare.queue, empty)) == []
     bare.dotnet.send_many(bare.queue, [b"x"] * 25)
     with transaction(bare.desk, timeout=TIMEOUT):
         depth = inspect.depth(bare.desk, bare.queue)
     bare.dotnet.send(bare.queue, body=b"new")
 
-    batches = purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT, batch=10)
+    batches = purge.purge_parts(bare.desk, bare.queue, depth, batch=10)
     first = next(batches)
     left = len(bare.seqs())
 
@@ -222,7 +222,7 @@ def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
         depth = inspect.depth(bare.desk, bare.queue)
 
     held, connection = bare.seqs()[-1], bare.open("purge")
-    batches = purge.purge_parts(connection, bare.queue, depth, timeout=TIMEOUT, batch=10)
+    batches = purge.purge_parts(connection, bare.queue, depth, batch=10)
     with bare.dotnet.hold(bare.queue, [held]):
         waits = bare.thread(lambda: list(batches))
         bare.blocked("purge")
@@ -231,7 +231,7 @@ def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
             waits.result(timeout=TIMEOUT)
 
     assert len(bare.seqs()) == 10
-    assert sum(purge.purge_parts(bare.desk, bare.queue, depth, timeout=TIMEOUT)) == 10
+    assert sum(purge.purge_parts(bare.desk, bare.queue, depth)) == 10
 
 
 def test_a_report_has_types_ages_and_sizes(bare: Bench) -> None:
@@ -283,7 +283,7 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
         bare.dotnet.send(bare.errors, dumps(failure))
     bare.dotnet.send(bare.errors)
 
-    found = report.failures(bare.desk, bare.errors, bare.source(), most=1000)
+    found = report.failures(bare.desk, bare.errors, most=1000)
 
     x, none, y = found.groups
     assert (x.exception, x.messages, x.queues) == ("A.X", 2, {"Shop": 2})
