@@ -18,7 +18,7 @@ import pytest
 from sqlq_spark.admin import report, watch
 from sqlq_spark.admin.inspect import Delayed, Depth, Stream
 from sqlq_spark.admin.problems import Finding
-from sqlq_spark.admin.report import SIZES, Failures, Group, QueueReport, Report, Sample
+from sqlq_spark.admin.report import SIZES, Failures, Group, QueueReport, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,17 +41,17 @@ def found(name: str = "Shop.Orders", *, messages: int = 5000) -> Report:
     look = watch.QueueLook(
         at=NOW,
         depth=depth,
-        given=messages,
+        highest=messages,
         oldest=90_061.0,
         delayed=Delayed(7, 2, 9000),
         problems=[problem],
     )
-    sample = Sample(
-        read=600,
-        types=[(name, 300), (LONG, 200), *((f"Shop.T{at}", 5) for at in range(20))],
-        ages=[("under 1 min", 100), ("over 7 days", 400)],
-        unknown=100,
-    )
+    sample = {
+        "read": 600,
+        "types": [(name, 300), (LONG, 200), *((f"Shop.T{at}", 5) for at in range(20))],
+        "ages": [("under 1 min", 100), ("over 7 days", 400)],
+        "unknown": 100,
+    }
     stream = Stream(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40, lag=5040)
     sizes = dict(zip(SIZES, (80_000_000, 20_000_000, 23_456_789, 5000, 1200, NOW), strict=True))
     group = Group(name, 9, {name: 9}, NOW, NOW, f"{name} was not there")

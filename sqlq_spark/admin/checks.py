@@ -9,7 +9,6 @@ in each dialect's checks.sql: each row of `check_server` and `check_state` is a 
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -65,17 +64,8 @@ def run_all_checks(
         unnamed: those of the queues that nobody named; they are read only if that is safe.
         states: the state schemas to check; None: that of the connection.
     """
-    states = [connection.state] if states is None else states
-    found = []
-    for state in states:
-        with use_state(connection, state):
-            unusable = of_state(connection)
-            found += unusable or [
-                *of_any_streams(connection),
-                *of_state_tables(connection),
-            ]
+    found, shared = of_states(connection, [connection.state] if states is None else states)
     found += of_any_server(connection)
-    shared = names_of_streams(connection, states) if warn_if_shared else {}
     locks = problems.blockers(connection)
     for each in queues:
         name = connection.printed(each)
@@ -85,7 +75,7 @@ def run_all_checks(
                 connection,
                 each,
                 is_named=each not in unnamed,
-                is_shared=name in shared,
+                is_shared=warn_if_shared and name in shared,
             )
     return found
 
@@ -215,6 +205,35 @@ def of_any_server(connection: Connection) -> list[Finding]:
 # ---------------------------------------------------------------- state tables and streams
 
 
+def of_states(
+    connection: Connection, states: Collection[str]
+) -> tuple[list[Finding], dict[str, str]]:
+    """
+    Check state schemas and their streams, which only logins that receive may see.
+
+    Returns:
+        What was found; and the queues that streams read, with a state schema of each.
+    """
+    found: list[Finding] = []
+    names: dict[str, str] = {}
+    for state in states:
+        with use_state(connection, state):
+            unusable = of_state(connection)
+            found += unusable
+            if unusable:
+                continue
+            try:
+                with transaction(connection):
+                    streams = inspect.streams(connection)
+                    found += of_streams(connection)
+                names |= {name: state for each in streams for name in each.queues}
+            except errors.RightMissing as error:
+                note = Finding(connection.server, "streams_right", "note", str(error), error.fix)
+                found.append(note)
+            found += of_state_tables(connection)
+    return found, names
+
+
 def of_state(connection: Connection) -> list[Finding]:
     """Check the state tables' version, and that all are there; no transaction may be open."""
     missing = [each for each in missing_parts(connection) if each.severity == "error"]
@@ -258,15 +277,6 @@ def missing_parts(connection: Connection) -> list[Finding]:
     return found
 
 
-def of_any_streams(connection: Connection) -> list[Finding]:
-    """Check streams, which only logins that receive may see; no transaction is open."""
-    try:
-        with transaction(connection):
-            return of_streams(connection)
-    except errors.RightMissing as error:
-        return [Finding(connection.server, "streams_right", "note", str(error), error.fix)]
-
-
 def of_streams(connection: Connection) -> list[Finding]:
     """
     Find streams that hold receipts and gave no sign for UNSEEN seconds.
@@ -289,19 +299,6 @@ def of_streams(connection: Connection) -> list[Finding]:
         )
         found.append(Finding(each.queue, "unseen_stream", "warning", problem, fix))
     return found
-
-
-def names_of_streams(connection: Connection, states: Collection[str]) -> dict[str, str]:
-    """Return the queues that streams read, and a state schema of each; no transaction is open."""
-    names: dict[str, str] = {}
-    for state in states:
-        with use_state(connection, state):
-            if of_state(connection):
-                continue
-            with suppress(errors.RightMissing), transaction(connection):
-                found = inspect.streams(connection)
-                names |= {name: state for each in found for name in each.queues}
-    return names
 
 
 def no_address(error: errors.BadOption, state: str) -> Finding:

@@ -112,22 +112,12 @@ class Failures:
     groups: list[Group]  # the most frequent first
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Statistics of the headers of some messages."""
-
-    read: int
-    types: list[tuple[str, int]]  # the most frequent first
-    ages: list[tuple[str, int]]  # by AGES; without messages whose TimeSent cannot be read
-    unknown: int  # messages whose TimeSent cannot be read
-
-
 class QueueReport(NamedTuple):
     """The figures of one queue."""
 
     look: watch.QueueLook
     sizes: dict[str, Any] | None  # by SIZES
-    sample: Sample
+    sample: dict[str, Any]  # of headers: see `make_sample`
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +248,14 @@ def read_headers(
 # ---------------------------------------------------------------- headers
 
 
-def make_sample(types: Texts, sent: Texts, now: datetime) -> Sample:
-    """Sort headers into a sample. A time in the future counts as now."""
+def make_sample(types: Texts, sent: Texts, now: datetime) -> dict[str, Any]:
+    """
+    Give statistics of the headers of some messages. A time in the future counts as now.
+
+    Returns:
+        How many were read; their types, the most frequent first; their ages by AGES, and how many
+        have no TimeSent that can be read.
+    """
     times = [*map(moment, sent)]
     ages = Counter(
         next(name for name, edge in AGES.items() if (now - each).total_seconds() < edge)
@@ -267,8 +263,12 @@ def make_sample(types: Texts, sent: Texts, now: datetime) -> Sample:
         if each is not None
     )
     derived = (next(map(wire.full_name, wire.split_types(each)), None) for each in types)
-    shown = [(name, ages[name]) for name in AGES]
-    return Sample(len(times), count(derived), shown, times.count(None))
+    return {
+        "read": len(times),
+        "types": count(derived),
+        "ages": [(name, ages[name]) for name in AGES],
+        "unknown": times.count(None),
+    }
 
 
 def count(names: Iterable[str | None]) -> list[tuple[str, int]]:
@@ -325,7 +325,7 @@ def shown(value: object) -> object:
 def to_json(found: Report) -> dict[str, Any]:
     look = watch.to_json(found.look)
     for row, each in zip(look["queues"], found.queues, strict=True):
-        row |= {"sizes": each.sizes, "sample": asdict(each.sample)}
+        row |= {"sizes": each.sizes, "sample": each.sample}
     return look | {
         "server": found.server,
         "errors": found.errors,

@@ -75,20 +75,15 @@ class Roles:
                 raise BadOption(option=f"--{role}", found=name, expected=expected)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Domain:
-    """A group of logins that trust one another: they share a state schema and two roles."""
+def of_domain(name: str | None) -> tuple[str, str, str]:
+    """
+    The state schema, and the roles reader and sender, of logins that trust one another.
 
-    state: str = DatabaseOptions.state_schema  # schema of the state tables
-    reader: str = "sqlqueue_reader"
-    sender: str = "sqlqueue_sender"
-
-    @classmethod
-    def of(cls, name: str | None) -> Domain:
-        """The domain of this name; without a name, the default domain."""
-        if name is None:
-            return cls()
-        return cls(state=f"sqlqueue_{name}", reader=f"{name}_reader", sender=f"{name}_sender")
+    Without a name they are those of the default domain.
+    """
+    if name is None:
+        return DatabaseOptions.state_schema, "sqlqueue_reader", "sqlqueue_sender"
+    return f"sqlqueue_{name}", f"{name}_reader", f"{name}_sender"
 
 
 def script(

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from shlex import quote
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
-    Locks = Mapping[str, Sequence[Finding]]  # by the canonical address of a queue
-
 # the state of a queue with a problem, where the problem's name does not say it
 STATES = {"locked_messages": "held", "delayed_alone": "no queue"}
 
@@ -48,7 +45,7 @@ class QueueLook:
 
     at: datetime  # by the database's clock
     depth: inspect.Depth
-    given: int | None = None  # the sequence's last number; None: unused, or this login sees it not
+    highest: int | None = None  # seq; None: none was used, or this login may not see the sequence
     oldest: float | None = None  # seconds since the lowest message was sent, by its header
     delayed: inspect.Delayed | None = None
     receipts: int = 0
@@ -63,16 +60,11 @@ class QueueLook:
     @property
     def state(self) -> str:
         """`ok`, or what its worst problem is."""
-        worst = self._worst
-        return "ok" if worst is None else STATES.get(worst.name, worst.name.replace("_", " "))
+        name = self.worst.name if self.worst else "ok"
+        return STATES.get(name, name.replace("_", " "))
 
     @property
-    def mark(self) -> str:
-        """`ok`, or the severity of its worst problem."""
-        return "ok" if self._worst is None else self._worst.severity
-
-    @property
-    def _worst(self) -> Finding | None:
+    def worst(self) -> Finding | None:
         return min(self.problems, key=lambda each: each.rank, default=None)
 
     @property
@@ -82,11 +74,6 @@ class QueueLook:
     @property
     def queue(self) -> str:
         return self.depth.queue
-
-    @property
-    def highest(self) -> int | None:
-        """The highest known seq."""
-        return self.given if self.depth.last is None else self.depth.last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,25 +97,25 @@ class Look:
 # The last column of a view names the row.
 QUEUE = (
     Column("backlog", "depth.messages", key="messages", estimated="depth.estimated"),
-    Column("oldest", form=span, key="oldest"),
+    Column("oldest", form=span),
     Column("in/s", "incoming", rate, only="watch", key="inPerSecond"),
     Column("out/s", "outgoing", rate, only="watch", key="outPerSecond"),
-    Column("expired", "depth.expired", key="expired"),
-    Column("delayed", "delayed.messages", key="delayed", estimated="delayed.estimated"),
-    Column("due", "delayed.due", key="due"),
-    Column("receipts", key="receipts"),
-    Column("held", key="held"),
+    Column("expired", "depth.expired"),
+    Column("delayed", "delayed.messages", estimated="delayed.estimated"),
+    Column("due", "delayed.due"),
+    Column("receipts"),
+    Column("held"),
     Column("size", "depth.bytes", byte_size, key="bytes"),
     Column("first seq", "depth.first", only="once", key="first"),
     Column("last seq", "depth.last", only="once", key="last"),
-    Column("kind", key="kind"),
-    Column("state", key="state", mark="mark"),
-    Column("queue", key="queue"),
+    Column("kind"),
+    Column("state", mark="worst.severity"),
+    Column("queue"),
     Column("highest seq", "highest", only="json", key="seq"),
-    Column("estimated", "depth.estimated", only="json", key="estimated"),
+    Column("estimated", "depth.estimated", only="json"),
     Column("delayed size", "delayed.bytes", only="json", key="delayedBytes"),
     Column("delayed estimated", "delayed.estimated", only="json", key="delayedEstimated"),
-    Column("read", "is_read", only="json", key="read"),
+    Column("read", "is_read", only="json"),
     Column("problems", "faults", only="metrics"),
 )
 # a column's metric: its name after `sqlqueue_`, and its help
@@ -145,19 +132,19 @@ GAUGES = {
     "problems": ("problems", "Errors and warnings that `sqlqueue stats` reports."),
 }
 STREAM = (
-    Column("lag", key="lag"),
+    Column("lag"),
     Column("messages/s", "pace", rate, only="watch", key="perSecond"),
-    Column("batch", only="once", key="batch"),
-    Column("messages", only="once page", key="messages"),
-    Column("expired", only="once", key="expired"),
-    Column("diverted", only="once", key="diverted"),
-    Column("forwarded", only="once", key="forwarded"),
-    Column("receipts", key="receipts"),
-    Column("held", key="held"),
-    Column("seen", form=ago, key="seen"),
+    Column("batch", only="once"),
+    Column("messages", only="once page"),
+    Column("expired", only="once"),
+    Column("diverted", only="once"),
+    Column("forwarded", only="once"),
+    Column("receipts"),
+    Column("held"),
+    Column("seen", form=ago),
     Column("since", "created", only="page", key="created"),
-    Column("stream", key="stream"),
-    Column("queue", key="queue"),
+    Column("stream"),
+    Column("queue"),
 )
 
 
@@ -258,7 +245,7 @@ def look_at(
     connection: Connection,
     queue: QueueAddress,
     options: DatabaseOptions,
-    locks: Locks = MappingProxyType({}),
+    locks: Mapping[str, list[Finding]],
     *,
     unnamed: inspect.Table | None = None,
 ) -> QueueLook:
@@ -303,10 +290,11 @@ def read(
     ]
     kind, poison = of_head(connection, queue, depth.first, depth.last)
     found += poison
-    given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
-    sent = delayed = None
+    highest, sent, delayed = depth.last, None, None
     if depth.first is not None:
         sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
+    elif given := connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue):
+        highest = given[0][0]
     table = delayed_of(queue)
     if (name := inspect.delayed_name(connection, queue)) and "due" in connection.columns(table):
         danger = None if is_named else inspect.danger(connection, table, is_delayed=True)
@@ -318,7 +306,7 @@ def read(
     return QueueLook(
         at=now,
         depth=depth,
-        given=given[0][0] if given else None,
+        highest=highest,
         oldest=seconds_since(sent, now),
         delayed=delayed,
         kind=kind,

@@ -261,7 +261,7 @@ def all_queues(
     """The queues of the database, and those that streams read; and a finding for no address."""
     found = [each.address for each in inspect.tables(connection) if not each.is_delayed]
     known = {connection.printed(each) for each in found}
-    names = checks.names_of_streams(connection, states)
+    _, names = checks.of_states(connection, states)
     unfit = []
     for name in sorted(names):
         if name in known:

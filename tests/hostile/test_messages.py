@@ -75,7 +75,7 @@ def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Ben
     doctor = checks.run_all_checks(bench.desk, [bench.queue])
 
     assert look.queues[0].oldest is not None
-    assert found.queues[0].sample.types == [("Shop.Order", 1)]
+    assert found.queues[0].sample["types"] == [("Shop.Order", 1)]
     assert [each.where for each in doctor if each.name == "long_headers"] == [bench.printed]
     assert drain(bench) == [b"next"]
     assert place.sql(f'SELECT octet_length(headers) > 270000000 FROM "{place.schema}".error') == [

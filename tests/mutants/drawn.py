@@ -250,8 +250,8 @@ DRAWN = [
         id="cli-1",
         promise="stats shows how many delayed messages are due.",
         file="admin/watch.py",
-        old='Column("due", "delayed.due", key="due"),',
-        new='Column("due", "delayed.messages", key="due"),',
+        old='Column("due", "delayed.due"),',
+        new='Column("due", "delayed.messages"),',
         tests=["cli/test_stats.py::test_stats_and_browse_show_delayed_messages"],
     ),
     Fault(
