@@ -64,7 +64,7 @@ class Delayed:
     estimated: bool = False  # the messages, by the server's statistics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stream:
     """A stream's row: one for each checkpoint."""
 

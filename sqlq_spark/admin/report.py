@@ -168,7 +168,7 @@ def report(
                 connection, queue, look.depth, SAMPLED, most=most, is_named=bool(names)
             )
         types, sent, places = columns
-        queues.append(QueueReport(look, sizes, make_sample(types, sent, look.at)))
+        queues.append(QueueReport(look, sizes, make_sample(types, sent, now.at)))
         failed.update(filter(None, places if look.kind == ERRORS else ()))
     by_place = Counter[str]()
     for text, messages in failed.most_common(NAMES):

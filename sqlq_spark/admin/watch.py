@@ -11,8 +11,7 @@ rolled back counts as in and out. Over several intervals the figures are correct
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -39,20 +38,19 @@ if TYPE_CHECKING:
 STATES = {"locked_messages": "held", "delayed_alone": "no queue"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class QueueLook:
     """A queue at one moment."""
 
-    at: datetime  # by the database's clock
-    depth: inspect.Depth
+    at: datetime | None = None  # by the database's clock; None: it was not read
+    depth: inspect.Depth  # of a queue that was not read, an estimate of the catalogue
     highest: int | None = None  # seq; None: none was used, or this login may not see the sequence
     oldest: float | None = None  # seconds since the lowest message was sent, by its header
     delayed: inspect.Delayed | None = None
     receipts: int = 0
     held: int = 0  # messages in them
     kind: str = "queue"
-    is_read: bool = True  # if not, the depth is an estimate of the catalogue
-    problems: Sequence[Finding] = ()
+    problems: list[Finding]
     # messages per second since the previous look; None if unknown
     incoming: float | None = None
     outgoing: float | None = None
@@ -66,6 +64,10 @@ class QueueLook:
     @property
     def worst(self) -> Finding | None:
         return min(self.problems, key=lambda each: each.rank, default=None)
+
+    @property
+    def is_read(self) -> bool:
+        return self.at is not None
 
     @property
     def faults(self) -> int:
@@ -175,25 +177,15 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
             for each in tables
             if not each.is_delayed
         ]
-        queues += [unread(connection, *each) for each in alone(connection, tables, streams or ())]
-    server = checks.of_any_server(connection)
-    count = Counter(each.queue for each in receipts)
-    held = Counter[str]()
-    for each in receipts:
-        held[each.queue] += each.messages
+        queues += [unread(*each) for each in alone(connection, tables, streams or ())]
+    for each in queues:
+        held = [receipt.messages for receipt in receipts if receipt.queue == each.queue]
+        each.receipts, each.held = len(held), sum(held)
     waiting = {each.queue: each.depth.messages for each in queues}
-    streams = streams and [
-        replace(each, lag=sum(waiting.get(name, 0) for name in each.queues) + each.held)
-        for each in streams
-    ]
-    return Look(
-        at=read_clock(connection),
-        queues=[
-            replace(each, receipts=count[each.queue], held=held[each.queue]) for each in queues
-        ],
-        streams=streams,
-        server_problems=[each for each in server if each.is_problem],
-    )
+    for stream in streams or ():
+        stream.lag = sum(waiting.get(name, 0) for name in stream.queues) + stream.held
+    server = [each for each in checks.of_any_server(connection) if each.is_problem]
+    return Look(at=read_clock(connection), queues=queues, streams=streams, server_problems=server)
 
 
 def alone(
@@ -217,17 +209,13 @@ def alone(
             yield name, each, Finding(name, "delayed_alone", "warning", problem, fix)
 
 
-def unread(
-    connection: Connection, name: str, table: inspect.Table | None, *problems: Finding
-) -> QueueLook:
+def unread(name: str, table: inspect.Table | None, *problems: Finding) -> QueueLook:
     """What the catalogue says of a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
     return QueueLook(
-        at=read_clock(connection),
         depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
         kind="delayed messages" if table is not None and table.is_delayed else "queue",
-        is_read=False,
-        problems=problems,
+        problems=[*problems],
     )
 
 
@@ -251,67 +239,58 @@ def look_at(
 ) -> QueueLook:
     """Look at a queue that is not locked; at one that nobody named only if that is safe."""
     name = connection.printed(queue)
-    found = [*locks.get(name, ())]
-    if "locked" in {each.name for each in found}:
-        return unread(connection, name, unnamed, *found)
+    its = unread(name, unnamed, *locks.get(name, ()))
+    if "locked" in {each.name for each in its.problems}:
+        return its
     try:
         with transaction(connection):
             danger = None if unnamed is None else inspect.danger(connection, queue)
             if danger is None:
-                return read(connection, queue, options, found, is_named=unnamed is None)
-            problem = refusal(name, danger)
+                read(connection, queue, options, its, is_named=unnamed is None)
+            else:
+                its.problems.append(refusal(name, danger))
     except LOST:
         raise
     except errors.DatabaseFailure as error:
         if unnamed is None:
             raise
-        problem = unreadable(name, error, is_named=False)
-    return unread(connection, name, unnamed, problem)
+        its.problems.append(unreadable(name, error, is_named=False))
+    return its
 
 
 def read(
     connection: Connection,
     queue: QueueAddress,
     options: DatabaseOptions,
-    found: list[Finding],
+    its: QueueLook,
     *,
     is_named: bool,
-) -> QueueLook:
+) -> None:
     """
-    Measure a queue in the open transaction, and add to what was found.
+    Read the figures of a queue in the open transaction.
 
     Rights are left out, because who looks at a queue need not receive from it.
     """
     depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
-    found += [
-        each
-        for each in of_table(connection, queue, last=depth.last)
-        if each.is_problem and not each.name.endswith("_right")
-    ]
+    found = of_table(connection, queue, last=depth.last)
+    found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
     kind, poison = of_head(connection, queue, depth.first, depth.last)
-    found += poison
-    highest, sent, delayed = depth.last, None, None
+    sent = given = None
     if depth.first is not None:
         sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
-    elif given := connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue):
-        highest = given[0][0]
+    else:
+        given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
     table = delayed_of(queue)
     if (name := inspect.delayed_name(connection, queue)) and "due" in connection.columns(table):
         danger = None if is_named else inspect.danger(connection, table, is_delayed=True)
         if danger is None:
-            delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
+            its.delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
         elif danger != inspect.ABSENT:
             found.append(refusal(name, danger, name="delayed_not_read"))
-    now = read_clock(connection)
-    return QueueLook(
-        at=now,
-        depth=depth,
-        highest=highest,
-        oldest=seconds_since(sent, now),
-        delayed=delayed,
-        kind=kind,
-        problems=found,
-    )
+    its.at, its.depth, its.kind = read_clock(connection), depth, kind
+    its.highest = given[0][0] if given else depth.last
+    its.oldest = seconds_since(sent, its.at)
+    its.problems += [*found, *poison]
 
 
 # ---------------------------------------------------------------- between two looks
@@ -319,35 +298,33 @@ def read(
 
 def add_rates(before: Look | None, now: Look) -> Look:
     """Add what flowed since the previous look, as the module describes it."""
-    if before is None:
-        return now
-    queues = {each.queue: each for each in before.queues}
-    counts = {each.stream: each.messages for each in before.streams or ()}
-    streams = now.streams and [
-        replace(each, pace=rate_of(each.messages - counts[each.stream], before, now))
-        if each.stream in counts
-        else each
-        for each in now.streams
-    ]
-    return replace(
-        now, queues=[flow(queues.get(each.queue), each) for each in now.queues], streams=streams
-    )
+    if before is not None:
+        queues = {each.queue: each for each in before.queues}
+        for each in now.queues:
+            flow(queues.get(each.queue), each)
+        counts = {each.stream: each.messages for each in before.streams or ()}
+        for stream in now.streams or ():
+            if stream.stream in counts:
+                more = stream.messages - counts[stream.stream]
+                stream.pace = rate_of(more, before.at, now.at)
+    return now
 
 
 def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
     """Add the rates in and out; none if the sequence was restarted."""
-    if before is None or not (before.is_read and now.is_read):
+    if before is None or before.at is None or now.at is None:
         return now
     if before.highest is None or now.highest is None or now.highest < before.highest:
         return now
     came = now.highest - before.highest
     went = came - (now.depth.messages - before.depth.messages)
-    return replace(now, incoming=rate_of(came, before, now), outgoing=rate_of(went, before, now))
+    now.incoming, now.outgoing = (rate_of(each, before.at, now.at) for each in (came, went))
+    return now
 
 
-def rate_of(messages: int, before: Look | QueueLook, now: Look | QueueLook) -> float | None:
+def rate_of(messages: int, before: datetime, now: datetime) -> float | None:
     """Messages per second between two looks, never below 0."""
-    seconds = (now.at - before.at).total_seconds()
+    seconds = (now - before).total_seconds()
     return round(max(0, messages) / seconds, 2) if seconds > 0 else None
 
 

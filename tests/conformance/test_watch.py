@@ -34,6 +34,8 @@ def look(bench: Bench) -> watch.QueueLook:
 
 def counts(before: watch.QueueLook, now: watch.QueueLook) -> tuple[int | None, int | None]:
     """How many messages came and went between two looks."""
+    assert before.at is not None
+    assert now.at is not None
     its, seconds = watch.flow(before, now), (now.at - before.at).total_seconds()
     rates = (its.incoming, its.outgoing)
     came, went = (None if rate is None else round(rate * seconds) for rate in rates)

@@ -242,8 +242,8 @@ DRAWN = [
         id="admin-7",
         promise="What came and went between two looks is counted.",
         file="admin/watch.py",
-        old="if before is None or not (before.is_read and now.is_read):",
-        new="if before is not None or not (before.is_read and now.is_read):",
+        old="if before is None or before.at is None or now.at is None:",
+        new="if before is not None or now.at is None:",
         tests=["conformance/test_watch.py::test_what_came_and_went_between_two_looks_is_counted"],
     ),
     Fault(
