@@ -18,7 +18,7 @@ import pytest
 from sqlq_spark.admin import report, watch
 from sqlq_spark.admin.inspect import Delayed, Depth, Stream
 from sqlq_spark.admin.problems import Finding
-from sqlq_spark.admin.report import SIZES, Failures, Group, QueueReport, Report
+from sqlq_spark.admin.report import SIZES, QueueReport, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +54,17 @@ def found(name: str = "Shop.Orders", *, messages: int = 5000) -> Report:
     }
     stream = Stream(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40, lag=5040)
     sizes = dict(zip(SIZES, (80_000_000, 20_000_000, 23_456_789, 5000, 1200, NOW), strict=True))
-    group = Group(name, 9, {name: 9}, NOW, NOW, f"{name} was not there")
+    fields = ("exception", "messages", "queues", "first", "last", "example")
+    rows: tuple[tuple[object, ...], ...] = (
+        (name, 9, {name: 9}, NOW, NOW, f"{name} was not there"),
+        (LONG, 1, {}, None, None, None),
+    )
+    groups = [dict(zip(fields, values, strict=True)) for values in rows]
     return Report(
         server="postgresql://127.0.0.1/shop",
         look=watch.Look(at=NOW, queues=[look], streams=[stream]),
         queues=[QueueReport(look, sizes, sample)],
-        failures=Failures(name, 10, 9, [group, Group(LONG, 1, {}, None, None, None)]),
+        failures={"queue": name, "messages": 10, "read": 9, "groups": groups},
         errors={name: 4},
     )
 

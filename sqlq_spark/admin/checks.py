@@ -20,9 +20,7 @@ from sqlq_spark.admin.problems import Finding
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.schema import check_state, state_parts, use_state
 from sqlq_spark.database.trust import LOST, Destinations
-from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send.subscriptions import list_subscriptions
-from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.send.subscriptions import Subscription
+    from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
@@ -329,56 +328,35 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
     The table may be absent, and not every login may read it; no transaction is open.
     """
     where = connection.printed(table)
+    topics: dict[tuple[str, str], list[str]] = {}
+    parsed: dict[str, QueueAddress] = {}
+    reasons: dict[str, errors.SqlQueueError] = {}
     try:
         with transaction(connection):
-            if not connection.columns(table):
-                return []
-            topics: dict[tuple[str, str], list[str]] = {}
-            for each in list_subscriptions(connection, table):
+            for each in list_subscriptions(connection, table) if connection.columns(table) else ():
                 topics.setdefault((each.endpoint, each.address), []).append(each.topic)
-            reasons = _reasons(connection, {address for _, address in topics})
+                try:
+                    parsed[each.address] = connection.names.parse_address(each.address)
+                except errors.BadAddress as error:
+                    reasons[each.address] = error
+            refused = Destinations(connection).find_refused(parsed.values())
     except errors.RightMissing as error:
         return [Finding(where, "subscribers_right", "note", str(error), error.fix)]
     except errors.SubscriptionsRefused as error:
         fix = "drop it; or make a superuser its owner, if you trust it"
         return [Finding(where, "subscribers_refused", "warning", str(error), fix)]
+    for address, queue in parsed.items():
+        if isinstance(refused.get(queue), errors.QueueNotFound | errors.NotAQueue):
+            reasons[address] = refused[queue]
     found = []
-    default = connection.names.qualify(QueueAddress(SUBSCRIPTION_TABLE))
     for (endpoint, address), its in topics.items():
         if address in reasons:
             problem = (
                 f"endpoint {endpoint} is subscribed to {', '.join(its)} with the queue {address}, "
-                f"which {reasons[address]}"
+                f"and every publisher of this fails: {reasons[address]}"
             )
-            words = ["--endpoint", endpoint]
-            if connection.names.qualify(table) != default:
-                words += ["--subscription-table", where]
             # what is in the table is untrusted
-            words += ["--", *its] if any(topic.startswith("-") for topic in its) else its
+            words = ["--endpoint", endpoint, "--subscription-table", where, "--", *its]
             fix = f"sqlqueue unsubscribe {' '.join(map(quote, words))}"
             found.append(Finding(where, "subscriber", "error", problem, fix))
     return found
-
-
-def _reasons(connection: Connection, texts: set[str]) -> dict[str, str]:
-    """Return why addresses name no queue, and how a queue is created; not for queues."""
-    fails = "every publisher of this fails"
-    parsed: dict[str, QueueAddress] = {}
-    reasons: dict[str, str] = {}
-    for text in texts:
-        try:
-            parsed[text] = connection.names.parse_address(text)
-        except errors.BadAddress as error:
-            reasons[text] = f"is no address ({error.reason}); {fails}"
-    refused = Destinations(connection).find_refused(parsed.values())
-    for text, queue in parsed.items():
-        match refused.get(queue):
-            case errors.QueueNotFound():
-                create = f"sqlqueue create {quote(connection.printed(queue))}"
-                reasons[text] = (
-                    f"was not found in {connection.server}; {fails}. If the endpoint is in use, "
-                    f"run `{create}` instead"
-                )
-            case errors.NotAQueue(reason=reason):
-                reasons[text] = f"is not a queue ({reason}); {fails}"
-    return reasons

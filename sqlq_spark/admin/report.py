@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import groupby
 from operator import itemgetter
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.compute as pc
 
 from sqlq_spark.admin import formats, inspect, watch
-from sqlq_spark.admin.formats import Column
 from sqlq_spark.admin.problems import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import BadAddress
@@ -75,43 +74,6 @@ FAILURE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Failures of one type of exception."""
-
-    exception: str
-    messages: int
-    queues: dict[str, int]  # where they failed, most of them first
-    first: datetime | None
-    last: datetime | None
-    example: str | None  # its message
-
-    @property
-    def places(self) -> str:
-        """The three queues where most of them failed."""
-        return ", ".join([*self.queues][:3])
-
-
-EXCEPTIONS = (
-    Column("messages"),
-    Column("first failed", "first"),
-    Column("last failed", "last"),
-    Column("failed in", "places"),
-    Column("an example", "example"),
-    Column("exception"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """The messages of an error queue, by exception."""
-
-    queue: str
-    messages: int
-    read: int
-    groups: list[Group]  # the most frequent first
-
-
 class QueueReport(NamedTuple):
     """The figures of one queue."""
 
@@ -127,7 +89,7 @@ class Report:
     server: str
     look: watch.Look
     queues: list[QueueReport]
-    failures: Failures | None
+    failures: dict[str, Any] | None  # of an error queue: see `failures`
     errors: dict[str, int]  # messages of the error queues that were read, by where they failed
 
 
@@ -178,30 +140,35 @@ def report(
     return Report(connection.server, now, queues, found, by_place)
 
 
-def failures(connection: Connection, queue: QueueAddress, *, most: int) -> Failures:
-    """Group an error queue's messages by the type of their exception."""
+def failures(connection: Connection, queue: QueueAddress, *, most: int) -> dict[str, Any]:
+    """
+    Group an error queue's messages by the type of their exception.
+
+    Returns:
+        The queue, how many messages it has, how many were read, and the groups, the largest first:
+        each with the queues where its messages failed, when first and last, and the text of one.
+    """
     with transaction(connection):
         depth = inspect.depth(connection, queue)
     names, *columns = read_headers(connection, queue, depth, FAILURE, most=most)
     kept = {name for name, _ in count(names)}
     names = [name if (name := each or NONE) in kept else OTHERS for each in names]
-    groups = []
+    groups: list[dict[str, Any]] = []
     rows = sorted(zip(names, *columns, strict=True), key=itemgetter(0))
-    for name, group in groupby(rows, itemgetter(0)):
-        _, messages, queues, times = zip(*group, strict=True)
+    for name, its in groupby(rows, itemgetter(0)):
+        _, messages, queues, times = zip(*its, strict=True)
         known = [each for each in map(moment, times) if each is not None]
-        groups.append(
-            Group(
-                name,
-                len(messages),
-                dict(count(queues)),
-                min(known, default=None),
-                max(known, default=None),
-                next(filter(None, messages), None),
-            )
-        )
-    groups.sort(key=lambda group: (-group.messages, group.exception))
-    return Failures(depth.queue, depth.messages, len(names), groups)
+        group = {
+            "exception": name,
+            "messages": len(messages),
+            "queues": dict(count(queues)),
+            "first": min(known, default=None),
+            "last": max(known, default=None),
+            "example": next(filter(None, messages), None),
+        }
+        groups.append(group)
+    groups.sort(key=itemgetter("messages"), reverse=True)
+    return {"queue": depth.queue, "messages": depth.messages, "read": len(names), "groups": groups}
 
 
 def read_headers(
@@ -310,7 +277,7 @@ def write_page(found: Report) -> str:
     return page.from_string(template).render(
         report=found,
         waiting=[(each.queue, each.depth.messages) for each in looks if each.kind != ERRORS],
-        columns={"queues": watch.QUEUE, "streams": watch.STREAM, "exceptions": EXCEPTIONS},
+        columns={"queues": watch.QUEUE, "streams": watch.STREAM},
     )
 
 
@@ -329,5 +296,5 @@ def to_json(found: Report) -> dict[str, Any]:
     return look | {
         "server": found.server,
         "errors": found.errors,
-        "failures": found.failures and asdict(found.failures),
+        "failures": found.failures,
     }

@@ -287,8 +287,8 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
 
     found = report.failures(bare.desk, bare.errors, most=1000)
 
-    x, none, y = found.groups
-    assert (x.exception, x.messages, x.queues) == ("A.X", 2, {"Shop": 2})
-    assert (x.first, x.last, x.example) == (moments[1], moments[0], "no stock")
-    assert (none.exception, y.exception) == ("(none)", "A.Y")
-    assert (found.messages, found.read) == (4, 4)
+    x, none, y = found["groups"]
+    assert (x["exception"], x["messages"], x["queues"]) == ("A.X", 2, {"Shop": 2})
+    assert (x["first"], x["last"], x["example"]) == (moments[1], moments[0], "no stock")
+    assert (none["exception"], y["exception"]) == ("(none)", "A.Y")
+    assert (found["messages"], found["read"]) == (4, 4)
