@@ -54,14 +54,10 @@ def run_all_checks(
     states: Collection[str] | None = None,
 ) -> list[Finding]:
     """
-    Check queues, the server, the state tables and the streams.
+    Check queues, the server, the state tables and the streams; no transaction is open.
 
-    Args:
-        connection: no transaction open.
-        queues: the queues.
-        warn_if_shared: whether to look for the owners of queues that streams read.
-        unnamed: those of the queues that nobody named; they are read only if that is safe.
-        states: the state schemas to check; None: that of the connection.
+    Of the queues those in `unnamed` are read only if that is safe. With `warn_if_shared` the owners
+    of queues that streams read are looked for. `states` is by default the connection's schema.
     """
     found, shared = of_states(connection, [connection.state] if states is None else states)
     found += of_any_server(connection)

@@ -158,18 +158,10 @@ def plan(
     limit: int | None = None,
 ) -> Plan:
     """
-    Find the chosen messages, and whether they can be returned. Locks and changes nothing.
+    Find the chosen messages of an error queue, and whether they can be returned.
 
-    Args:
-        connection: no transaction open.
-        source: the error queue.
-        choice: which of its messages.
-        options: the time limit of each page, and allowedDestinations.
-        limit: only so many messages that can be returned, those with the lowest seq. Nothing is
-            read beyond them.
-
-    Raises:
-        QueueNotFound, NotAQueue, RightMissing: of the error queue.
+    Locks and changes nothing; no transaction is open. With a `limit` only so many can be returned,
+    those with the lowest seq, and nothing is read beyond them.
     """
     planned, left = Plan(), limit
     seen: set[str | None] = set()
@@ -200,16 +192,11 @@ def sources(
     connection: Connection, source: QueueAddress, texts: Iterable[str], options: DatabaseOptions
 ) -> dict[str, QueueAddress | str]:
     """
-    Find the queues in which messages failed, all together. The addresses are untrusted.
-
-    Args:
-        connection: no transaction open.
-        source: the error queue, to which nothing is returned.
-        texts: values of the header FailedQ.
-        options: the time limit, and allowedDestinations.
+    Find the queues in which messages of an error queue failed; no transaction is open.
 
     Returns:
-        By text: the queue, if it can be sent to, or the reason why not.
+        By the value of FailedQ, which is untrusted: the queue, if it can be sent to, or the reason
+        why not.
     """
     own, names = connection.printed(source), connection.names
     parsed: dict[str, QueueAddress] = {}
@@ -263,20 +250,12 @@ def give_back(
     """
     Return the planned messages, each batch in one transaction. A lost connection is retried.
 
-    A batch that is run twice finds its messages gone and does nothing.
-
-    Args:
-        session: no transaction open; its options are those of `plan`.
-        source: the error queue.
-        planned: see `plan`.
-        batch: messages in one transaction, at most.
+    A batch that is run twice finds its messages gone and does nothing. The session's options are
+    those of `plan`. `batch` is how many messages one transaction returns at most.
 
     Returns:
         The result of each batch, after its commit. If a destination refuses a batch for a reason
         that will not change, its later batches are not tried.
-
-    Raises:
-        DatabaseFailure: the earlier batches are returned, the others stay in the error queue.
     """
     for destination, chosen in planned.returning.items():
         left = len(chosen)

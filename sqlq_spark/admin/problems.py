@@ -104,10 +104,7 @@ def of_queue(
     """
     Check a queue's table and its lowest messages.
 
-    Args:
-        connection: in a transaction.
-        queue: the queue.
-        peek_delay: seconds that its stream pauses after an empty peek.
+    `peek_delay` is how many seconds its stream pauses after an empty peek.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` says why.
@@ -135,16 +132,9 @@ def of_table(
     expiring: bool = False,
 ) -> list[Finding]:
     """
-    Check a queue's table in the catalogue, which any login may read.
+    Check a queue's table in the catalogue, which any login may read; nothing if it does not exist.
 
-    Args:
-        connection: in a transaction.
-        queue: the queue.
-        last: the highest seq, if it is known.
-        expiring: whether its messages expire.
-
-    Returns:
-        Findings; none if the table does not exist.
+    `last` is the highest seq, if it is known, and `expiring` whether messages expire.
     """
     printed = connection.printed(queue)
     rows = connection.rows(
@@ -185,10 +175,8 @@ def lifetime(expires: datetime, sent: str | None, lives: str | None) -> float | 
     """
     Seconds that a message lives, by its headers; None if they do not say.
 
-    Args:
-        expires: UTC without a zone, as in the column.
-        sent: the header TimeSent.
-        lives: the header TimeToBeReceived, which takes precedence.
+    `expires` is UTC without a zone, as in the column. `sent` is the header TimeSent, and `lives`
+    TimeToBeReceived, which takes precedence.
     """
     try:
         if lives is not None:

@@ -38,18 +38,11 @@ def purge_parts(
     Each batch has its own transaction, so an interrupted purge leaves whole batches. It waits for
     messages that others have locked. Messages sent after the measurement stay.
 
-    Args:
-        connection: no transaction open.
-        queue: the queue.
-        depth: of this queue; batches are ranges of its seqs, of even width.
-        batch: about how many messages a batch has, if the seqs have no gaps.
-        recorded: whether each batch writes an entry into the audit trail.
+    Batches are ranges of seqs of even width: about `batch` messages each, if the seqs have no gaps.
+    With `recorded` each writes an entry into the audit trail.
 
     Returns:
         How many messages each batch deleted, after its commit.
-
-    Raises:
-        QueueNotFound, RightMissing, TimedOut: the earlier batches are deleted.
     """
     from sqlq_spark.receive.browse import cut  # noqa: PLC0415 - see cli
 
@@ -57,8 +50,7 @@ def purge_parts(
         return
     parts = max(1, -(-depth.messages // batch))
     for first, stop in cut(depth.first, depth.last + 1, parts=parts):
-        values = {"first": first, "stop": stop}
-        yield _delete(connection, "purge_range", queue, recorded=recorded, **values)
+        yield _delete(connection, "purge_range", queue, recorded=recorded, first=first, stop=stop)
 
 
 def purge_expired(connection: Connection, queue: QueueAddress, batch: int = BATCH) -> Iterator[int]:
@@ -72,12 +64,11 @@ def purge_expired(connection: Connection, queue: QueueAddress, batch: int = BATC
         How many messages each batch deleted, after its commit. The first batch that is not full is
         the last one.
     """
-    while True:
+    found = batch
+    while found >= batch:
         found = _delete(connection, "purge_expired", queue, messages=batch)
         if found:
             yield found
-        if found < batch:
-            return
 
 
 def _delete(

@@ -105,14 +105,10 @@ def report(
     most: int,
 ) -> Report:
     """
-    Look at queues, streams and headers. One that the look did not read is not read here either.
+    Look at queues, all without names, streams, and the headers of at most `most` messages a queue.
 
-    Args:
-        connection: has no transaction open.
-        names: of the queues; if empty, all that are found.
-        options: url, state schema and time limit.
-        errors: an error queue, whose failures are grouped by exception.
-        most: read the headers of at most so many messages per queue.
+    The failures of the error queue `errors` are grouped by exception. A queue that the look did not
+    read is not read here either. No transaction is open.
     """
     now = watch.look(connection, names, options)
     queues, failed = [], Counter[str]()
@@ -157,13 +153,13 @@ def failures(connection: Connection, queue: QueueAddress, *, most: int) -> dict[
     rows = sorted(zip(names, *columns, strict=True), key=itemgetter(0))
     for name, its in groupby(rows, itemgetter(0)):
         _, messages, queues, times = zip(*its, strict=True)
-        known = [each for each in map(moment, times) if each is not None]
+        known = sorted(filter(None, map(moment, times)))
         group = {
             "exception": name,
             "messages": len(messages),
             "queues": dict(count(queues)),
-            "first": min(known, default=None),
-            "last": max(known, default=None),
+            "first": known[0] if known else None,
+            "last": known[-1] if known else None,
             "example": next(filter(None, messages), None),
         }
         groups.append(group)
