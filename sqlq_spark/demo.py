@@ -53,7 +53,9 @@ BODY = """to_json(named_struct(
         'Sku', concat('SKU-', (id + at) * 104729 % 9000),
         'Name', if(at % 2 = 0, 'Espresso beans, 1 kg', 'Filter "V60", size 02'),
         'Quantity', at)),
-    'ShipTo', named_struct('Street', concat('Harbour Street ', id % 200), 'City', 'København'),
+    'ShipTo', named_struct(
+        'Name', 'Ada Hopper', 'Street', concat('Harbour Street ', id % 200),
+        'PostalCode', '1405', 'City', 'København', 'Country', 'DK'),
     'Total', cast(id % 30000 / 100 + 5 AS decimal(9, 2)))) AS body"""
 
 
@@ -176,8 +178,8 @@ def spark_process(
     """Run `send_and_receive` in a process session of its own, which is killed after the block."""
     environ = {
         # short-lived JVMs, few cores: 86 s of CPU, against 123 with C2 and G1's threads
-        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData "
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "JDK_JAVA_OPTIONS": f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:-UsePerfData "
+        f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir="{temporary}"',
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYSPARK_PYTHON": sys.executable,  # else workers run the first python3 of PATH
         "SPARK_LOCAL_IP": "127.0.0.1",  # a machine's own name need not have an address

@@ -267,8 +267,5 @@ def _received(found: inspect.Message) -> Message:
 
 def _execute(url: str, statement: str) -> None:
     """Run a statement that must be alone in its transaction."""
-    with (
-        drivers.connect(url, redact(url), "sqlqueue test", TIMEOUT) as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute(statement)
+    with drivers.connect(url, redact(url), "sqlqueue test", TIMEOUT) as connection:
+        connection.execute(statement).close()
