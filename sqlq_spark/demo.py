@@ -13,7 +13,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import inspect
@@ -124,7 +124,7 @@ def run(bars: Progress, *, messages: int, table: str, keep: Path | None) -> Resu
                     bars.update(receiving, completed=stream.messages, count=so_far, visible=True)
                     if stream.held and stream.batch >= kill_after:
                         break
-                else:  # it ended by itself: with few messages perhaps before it could be killed
+                else:  # its own end, with few messages perhaps before it could be killed
                     break
                 processes = kill_session(process)
                 kills += 1
@@ -140,7 +140,7 @@ def run(bars: Progress, *, messages: int, table: str, keep: Path | None) -> Resu
         return Result(left=len(queue.messages()), kills=kills, **figures)
 
 
-def looks(process: subprocess.Popen[bytes], connection: Connection) -> Iterator[inspect.Stream]:
+def looks(process: Popen[bytes], connection: Connection) -> Iterator[inspect.Stream]:
     """The stream's row, again and again until the process ends."""
     while process.poll() is None:
         time.sleep(POLL)
@@ -159,12 +159,12 @@ def check(table: str, keep: Path | None) -> None:
 
 
 def failure(log: Path) -> JobFailed:
-    """The error, with a copy of the log, and its line that most likely tells what happened."""
+    """The error, with a copy of the log and the line of it that is most likely the cause."""
     saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / log.name
     saved.write_bytes(log.read_bytes())
     text = saved.read_text(errors="replace").strip()
-    told = re.findall(r"^\s*([\w.]*(?:Error|Exception|sqlq_spark)\b.*: .*)", text, re.MULTILINE)
-    end = (told or text.splitlines() or ["without a message"])[-1]
+    errors = re.findall(r"^\s*([\w.]*(?:Error|Exception|sqlq_spark)\b.*: .*)", text, re.MULTILINE)
+    end = (errors or text.splitlines() or ["without a message"])[-1]
     return JobFailed(log=str(saved), end=end[:500])
 
 
@@ -172,9 +172,7 @@ def failure(log: Path) -> JobFailed:
 
 
 @contextmanager
-def spark_process(
-    job: dict[str, Any], temporary: Path, log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[Popen[bytes]]:
     """Run `send_and_receive` in a process session of its own, which is killed after the block."""
     environ = {
         # short-lived JVMs, few cores: 86 s of CPU, against 123 with C2 and G1's threads
@@ -188,11 +186,11 @@ def spark_process(
     }
     with (
         log.open("ab") as output,
-        subprocess.Popen(
+        Popen(
             [sys.executable, "-m", "sqlq_spark.demo"],
             env={**os.environ, **environ},
             cwd=temporary,
-            stdin=subprocess.PIPE,
+            stdin=PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches the owner only
@@ -204,14 +202,10 @@ def spark_process(
             kill_session(process)
 
 
-def kill_session(process: subprocess.Popen[bytes]) -> int:
-    """
-    Kill all processes of a session with SIGKILL; returns how many. Without /proc it is one group.
-
-    The JVM's Python workers have a process group of their own, but stay in the session.
-    """
+def kill_session(process: Popen[bytes]) -> int:
+    """Kill all of a session, where the JVM's workers have groups of their own; returns how many."""
     killed = members(process.pid)
-    with suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError):  # without /proc, this group only
         os.killpg(process.pid, signal.SIGKILL)
     while left := members(process.pid):
         killed |= left
