@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -98,21 +98,17 @@ def run(bars: Progress, *, messages: int, table: str, keep: Path | None) -> Resu
         JobFailed: the error names the log.
     """
     check(table, keep)
+    note = f"start PostgreSQL and Spark, {messages:,} messages"
+    sending = bars.add_task("send", total=None, count=note)
+    receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
     done: dict[str, Any] = {"total": 1, "completed": 1, "count": ""}
-    with ExitStack() as stack:
-        stack.enter_context(bars)
-        note = f"start PostgreSQL and Spark, {messages:,} messages"
-        sending = bars.add_task("send", total=None, count=note)
-        receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
-        server = stack.enter_context(embedded.server(keep))
+    with bars, embedded.server(keep) as server, Database(server.url).connection() as connection:
         # below the server's folder, which is removed even if this process is killed
         temporary = server.home / "tmp"
         temporary.mkdir()
-        folder = temporary if keep is None else keep.absolute()
-        database = Database(server.url)
-        connection = stack.enter_context(database.connection())
+        folder = keep.absolute() if keep else temporary
         schema.install(connection, timeout=TIMEOUT)
-        queue = database.queue("Shop.Orders")
+        queue = Database(server.url).queue("Shop.Orders")
         job = {"folder": str(folder), "messages": messages, "table": table, "queue": queue.options}
         log, kills = folder / "spark.log", 0
         for kill_after in KILL_AFTER:
