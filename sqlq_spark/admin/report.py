@@ -292,8 +292,4 @@ def to_json(found: Report) -> dict[str, Any]:
     look = watch.to_json(found.look)
     for row, each in zip(look["queues"], found.queues, strict=True):
         row |= {"sizes": each.sizes, "sample": each.sample}
-    return look | {
-        "server": found.server,
-        "errors": found.errors,
-        "failures": found.failures,
-    }
+    return look | {"server": found.server, "errors": found.errors, "failures": found.failures}
