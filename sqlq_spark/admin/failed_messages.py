@@ -163,7 +163,7 @@ def plan(
     Locks and changes nothing; no transaction is open. With a `limit` only so many can be returned,
     those with the lowest seq, and nothing is read beyond them.
     """
-    planned, left = Plan(), limit
+    planned = Plan()
     seen: set[str | None] = set()
     known: dict[str, QueueAddress | str] = {}  # by FailedQ: the source, or a reason
     for page in inspect.pages(connection, source):
@@ -181,8 +181,7 @@ def plan(
                 planned.staying.setdefault(place, []).append(each)
                 continue
             planned.returning.setdefault(place, []).append(each)
-            left = None if left is None else left - 1
-            if left == 0:
+            if limit is not None and planned.messages == limit:
                 return planned
     planned.missing = sorted(choice.ids - seen)
     return planned

@@ -155,12 +155,11 @@ def _without_grants(
     connection: Connection, queue: QueueAddress, found: list[Finding]
 ) -> list[Finding]:
     """Replace each GRANT on a table that is in a state schema, which may be another team's."""
-    if not any(each.fix.startswith("GRANT ") for each in found):
-        return found
-    schema = connection.names.qualify(queue).schema
-    for state, _, roles in connection.rows("state_schemas", schema_name=schema):
-        fix = errors.StateRightMissing.fix_of(state, roles)
-        found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
+    if any("GRANT " in each.fix for each in found):
+        schema = connection.names.qualify(queue).schema
+        for state, _, roles in connection.rows("state_schemas", schema_name=schema):
+            fix = errors.StateRightMissing.fix_of(state, roles)
+            found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
     return found
 
 
