@@ -51,7 +51,7 @@ def test_the_versions_are_those_of_the_project() -> None:
     assert stated == versions.OLDEST
     versions.check("pyspark", "pyarrow")
     for each in project["dependencies"]:
-        assert re.fullmatch(r"[a-z-]+>=\d+(\.\d+)*", each)
+        assert re.fullmatch(r"[a-z0-9-]+>=\d+(\.\d+)*", each)
 
 
 @pytest.mark.parametrize(
