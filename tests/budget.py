@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12297, "tokens": 70951},
-    "everything else": {"files": 61, "lines": 12003, "tokens": 67976},
+    "core": {"files": 62, "lines": 12281, "tokens": 70863},
+    "everything else": {"files": 57, "lines": 11486, "tokens": 65270},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 123, "lines": 24300, "tokens": 138927},
+    "package": {"files": 119, "lines": 23767, "tokens": 136133},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53929, "tokens": 361844},
-    "words": {"words": 69819},
+    "tests": {"files": 303, "lines": 53928, "tokens": 361870},
+    "words": {"words": 69825},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
