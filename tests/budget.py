@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12294, "tokens": 70935},
-    "everything else": {"files": 59, "lines": 11443, "tokens": 64903},
+    "core": {"files": 62, "lines": 12278, "tokens": 70847},
+    "everything else": {"files": 55, "lines": 10912, "tokens": 62180},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 121, "lines": 23737, "tokens": 135838},
+    "package": {"files": 117, "lines": 23190, "tokens": 133027},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53928, "tokens": 361719},
-    "words": {"words": 69820},
+    "tests": {"files": 305, "lines": 54121, "tokens": 363583},
+    "words": {"words": 69826},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
