@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1364},
     "package": {"files": 117, "lines": 23190, "tokens": 133027},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54121, "tokens": 363583},
+    "tests": {"files": 303, "lines": 53927, "tokens": 361745},
     "words": {"words": 69826},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
