@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12281, "tokens": 70863},
-    "everything else": {"files": 57, "lines": 11486, "tokens": 65270},
-    "other files in sqlq_spark": {"files": 2, "lines": 167},
+    "core": {"files": 62, "lines": 12278, "tokens": 70847},
+    "everything else": {"files": 55, "lines": 10912, "tokens": 62180},
+    "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 119, "lines": 23767, "tokens": 136133},
+    "package": {"files": 117, "lines": 23190, "tokens": 133027},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53928, "tokens": 361870},
-    "words": {"words": 69825},
+    "tests": {"files": 303, "lines": 53927, "tokens": 361745},
+    "words": {"words": 69826},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

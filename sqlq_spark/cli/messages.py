@@ -109,7 +109,6 @@ def browse(
     """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
     shared: Shared = context.obj
     options = shared.source(queue, endpointTimeZone=endpoint_time_zone)
-    how: dict[str, Any] = {"limit": limit, "timeout": options.query_timeout}
     with Session(options, "browse") as session:
         connection, address = session.open(), options.address
         show: Callable[[Any], None] = screen.show_delayed if delayed_ else screen.show_messages
@@ -117,12 +116,12 @@ def browse(
             show = show_json
         if delayed_:
             zone = options.endpoint_time_zone
-            show(inspect.delayed_messages(connection, address, zone=zone, **how))
+            show(inspect.delayed_messages(connection, address, zone=zone, limit=limit))
         else:
-            show(inspect.messages(connection, address, **how))
+            show(inspect.messages(connection, address, limit=limit))
 
 
-def show_json(messages: Iterable[inspect.Message | inspect.DelayedMessage]) -> None:
+def show_json(messages: Iterable[inspect.Message]) -> None:
     """Print one line of JSON for each message."""
     for each in messages:
         screen.print_json(screen.message_as_json(each))

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark.admin import inspect
+from sqlq_spark.admin.checks import subscriptions_of
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.admin.subscribers import subscriptions_of
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     AskingCommand,

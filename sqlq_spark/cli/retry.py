@@ -96,16 +96,9 @@ def retry_(
     with Session(options, "retry") as session:
         connection = session.open()
         name = connection.printed(options.address)
-        planned = plan(
-            connection,
-            options.address,
-            choice,
-            timeout=options.query_timeout,
-            allowed=options.allowed,
-            limit=limit,
-        )
+        planned = plan(connection, options.address, choice, options, limit=limit)
         ask(name, planned, shared)
-        batches = give_back(session, options.address, planned, batch=batch, allowed=options.allowed)
+        batches = give_back(session, options.address, planned, batch=batch)
         done = follow(batches, planned.messages, quiet=shared.as_json)
         refused = {connection.printed(each.destination): each for each in done if each.reason}
     if shared.as_json:
@@ -132,7 +125,7 @@ def moment(option: str, text: str | None) -> datetime | None:
 def ask(name: str, planned: Plan, shared: Shared) -> None:
     """Show what will be returned and what will not, and ask before messages are returned."""
     if not shared.as_json:
-        rows = ((each.messages, each.failed_queue, each.exception) for each in planned.groups)
+        rows = ((messages, *group) for *group, messages in planned.groups)
         show(("messages", "failed queue", "exception"), rows, "messages to return")
         for reason, some in planned.staying.items():
             ids = first_of([each.id for each in some])
@@ -172,12 +165,8 @@ def summary(
         "returned": sum(each.messages for each in done),
         "skipped": sum(each.skipped for each in done),
         "chosen": [
-            {
-                "failedQueue": each.failed_queue,
-                "exception": each.exception,
-                "messages": each.messages,
-            }
-            for each in planned.groups
+            {"failedQueue": queue, "exception": exception, "messages": messages}
+            for queue, exception, messages in planned.groups
         ],
         "staying": staying,
         "missing": planned.missing,

@@ -19,7 +19,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import Column, ago, byte_size, clean, make_cell, part, quantity
 from sqlq_spark.errors import Cancelled
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sqlq_spark.admin.formats import Cell
-    from sqlq_spark.admin.inspect import DelayedMessage, Message, Receipt
+    from sqlq_spark.admin.inspect import Message, Receipt
     from sqlq_spark.admin.problems import Finding
 
 # Ctrl-C raises one of these: while a statement runs, the database driver cancels the statement
@@ -168,7 +167,7 @@ def show_messages(messages: Iterable[Message]) -> None:
     show(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
-def show_delayed(messages: Iterable[DelayedMessage]) -> None:
+def show_delayed(messages: Iterable[Message]) -> None:
     """Show delayed messages, one per row."""
     rows = (
         (each.due, *type_and_time(each.headers), *size_and_body(each.body)) for each in messages
@@ -200,9 +199,9 @@ def size_and_body(body: bytes | None) -> tuple[str, str | None]:
     return byte_size(len(body or b"")), text
 
 
-def message_as_json(message: Message | DelayedMessage) -> dict[str, Any]:
+def message_as_json(message: Message) -> dict[str, Any]:
     """A message as a JSON object; `sqlqueue send` accepts one of a queue."""
-    if isinstance(message, inspect.DelayedMessage):
+    if message.due is not None:
         shown: dict[str, Any] = {"id": message.id, "due": message.due.replace(tzinfo=UTC)}
     else:
         shown = {"id": message.id, "seq": message.seq, "expires": message.expires}

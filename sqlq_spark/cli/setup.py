@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sqlq_spark.admin.script import Domain, Roles, endpoint, script
+from sqlq_spark.admin.script import Roles, endpoint, of_domain, script
 from sqlq_spark.cli.options import TABLE, Command, OfflineCommand, Queue, Shared
 from sqlq_spark.cli.screen import print_json, say
 from sqlq_spark.database import schema
@@ -57,7 +57,7 @@ def install_(
 ) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
     shared: Shared = context.obj
-    state_schema = state_schema or Domain.of(domain).state
+    state_schema = state_schema or of_domain(domain)[0]
     options = shared.database(stateSchema=state_schema)
     with Session(options, "install") as session:
         connection = session.open()
@@ -174,11 +174,11 @@ def script_(
                 "team"
             )
             raise BadOption(option=option, found=role, expected=expected)
-    its = Domain.of(domain)
-    state_schema = state_schema or its.state
+    state, own_reader, own_sender = of_domain(domain)
+    state_schema = state_schema or state
     roles = Roles(
-        reader=reader or its.reader,
-        sender=None if no_sender else sender or its.sender,
+        reader=reader or own_reader,
+        sender=None if no_sender else sender or own_sender,
         operator=operator,
         producer=producer,
     )

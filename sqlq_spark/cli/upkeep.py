@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlq_spark.admin import checks, inspect, purge, queue_tables, subscribers
+from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.admin.formats import quantity, span
-from sqlq_spark.admin.problems import no_address, state_unread
+from sqlq_spark.admin.problems import Finding
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
@@ -40,7 +40,6 @@ from sqlq_spark.send import DUE_BATCH
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sqlq_spark.admin.problems import Finding
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.options.connection import DatabaseOptions
@@ -70,9 +69,7 @@ def purge_(context: typer.Context, queue: Queue) -> None:
         if depth.messages:
             confirm(what, shared)
         recorded = depth.messages > 0 and keeps_trail(connection)
-        batches = purge.purge_parts(
-            connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
-        )
+        batches = purge.purge_parts(connection, options.address, depth, recorded=recorded)
         gone = screen.follow(
             batches, "message", depth.messages, quiet=shared.as_json, done="deleted"
         )
@@ -90,7 +87,7 @@ def purge_expired(context: typer.Context, queue: Queue) -> None:
     with Session(options, "purge") as session:
         connection = session.open()
         depth = measure(connection, options)
-        batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
+        batches = purge.purge_expired(connection, options.address)
         gone = screen.follow(
             batches, "expired message", depth.expired or 0, quiet=shared.as_json, done="deleted"
         )
@@ -228,17 +225,25 @@ def doctor(
         if not unread:
             states = states or [options.state_schema]
         unnamed, unfit = ([], []) if queues else all_queues(connection, options, states)
-        found = [state_unread(connection.server, *each) for each in unread.items()]
+        found = [
+            Finding(
+                connection.server,
+                "state_unread",
+                "note",
+                f"state schema {state} was not looked into: {reason}",
+                "",
+            )
+            for state, reason in unread.items()
+        ]
         found += unfit
         found += checks.run_all_checks(
             connection,
             [*asked, *unnamed],
-            timeout=options.query_timeout,
             warn_if_shared=warn_if_shared,
             unnamed=unnamed,
             states=states,
         )
-        found += subscribers.check(connection, table, timeout=options.query_timeout)
+        found += checks.of_subscriptions(connection, table)
     if shared.as_json:
         for each in found:
             print_json(asdict(each))
@@ -254,9 +259,9 @@ def all_queues(
     connection: Connection, options: DatabaseOptions, states: Sequence[str]
 ) -> tuple[list[QueueAddress], list[Finding]]:
     """The queues of the database, and those that streams read; and a finding for no address."""
-    found = [each.address for each in queue_tables.queues(queue_tables.tables(connection))]
+    found = [each.address for each in inspect.tables(connection) if not each.is_delayed]
     known = {connection.printed(each) for each in found}
-    names = checks.names_of_streams(connection, states, timeout=options.query_timeout)
+    _, names = checks.of_states(connection, states)
     unfit = []
     for name in sorted(names):
         if name in known:
@@ -264,5 +269,5 @@ def all_queues(
         try:
             found.append(parse_table("QUEUE", name, options.naming))
         except BadOption as error:
-            unfit.append(no_address(error, names[name]))
+            unfit.append(checks.no_address(error, names[name]))
     return found, unfit
