@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import figures, receipts, retire, retry, screen, setup, subscriptions, upkeep
-from sqlq_spark.cli import messages as cli_messages
+from sqlq_spark.cli import endpoints, messages, queues, screen
 from sqlq_spark.cli.options import FOUND, OfflineCommand, Shared, end_by, fail
 from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
@@ -42,14 +41,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # it would print local variables
 )
-app.add_typer(setup.app)
-app.add_typer(cli_messages.app)
-app.add_typer(figures.app)
-app.add_typer(upkeep.app)
-app.add_typer(retry.app)
-app.add_typer(receipts.app, name="receipts")
-app.add_typer(subscriptions.app)
-app.add_typer(retire.app)
+for each in (endpoints, messages, queues):
+    app.add_typer(each.app)
+app.add_typer(messages.receipts, name="receipts")
 
 
 def main(words: Sequence[str] | None = None) -> None:
