@@ -28,9 +28,9 @@ from sqlq_spark.admin.formats import Column, quantity
 from sqlq_spark.admin.script import Domain
 from sqlq_spark.admin.subscribers import subscriptions_of
 from sqlq_spark.cli import options as cli
-from sqlq_spark.cli.options import AskingCommand, Command, Context, SubscriptionTable, connected
+from sqlq_spark.cli.options import AskingCommand, Command, Context, SubscriptionTable
 from sqlq_spark.cli.screen import print_json, say_error
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.database import schema
 from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.options.names import DIALECTS, parse_queue, parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
@@ -81,11 +81,11 @@ def install(context: Context, *, domain: DomainName = None, state_schema: State 
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
     state_schema = state_schema or Domain.of(domain).state
     options = context.obj.database(stateSchema=state_schema)
-    with connected(options, "install") as connection:
-        schema.install(connection, timeout=options.query_timeout)
-        result = {"stateSchema": state_schema, "server": connection.server}
-        place = f"schema {state_schema} of {connection.server}"
-        context.answer(result, f"the state tables are in {place}")
+    connection = context.connect(options, "install")
+    schema.install(connection, timeout=options.query_timeout)
+    result = {"stateSchema": state_schema, "server": connection.server}
+    place = f"schema {state_schema} of {connection.server}"
+    context.answer(result, f"the state tables are in {place}")
 
 
 @app.command(cls=Command)
@@ -118,17 +118,17 @@ def create(
     )
     options = context.obj.source(queue)
     timeout, waiting = options.query_timeout, None
-    with connected(options, "create") as connection:
-        for each in made.queues:
-            schema.create_queue(connection, each, timeout=timeout, body_string=body_string)
-        names = [connection.printed(each) for each in made.queues]
-        text = f"queues {', '.join(names)}"
-        if delayed:
-            schema.create_delayed(connection, made.primary, timeout=timeout)
-            waiting = connection.printed(schema.delayed_of(made.primary))
-            text += f" and table {waiting}"
-        result = {"queues": names, "delayed": waiting, "server": connection.server}
-        context.answer(result, f"{text} are in {connection.server}")
+    connection = context.connect(options, "create")
+    for each in made.queues:
+        schema.create_queue(connection, each, timeout=timeout, body_string=body_string)
+    names = [connection.printed(each) for each in made.queues]
+    places = f"in {connection.server}: {', '.join(names)}"
+    if delayed:
+        schema.create_delayed(connection, made.primary, timeout=timeout)
+        waiting = connection.printed(schema.delayed_of(made.primary))
+        places += f", {waiting}"
+    result = {"queues": names, "delayed": waiting, "server": connection.server}
+    context.answer(result, places)
 
 
 @app.command(cls=cli.OfflineCommand)
@@ -233,15 +233,15 @@ def subscribe(
     """Subscribe an endpoint to topics. Creates the subscription table if it is missing."""
     options = context.obj.sink(subscriptionTable=subscription_table)
     address = parse_queue("--queue", queue, options.naming)
-    with connected(options, "subscribe") as connection:
-        made = subscriptions.subscribe(
-            connection,
-            options.subscription_address,
-            topics=topics,
-            endpoint=endpoint,
-            queue=address,
-            timeout=options.query_timeout,
-        )
+    connection = context.connect(options, "subscribe")
+    made = subscriptions.subscribe(
+        connection,
+        options.subscription_address,
+        topics=topics,
+        endpoint=endpoint,
+        queue=address,
+        timeout=options.query_timeout,
+    )
     for its in made:
         text = f"{its.endpoint} is subscribed to {its.topic} with {its.address}"
         context.answer(asdict(its), text)
@@ -258,16 +258,16 @@ def unsubscribe(
     """End an endpoint's subscriptions to topics. Asks first."""
     options = context.obj.sink(subscriptionTable=subscription_table)
     table, timeout = options.subscription_address, options.query_timeout
-    with connected(options, "unsubscribe") as connection:
-        with transaction(connection, timeout=timeout):
-            listed = subscriptions.list_subscriptions(connection, table)
-        found = [each for each in listed if each.endpoint == endpoint and each.topic in topics]
-        if found:
-            names = ", ".join(each.topic for each in found)
-            queues = ", ".join(sorted({each.address for each in found}))
-            context.confirm(f"end the subscription of {endpoint} with {queues} to {names}")
-        for each in found:
-            subscriptions.unsubscribe(connection, table, each.topic, endpoint, timeout=timeout)
+    connection = context.connect(options, "unsubscribe")
+    with context.transaction():
+        listed = subscriptions.list_subscriptions(connection, table)
+    found = [each for each in listed if each.endpoint == endpoint and each.topic in topics]
+    if found:
+        names = ", ".join(each.topic for each in found)
+        queues = ", ".join(sorted({each.address for each in found}))
+        context.confirm(f"end the subscription of {endpoint} with {queues} to {names}")
+    for each in found:
+        subscriptions.unsubscribe(connection, table, each.topic, endpoint, timeout=timeout)
     ended = {each.topic for each in found}
     stop = f"publishers stop within {quantity(PATIENCE, 'second')}"
     for topic in topics:
@@ -291,10 +291,8 @@ def subscribers(
 ) -> None:
     """List who is subscribed, to one topic or to any."""
     options = context.obj.sink(subscriptionTable=subscription_table)
-    with (
-        connected(options, "subscribers") as connection,
-        transaction(connection, timeout=options.query_timeout),
-    ):
+    connection = context.connect(options, "subscribers")
+    with context.transaction():
         found = subscriptions.list_subscriptions(connection, options.subscription_address, topic)
     context.show(COLUMNS, found, "subscriptions")
 
@@ -331,39 +329,38 @@ def retire(
     address = parse_table("QUEUE", queue, options.naming)
     dropped: list[str] = []
     trails: list[str] = []
-    with connected(options, "retire") as connection:
-        begin = partial(transaction, connection, timeout=options.query_timeout)
-        # code that an INSERT would run does not matter here
-        known = Destinations(connection, [connection.names.qualify(address)])
-        known.check([address], RETURNED)
-        name = connection.printed(address)
-        states, unread = find_schemas(connection, state_schema)
-        for state, why in unread.items():
-            say_error(f"receipts in state schema {state} are not looked for: {why}")
-        look = partial(look_at, connection, address, options.subscription_address, states)
-        with begin():
-            ended = look().subscriptions
-        if ended:
-            end_subscriptions(context, connection, options, ended, name)
-        with begin():
-            left = look()
-        expected = left if discard_messages else None
-        reasons = find_reasons(left, expected)
-        if not reasons:
-            tables = " and ".join(map(connection.printed, reversed(left.tables)))
-            lost = f" with {quantity(left.total, 'message')}" if left.total else ""
-            context.confirm(f"drop {tables}{lost} permanently")
-            trails = [each for each in states if schema.has_trail(connection, each)]
-            if not trails:
-                say_error(schema.NO_TRAIL.format(options.state_schema, connection.server))
-            with begin():
-                for table in left.tables:
-                    connection.rows("lock_queue", tables={"queue": table})
-                last = look()
-                reasons = find_reasons(last, expected)
-                if not reasons:
-                    drop_tables(connection, name, last, trails)
-                    dropped = [*map(connection.printed, last.tables)]
+    connection = context.connect(options, "retire")
+    # code that an INSERT would run does not matter here
+    known = Destinations(connection, [connection.names.qualify(address)])
+    known.check([address], RETURNED)
+    name = connection.printed(address)
+    states, unread = find_schemas(connection, state_schema)
+    for state, why in unread.items():
+        say_error(f"receipts in state schema {state} are not looked for: {why}")
+    look = partial(look_at, connection, address, options.subscription_address, states)
+    with context.transaction():
+        ended = look().subscriptions
+    if ended:
+        end_subscriptions(context, options, ended, name)
+    with context.transaction():
+        left = look()
+    expected = left if discard_messages else None
+    reasons = find_reasons(left, expected)
+    if not reasons:
+        tables = " and ".join(map(connection.printed, reversed(left.tables)))
+        lost = f" with {quantity(left.total, 'message')}" if left.total else ""
+        context.confirm(f"drop {tables}{lost} permanently")
+        trails = [each for each in states if schema.has_trail(connection, each)]
+        if not trails:
+            say_error(schema.NO_TRAIL.format(options.state_schema, connection.server))
+        with context.transaction():
+            for table in left.tables:
+                connection.rows("lock_queue", tables={"queue": table})
+            last = look()
+            reasons = find_reasons(last, expected)
+            if not reasons:
+                drop_tables(connection, name, last, trails)
+                dropped = [*map(connection.printed, last.tables)]
     result = {
         "queue": name,
         "unsubscribed": [asdict(each) for each in ended],
@@ -394,8 +391,7 @@ def find_schemas(connection: Connection, state: str | None) -> tuple[list[str], 
                 schema.check_state(connection)
                 inspect.receipts(connection, stream="")
         except errors.DatabaseFailure as error:
-            absent = isinstance(error, errors.StateNotInstalled)
-            if isinstance(error, errors.ConnectionLost) or (state is not None and not absent):
+            if state is not None and not isinstance(error, errors.StateNotInstalled):
                 raise
             unread[each] = str(error)
         else:
@@ -404,11 +400,7 @@ def find_schemas(connection: Connection, state: str | None) -> tuple[list[str], 
 
 
 def end_subscriptions(
-    context: Context,
-    connection: Connection,
-    options: SinkOptions,
-    found: Sequence[Subscription],
-    queue: str,
+    context: Context, options: SinkOptions, found: Sequence[Subscription], queue: str
 ) -> None:
     """Ask, unsubscribe a queue, and wait until no endpoint publishes to it."""
     if not context.obj.as_json:
@@ -416,7 +408,9 @@ def end_subscriptions(
     context.confirm(f"end {quantity(len(found), 'subscription')} of {queue}")
     table, timeout = options.subscription_address, options.query_timeout
     for each in found:
-        subscriptions.unsubscribe(connection, table, each.topic, each.endpoint, timeout=timeout)
+        subscriptions.unsubscribe(
+            context.connection, table, each.topic, each.endpoint, timeout=timeout
+        )
     keep = "endpoints keep the subscribers that they have read for so long"
     context.note(f"waiting {quantity(PATIENCE, 'second')}: {keep}")
     time.sleep(PATIENCE)

@@ -7,7 +7,6 @@ Receipts hold what streams received and have not acknowledged.
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,11 +22,9 @@ from sqlq_spark.cli.options import (
     Command,
     Context,
     StateCommand,
-    connected,
     require,
 )
 from sqlq_spark.cli.screen import say, say_error
-from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlq_spark.admin.inspect import Receipt
-    from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
 
 app = Typer()
@@ -119,9 +115,9 @@ def send(
         contentType=content_type,
         timeToBeReceived=time_to_be_received,
     )
-    with Session(options, "send") as session:
-        chunks = sending.read(session, options, source, file, headers)
-        sending.insert(context, session.open(), options, chunks)
+    session = context.with_resource(Session(options, "send"))
+    chunks = sending.read(session, options, source, file, headers)
+    sending.insert(context, session.open(), options, chunks)
 
 
 @app.command(cls=Command)
@@ -138,18 +134,18 @@ def browse(
     """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
     options = context.obj.source(queue, endpointTimeZone=endpoint_time_zone)
     zone, timeout = options.endpoint_time_zone, options.query_timeout
-    with connected(options, "browse") as connection:
-        where = connection, options.address
-        found = (
-            inspect.delayed_messages(*where, limit=limit, zone=zone, timeout=timeout)
-            if delayed
-            else inspect.messages(*where, limit=limit, timeout=timeout)
-        )
-        if context.obj.as_json:
-            for each in found:
-                screen.print_json(screen.message_as_json(each))
-        else:
-            screen.show_messages(found, "due" if delayed else "seq")
+    connection = context.connect(options, "browse")
+    where = connection, options.address
+    found = (
+        inspect.delayed_messages(*where, limit=limit, zone=zone, timeout=timeout)
+        if delayed
+        else inspect.messages(*where, limit=limit, timeout=timeout)
+    )
+    if context.obj.as_json:
+        for each in found:
+            screen.print_json(screen.message_as_json(each))
+    else:
+        screen.show_messages(found, "due" if delayed else "seq")
 
 
 # ---------------------------------------------------------------- retry
@@ -205,37 +201,37 @@ def retry(
     if not everything and not chooses:
         example = "the messages to return, or --exception, --failed-queue, or --all"
         raise MissingOption(option="ID", example=example)
-    with Session(options, "retry") as session:
-        connection = session.open()
-        name = connection.printed(options.address)
-        planned = plan(
-            connection,
-            options.address,
-            choice,
-            timeout=options.query_timeout,
-            allowed=options.allowed,
-            limit=limit,
-        )
-        if not context.obj.as_json:
-            context.show(GROUP, planned.groups, "messages to return")
-            for reason, some in planned.staying.items():
-                stay, first = quantity(len(some), "message"), [its.id for its in some[:SHOWN_IDS]]
-                say_error(f"{stay} cannot be returned: {reason} ({', '.join(first)})")
-            if planned.missing:
-                say_error(f"not in the error queue: {', '.join(planned.missing)}")
-        if planned.messages:
-            queues = quantity(len(planned.returning), "queue")
-            messages = quantity(planned.messages, "message")
-            context.confirm(f"return {messages} of {name} to {queues}")
-        batches = give_back(session, options.address, planned, batch=batch, allowed=options.allowed)
-        count = attrgetter("messages")
-        done = context.follow(batches, "message", planned.messages, "returned", count)
-        staying = Counter({reason: len(some) for reason, some in planned.staying.items()})
-        for each in done:
-            if each.reason is not None:
-                staying[str(each.reason)] += each.left
-                stay, where = quantity(each.left, "message"), connection.printed(each.destination)
-                say_error(f"{stay} of {where} cannot be returned: {each.reason}")
+    session = context.with_resource(Session(options, "retry"))
+    connection = session.open()
+    name = connection.printed(options.address)
+    planned = plan(
+        connection,
+        options.address,
+        choice,
+        timeout=options.query_timeout,
+        allowed=options.allowed,
+        limit=limit,
+    )
+    if not context.obj.as_json:
+        context.show(GROUP, planned.groups, "messages to return")
+        for reason, some in planned.staying.items():
+            stay, first = quantity(len(some), "message"), [its.id for its in some[:SHOWN_IDS]]
+            say_error(f"{stay} cannot be returned: {reason} ({', '.join(first)})")
+        if planned.missing:
+            say_error(f"not in the error queue: {', '.join(planned.missing)}")
+    if planned.messages:
+        queues = quantity(len(planned.returning), "queue")
+        messages = quantity(planned.messages, "message")
+        context.confirm(f"return {messages} of {name} to {queues}")
+    batches = give_back(session, options.address, planned, batch=batch, allowed=options.allowed)
+    count = attrgetter("messages")
+    done = context.follow(batches, "message", planned.messages, "returned", count)
+    staying = Counter({reason: len(some) for reason, some in planned.staying.items()})
+    for each in done:
+        if each.reason is not None:
+            staying[str(each.reason)] += each.left
+            stay, where = quantity(each.left, "message"), connection.printed(each.destination)
+            say_error(f"{stay} of {where} cannot be returned: {each.reason}")
     returned, skipped = sum(map(count, done)), sum(each.skipped for each in done)
     if skipped:
         text = "skipped: another session has locked or received them"
@@ -300,13 +296,10 @@ def list_(
     """List receipts, the oldest first."""
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
-    with (
-        connected(options, "receipts", StateSession) as connection,
-        transaction(connection, timeout=options.query_timeout),
-    ):
-        context.show(
-            COLUMNS, inspect.receipts(connection, stream=stream, queue=address), "receipts"
-        )
+    connection = context.connect(options, "receipts", StateSession)
+    with context.transaction():
+        found = inspect.receipts(connection, stream=stream, queue=address)
+    context.show(COLUMNS, found, "receipts")
 
 
 @receipts.command(cls=StateCommand)
@@ -324,20 +317,19 @@ def show(
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
     options, found = context.obj.database(), 0
-    with connected(options, "receipts show", StateSession) as connection:
-        begin = partial(transaction, connection, timeout=options.query_timeout)
-        with begin():
-            receipts = inspect.receipts(connection, stream=stream, batch=batch, task=task)
-        for each in receipts:
-            with begin():
-                stored = find_receipt(connection, each.key)
-            if stored is None:  # acknowledged meanwhile
-                continue
-            rows = stored.unpack(each.key)
-            # ids are not unique: a message may have been sent twice
-            for row in without_odd_expiries(rows.filter(has_id(rows, [message]))).to_pylist():
-                found += 1
-                show_message(context, each, screen.message_as_json(inspect.message(row)))
+    connection = context.connect(options, "receipts show", StateSession)
+    with context.transaction():
+        receipts = inspect.receipts(connection, stream=stream, batch=batch, task=task)
+    for each in receipts:
+        with context.transaction():
+            stored = find_receipt(connection, each.key)
+        if stored is None:  # acknowledged meanwhile
+            continue
+        rows = stored.unpack(each.key)
+        # ids are not unique: a message may have been sent twice
+        for row in without_odd_expiries(rows.filter(has_id(rows, [message]))).to_pylist():
+            found += 1
+            show_message(context, each, screen.message_as_json(inspect.message(row)))
     if not found:
         cli.fail(f"no receipt of stream {stream} holds message {message}")
 
@@ -385,32 +377,32 @@ def end(
 ) -> None:
     """Ask, and return or drop the chosen receipts, each in its own transaction."""
     returns, done = action == "return", {"return": "returned", "drop": "dropped"}[action]
-    with connected(options, f"receipts {action}", StateSession) as connection:
-        with transaction(connection, timeout=options.query_timeout):
-            found = inspect.receipts(connection, **chosen)
-            if returns:
-                check_logins(connection, found, options)
-        if not found:
-            stream = chosen["stream"]
-            cli.fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
-        if not context.obj.as_json:
-            context.show(COLUMNS, found, "receipts")
-        settled = [each for each in found if returns and each.settled]
-        for each in settled:
-            error = ReceiptSettled(stream=each.stream, batch=each.batch, task=each.task)
-            say_error(str(error))
-        left = [each for each in found if each not in settled]
-        messages = sum(each.messages for each in left)
-        what = f"{quantity(messages, 'message')} of {quantity(len(left), 'receipt')}"
-        if left and returns:
-            queues = ", ".join(sorted({each.queue for each in left}))
-            gone = f", and delete {', '.join(without)} of them" if without else ""
-            context.confirm(f"return {what} to {queues}{gone}. {AGAIN}")
-        elif left:
-            context.confirm(f"delete {what} permanently")
-        recorded = cli.keeps_trail(connection)
-        batches = end_each(connection, options, action, left, without, recorded=recorded)
-        ended = sum(context.follow(batches, "message", messages, done))
+    connection = context.connect(options, f"receipts {action}", StateSession)
+    with context.transaction():
+        found = inspect.receipts(connection, **chosen)
+        if returns:
+            check_logins(context, found)
+    if not found:
+        stream = chosen["stream"]
+        cli.fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
+    if not context.obj.as_json:
+        context.show(COLUMNS, found, "receipts")
+    settled = [each for each in found if returns and each.settled]
+    for each in settled:
+        error = ReceiptSettled(stream=each.stream, batch=each.batch, task=each.task)
+        say_error(str(error))
+    left = [each for each in found if each not in settled]
+    messages = sum(each.messages for each in left)
+    what = f"{quantity(messages, 'message')} of {quantity(len(left), 'receipt')}"
+    if left and returns:
+        queues = ", ".join(sorted({each.queue for each in left}))
+        gone = f", and delete {', '.join(without)} of them" if without else ""
+        context.confirm(f"return {what} to {queues}{gone}. {AGAIN}")
+    elif left:
+        context.confirm(f"delete {what} permanently")
+    recorded = cli.keeps_trail(connection)
+    batches = end_each(context, action, left, without, recorded=recorded)
+    ended = sum(context.follow(batches, "message", messages, done))
     result: dict[str, object] = {done: ended, "receipts": len(left), "recorded": recorded}
     if returns:
         result["settled"] = [each.name for each in settled]
@@ -419,24 +411,22 @@ def end(
         context.exit(cli.FOUND)
 
 
-def check_logins(
-    connection: Connection, found: Sequence[Receipt], options: DatabaseOptions
-) -> None:
+def check_logins(context: Context, found: Sequence[Receipt]) -> None:
     """Refuse receipts whose login may not receive from their queue, unless the options allow it."""
+    options = context.options
     foreign = {
         parse_queue("queue", each.queue, options.naming): each
         for each in found
         if not each.entitled
     }
-    for queue, table in find_destinations(connection, [*foreign], SENT).items():
+    for queue, table in find_destinations(context.connection, [*foreign], SENT).items():
         its = foreign[queue]
         if not is_allowed(table, options.allowed):
             raise ReceiptRefused(receipt=its.name, login=its.login, queue=its.queue)
 
 
 def end_each(
-    connection: Connection,
-    options: DatabaseOptions,
+    context: Context,
     action: Literal["return", "drop"],
     found: Sequence[Receipt],
     without: Sequence[str],
@@ -446,8 +436,9 @@ def end_each(
     """Return or drop receipts, each in its own transaction; the number of messages of each."""
     from sqlq_spark.receive import receipts as stored  # noqa: PLC0415 - see cli
 
+    connection, options = context.connection, context.options
     for each in found:
-        with transaction(connection, timeout=options.query_timeout):
+        with context.transaction():
             if action == "return":
                 queue = parse_queue("queue", each.queue, options.naming)
                 ended = stored.return_(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeAlias, TypeVar
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeAlias,
 import typer
 import typer.main
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 from typer.core import TyperCommand
 
@@ -25,6 +23,7 @@ from sqlq_spark import errors
 from sqlq_spark.admin.formats import part
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.screen import say, say_error
+from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import NO_TRAIL, has_trail
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -33,7 +32,8 @@ from sqlq_spark.options.names import EXAMPLES, parse_queue, with_password
 from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from sqlq_spark.admin.formats import Column
     from sqlq_spark.database import Connection
@@ -141,6 +141,19 @@ class Context(typer.Context):
     """The context of a command: the shared options, and how it asks and answers by them."""
 
     obj: Shared
+    options: DatabaseOptions
+    connection: Connection
+
+    def connect(
+        self, options: DatabaseOptions, application: str, session: type[Session] = Session
+    ) -> Connection:
+        """Open a connection until the command ends; nothing is retried."""
+        self.options = options
+        self.connection = self.with_resource(session(options, application)).open()
+        return self.connection
+
+    def transaction(self) -> AbstractContextManager[None]:
+        return transaction(self.connection, timeout=self.options.query_timeout)
 
     def confirm(self, what: str) -> None:
         """
@@ -175,17 +188,13 @@ class Context(typer.Context):
             count: how many a batch has.
         """
         gone, finished = 0, []
-        hidden = self.obj.as_json or not sys.stderr.isatty()
-        columns = BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn()
-        bars = Progress(*columns, console=Console(stderr=True), disable=hidden)
+        status = Console(stderr=True, quiet=self.obj.as_json).status(part(0, total, what))
         try:
-            # before rich 15 a disabled one ends with a newline
-            with nullcontext() if hidden else bars:
-                bar = bars.add_task(part(gone, total, what), total=total)
+            with status:
                 for each in batches:
                     finished.append(each)
                     gone += count(each)
-                    bars.update(bar, completed=gone, description=part(gone, total, what))
+                    status.update(part(gone, total, what))
         except screen.CTRL_C:
             say_error(f"stopped: {part(gone, total, what)} {done}")
             raise
@@ -288,15 +297,6 @@ def read_moment(text: str) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(text)
     return moment
-
-
-@contextmanager
-def connected(
-    options: DatabaseOptions, application: str, session: type[Session] = Session
-) -> Iterator[Connection]:
-    """Open a connection for a block, in which nothing is retried."""
-    with session(options, application) as opened:
-        yield opened.open()
 
 
 def keeps_trail(connection: Connection) -> bool:

@@ -28,9 +28,8 @@ from sqlq_spark.admin import checks, inspect, problems, purge, queue_tables, sub
 from sqlq_spark.admin.formats import Column, clean, quantity, span, view
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import Command, Context, StateCommand, connected, require
+from sqlq_spark.cli.options import Command, Context, StateCommand, require
 from sqlq_spark.cli.screen import say, say_error
-from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options.names import parse_queue, parse_table
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.problems import Finding
     from sqlq_spark.admin.watch import Look
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import SourceOptions
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.send.delayed import Moved
     from sqlq_spark.wire.address import QueueAddress
@@ -101,11 +99,8 @@ def stats(
     require(alone, "--openmetrics", openmetrics, "no --json with it")
     on_screen = watch_ and openmetrics is None and not as_json and sys.stdout.isatty()
     live = Live(console=screen.out(), screen=True, auto_refresh=False) if on_screen else None
-    with (
-        Session(options, "stats") as session,
-        screen.until_stopped() if watch_ else nullcontext(),
-        live or nullcontext(),
-    ):
+    session = context.with_resource(Session(options, "stats"))
+    with screen.until_stopped() if watch_ else nullcontext(), live or nullcontext():
         for done, now in enumerate(looks(session, queues or [], options, interval, live), 1):
             if live is not None:
                 live.update(draw(now, state_schema, interval), refresh=True)
@@ -223,8 +218,8 @@ def report(
         raise errors.MissingOption(option="--html", example=example)
     options = context.obj.database(endpointTimeZone=endpoint_time_zone)
     failures = cli.queue_or_none("--error-queue", error_queue, options)
-    with cli.connected(options, "report") as connection:
-        found = its.report(connection, queues or (), options, errors=failures, most=sample)
+    connection = context.connect(options, "report")
+    found = its.report(connection, queues or (), options, errors=failures, most=sample)
     if html is not None:
         # the page names queues, logins and failures, and others may be able to read the folder
         write(str(html), its.write_page(found), "--html", 0o600)
@@ -258,16 +253,17 @@ def purge_(context: Context, queue: cli.Queue) -> None:
     stay. A deleted message cannot be restored.
     """
     options = context.obj.source(queue)
-    with connected(options, "purge") as connection:
-        depth = measure(connection, options)
-        messages = depth.messages
-        if messages:
-            context.confirm(f"delete {quantity(messages, 'message')} of {depth.queue} permanently")
-        recorded = messages > 0 and cli.keeps_trail(connection)
-        batches = purge.purge_parts(
-            connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
-        )
-        gone = sum(context.follow(batches, "message", messages, "deleted"))
+    connection = context.connect(options, "purge")
+    with context.transaction():
+        depth = inspect.depth(connection, options.address)
+    messages = depth.messages
+    if messages:
+        context.confirm(f"delete {quantity(messages, 'message')} of {depth.queue} permanently")
+    recorded = messages > 0 and cli.keeps_trail(connection)
+    batches = purge.purge_parts(
+        connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
+    )
+    gone = sum(context.follow(batches, "message", messages, "deleted"))
     result = {"queue": depth.queue, "deleted": gone, "recorded": recorded}
     context.answer(result, f"{quantity(gone, 'message')} deleted")
 
@@ -276,17 +272,13 @@ def purge_(context: Context, queue: cli.Queue) -> None:
 def purge_expired(context: Context, queue: cli.Queue) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
     options = context.obj.source(queue)
-    with connected(options, "purge") as connection:
-        depth = measure(connection, options)
-        batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
-        gone = sum(context.follow(batches, "expired message", depth.expired or 0, "deleted"))
+    connection = context.connect(options, "purge")
+    with context.transaction():
+        depth = inspect.depth(connection, options.address)
+    batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
+    gone = sum(context.follow(batches, "expired message", depth.expired or 0, "deleted"))
     result = {"queue": depth.queue, "deleted": gone}
     context.answer(result, f"{quantity(gone, 'expired message')} deleted from {depth.queue}")
-
-
-def measure(connection: Connection, options: SourceOptions) -> inspect.Depth:
-    with transaction(connection, timeout=options.query_timeout):
-        return inspect.depth(connection, options.address)
 
 
 # ---------------------------------------------------------------- move-due
@@ -313,19 +305,19 @@ def move_due(
     mover, moved = Mover(options.address, options), Moved(0, None)
     move = partial(mover.move, most=batch)
     messages, slept, is_done = 0, 0.0, False
-    with Session(options, "move-due") as session:
-        name = session.open().printed(options.address)
-        with screen.until_stopped():
-            while not is_done:
-                moved = session.run_with_retries(move)
-                messages += moved.messages
-                if watch and moved.messages:
-                    report_moved(context, name, moved)
-                is_full = moved.messages == batch
-                is_done = not (is_full or watch)
-                if watch:
-                    slept = 0.0 if is_full else pause(slept, moved)
-                    time.sleep(slept)
+    session = context.with_resource(Session(options, "move-due"))
+    name = session.open().printed(options.address)
+    with screen.until_stopped():
+        while not is_done:
+            moved = session.run_with_retries(move)
+            messages += moved.messages
+            if watch and moved.messages:
+                report_moved(context, name, moved)
+            is_full = moved.messages == batch
+            is_done = not (is_full or watch)
+            if watch:
+                slept = 0.0 if is_full else pause(slept, moved)
+                time.sleep(slept)
     report_moved(context, name, Moved(messages, moved.next_due), " in total")
     if not (is_done or watch):
         context.exit(cli.STOPPED)
@@ -368,21 +360,20 @@ def doctor(
     options = context.obj.database(stateSchema=state_schema)
     table = parse_queue("--subscription-table", subscription_table, options.naming)
     asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
-    with connected(options, "doctor") as connection:
-        states, unread = find_states(connection) if state_schema is None else ([], {})
-        if not unread:
-            states = states or [options.state_schema]
-        unnamed, found = ([], []) if asked else all_queues(connection, options, states)
-        found += [problems.state_unread(connection.server, *each) for each in unread.items()]
-        found += checks.run_all_checks(
-            connection,
-            [*asked, *unnamed],
-            timeout=options.query_timeout,
-            warn_if_shared=warn_if_shared,
-            unnamed=unnamed,
-            states=states,
-        )
-        found += subscribers.check(connection, table, timeout=options.query_timeout)
+    connection = context.connect(options, "doctor")
+    states, unread = find_states(connection) if state_schema is None else ([], {})
+    states = states or ([] if unread else [options.state_schema])
+    unnamed, found = ([], []) if asked else all_queues(connection, options, states)
+    found += [problems.state_unread(connection.server, *each) for each in unread.items()]
+    found += checks.run_all_checks(
+        connection,
+        [*asked, *unnamed],
+        timeout=options.query_timeout,
+        warn_if_shared=warn_if_shared,
+        unnamed=unnamed,
+        states=states,
+    )
+    found += subscribers.check(connection, table, timeout=options.query_timeout)
     is_fine = not any(each.is_problem for each in found)
     if context.obj.as_json:
         for each in found:
@@ -436,10 +427,8 @@ def trail(
     """
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
-    with (
-        connected(options, "trail", StateSession) as connection,
-        transaction(connection, timeout=options.query_timeout),
-    ):
+    connection = context.connect(options, "trail", StateSession)
+    with context.transaction():
         name = None if address is None else connection.printed(address)
         rows = connection.rows("trail", queue_name=name, entries=last)
     entries = (SimpleNamespace(**dict(zip(KEYS, row, strict=True))) for row in rows)
