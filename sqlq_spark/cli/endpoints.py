@@ -136,7 +136,7 @@ def script(
     context: Context,
     queues: Annotated[list[str], Argument(help=f"{cli.TABLE} Several have the same roles.")],
     *,
-    dialect: Annotated[str, Option(help="postgresql or sqlserver")] = "postgresql",
+    dialect: str = "postgresql",
     instance: Instances = None,
     qualifier: Qualifiers = None,
     error: Error = None,
@@ -144,28 +144,26 @@ def script(
     delayed: Delayed = False,
     body_string: BodyString = False,
     domain: DomainName = None,
-    reader: Annotated[
-        str | None, Option(help="The role that receives. Needs --domain or --state-schema.")
-    ] = None,
-    sender: Annotated[
-        str | None, Option(help="The role that sends. Needs --domain or --state-schema.")
-    ] = None,
-    no_sender: Annotated[
-        bool, Option("--no-sender", help="No role that sends, for a team that only reads.")
-    ] = False,
-    operator: Annotated[
-        str | None, Option(help="Also create a role that may run these commands.")
-    ] = None,
-    producer: Annotated[
-        str | None,
-        Option(help="Also create a role that only sends, for endpoints and ServiceControl."),
-    ] = None,
-    subscription_table: Annotated[
-        str | None, Option(help="Also create this table, and let the sender publish with it.")
-    ] = None,
+    reader: str | None = None,
+    sender: str | None = None,
+    no_sender: bool = False,
+    operator: str | None = None,
+    producer: str | None = None,
+    subscription_table: str | None = None,
     state_schema: State = None,
 ) -> None:
-    """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
+    """
+    Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect.
+
+    Options:
+        dialect: postgresql or sqlserver
+        reader: The role that receives. Needs --domain or --state-schema.
+        sender: The role that sends. Needs --domain or --state-schema.
+        no_sender: No role that sends, for a team that only reads.
+        operator: Also create a role that may run these commands.
+        producer: Also create a role that only sends, for endpoints and ServiceControl.
+        subscription_table: Also create this table, and let the sender publish with it.
+    """
     for option, names in (("--instance", instance), ("--qualifier", qualifier)):
         cli.require(not names or len(queues) == 1, option, names, "one QUEUE with it")
     for option, role in (("--reader", reader), ("--sender", sender)):
@@ -227,10 +225,15 @@ def subscribe(
     topics: Topics,
     *,
     endpoint: Endpoint,
-    queue: Annotated[str, Option(help="The endpoint's queue, which must exist.")],
+    queue: Annotated[str, Option()],
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
 ) -> None:
-    """Subscribe an endpoint to topics. Creates the subscription table if it is missing."""
+    """
+    Subscribe an endpoint to topics. Creates the subscription table if it is missing.
+
+    Options:
+        queue: The endpoint's queue, which must exist.
+    """
     options = context.obj.sink(subscriptionTable=subscription_table)
     address = parse_queue("--queue", queue, options.naming)
     connection = context.connect(options, "subscribe")
@@ -311,9 +314,7 @@ def retire(
     context: Context,
     queue: cli.Queue,
     *,
-    discard_messages: Annotated[
-        bool, Option("--discard-messages", help="Also delete the messages that are left.")
-    ] = False,
+    discard_messages: bool = False,
     subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
     state_schema: cli.States = None,
 ) -> None:
@@ -324,6 +325,9 @@ def retire(
     because endpoints keep the subscribers that they have read for so long.
     Drops nothing while a stream has receipts of the queue, or while messages
     are left. Stop the endpoint first. Use a login that owns the tables.
+
+    Options:
+        discard_messages: Also delete the messages that are left.
     """
     options = context.obj.sink(stateSchema=state_schema, subscriptionTable=subscription_table)
     address = parse_table("QUEUE", queue, options.naming)

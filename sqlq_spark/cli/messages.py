@@ -56,24 +56,13 @@ def send(
         Path | None, Argument(help="A file of JSON lines; default: standard input.")
     ] = None,
     *,
-    topic: Annotated[
-        list[str] | None,
-        Option(help="Publish to this topic; then omit QUEUE. Most derived type first."),
-    ] = None,
-    file: Annotated[
-        Path | None, Option(help="Send one message with this file as its body.")
-    ] = None,
-    message_type: Annotated[str | None, Option(help="The .NET type's full name.")] = None,
-    content_type: Annotated[
-        str | None, Option(help="Content type, for example application/json.")
-    ] = None,
-    time_to_be_received: Annotated[
-        str | None, Option(help="hh:mm:ss, after which the message expires.")
-    ] = None,
-    header: Annotated[list[str] | None, Option(help="KEY=VALUE, added to each message.")] = None,
-    subscription_table: Annotated[
-        str | None, Option(help='The subscription table: a table, or "schema"."table".')
-    ] = None,
+    topic: list[str] | None = None,
+    file: Path | None = None,
+    message_type: str | None = None,
+    content_type: str | None = None,
+    time_to_be_received: str | None = None,
+    header: list[str] | None = None,
+    subscription_table: str | None = None,
 ) -> None:
     """
     Send messages in one transaction: each line is a JSON object with the field body.
@@ -90,6 +79,15 @@ def send(
     {"body": "later", "delay": "00:30:00"}
     {"body": "then", "deliverAt": "2026-06-30T17:05:09Z"}
     {"body": "published", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
+
+    Options:
+        topic: Publish to this topic; then omit QUEUE. Most derived type first.
+        file: Send one message with this file as its body.
+        message_type: The .NET type's full name.
+        content_type: Content type, for example application/json.
+        time_to_be_received: hh:mm:ss, after which the message expires.
+        header: KEY=VALUE, added to each message.
+        subscription_table: The subscription table: a table, or "schema"."table".
     """
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
 
@@ -125,13 +123,17 @@ def browse(
     context: Context,
     queue: cli.Queue,
     *,
-    limit: Annotated[int, Option(min=1, help="Messages to show.")] = 20,
-    delayed: Annotated[
-        bool, Option("--delayed", help="Show delayed messages, in the order of due times.")
-    ] = False,
+    limit: Annotated[int, Option(min=1)] = 20,
+    delayed: bool = False,
     endpoint_time_zone: cli.EndpointTimeZone = None,
 ) -> None:
-    """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
+    """
+    Show the messages that wait, lowest seq first. Deletes and locks nothing.
+
+    Options:
+        limit: Messages to show.
+        delayed: Show delayed messages, in the order of due times.
+    """
     options = context.obj.source(queue, endpointTimeZone=endpoint_time_zone)
     zone, timeout = options.endpoint_time_zone, options.query_timeout
     connection = context.connect(options, "browse")
@@ -157,25 +159,13 @@ def retry(
     queue: cli.Queue,
     ids: Annotated[list[str] | None, Argument(help="Messages, by message id or row id.")] = None,
     *,
-    everything: Annotated[
-        bool, Option("--all", help="Return all messages of the error queue.")
-    ] = False,
-    exception: Annotated[
-        list[str] | None,
-        Option(help="Only failures of this exception type: its full name or its last part."),
-    ] = None,
-    failed_queue: Annotated[
-        str | None, Option(help="Only messages that failed in this queue.")
-    ] = None,
-    since: Annotated[
-        str | None, Option(help="Only messages that failed at this time or later.")
-    ] = None,
-    until: Annotated[str | None, Option(help="Only messages that failed before this time.")] = None,
-    limit: Annotated[
-        int | None,
-        Option(min=1, help="Only the oldest so many of them, to try a fix before the rest."),
-    ] = None,
-    batch: Annotated[int, Option(min=1, help="Messages per transaction.")] = 1000,
+    everything: Annotated[bool, Option("--all")] = False,
+    exception: list[str] | None = None,
+    failed_queue: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    limit: Annotated[int | None, Option(min=1)] = None,
+    batch: Annotated[int, Option(min=1)] = 1000,
     allow: cli.Allow = None,
 ) -> None:
     """
@@ -185,6 +175,15 @@ def retry(
     must match), or use --all. With --limit the oldest of them are returned.
     A message that cannot be returned stays in the error queue. The command
     reports it and exits with 1.
+
+    Options:
+        everything: Return all messages of the error queue.
+        exception: Only failures of this exception type: its full name or its last part.
+        failed_queue: Only messages that failed in this queue.
+        since: Only messages that failed at this time or later.
+        until: Only messages that failed before this time.
+        limit: Only the oldest so many of them, to try a fix before the rest.
+        batch: Messages per transaction.
     """
     from sqlq_spark.admin.failed_messages import Choice, give_back, plan  # noqa: PLC0415 - see cli
 

@@ -8,6 +8,7 @@ context: `context.obj`. The context also asks and answers, on a screen or in JSO
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -243,7 +244,15 @@ class Command(TyperCommand):
     shared: ClassVar[tuple[str, ...]] = ("as_json", "query_timeout", "url", "credentials")
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer passes them
+        """Take the help of each option from the docstring, and add the shared options."""
+        settings["help"], _, texts = settings["help"].partition("\n\nOptions:\n")
+        helps = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", texts, re.MULTILINE))
         super().__init__(*args, **settings)
+        each: Any
+        for each in self.params:
+            each.help = " ".join(helps.get(each.name, each.help or "").split())
+            if each.default is False:  # without `--no-…`
+                each.secondary_opts = []
         self.params += [PARAMETERS[name] for name in self.shared]
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click

@@ -73,13 +73,10 @@ def stats(
     context: Context,
     queues: cli.Queues = None,
     *,
-    watch_: Annotated[bool, Option("--watch", help="Continue until Ctrl-C.")] = False,
-    interval: Annotated[float, Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
-    count: Annotated[int | None, Option(min=1, help="End --watch after so many looks.")] = None,
-    openmetrics: Annotated[
-        str | None,
-        Option(metavar="FILE", help="Write gauges for Prometheus; - is the standard output."),
-    ] = None,
+    watch_: Annotated[bool, Option("--watch")] = False,
+    interval: Annotated[float, Option(min=0.1)] = 2.0,
+    count: Annotated[int | None, Option(min=1)] = None,
+    openmetrics: Annotated[str | None, Option(metavar="FILE")] = None,
     endpoint_time_zone: cli.EndpointTimeZone = None,
 ) -> None:
     """
@@ -91,6 +88,12 @@ def stats(
     in/s is the growth of the highest seq. out/s is in/s less the change of the
     backlog.
     --openmetrics replaces the file at once, also at each look of --watch.
+
+    Options:
+        watch_: Continue until Ctrl-C.
+        interval: Seconds between two looks of --watch.
+        count: End --watch after so many looks.
+        openmetrics: Write gauges for Prometheus; - is the standard output.
     """
     as_json, state_schema = context.obj.as_json, context.obj.state_schema
     options = context.obj.database(endpointTimeZone=endpoint_time_zone)
@@ -195,13 +198,9 @@ def report(
     context: Context,
     queues: cli.Queues = None,
     *,
-    html: Annotated[Path | None, Option(help="Write the page to this file.")] = None,
-    error_queue: Annotated[
-        str | None, Option(help="Also report the failures in this queue, by exception.")
-    ] = None,
-    sample: Annotated[
-        int, Option(min=100, help="Read the headers of at most so many messages per queue.")
-    ] = 20_000,
+    html: Path | None = None,
+    error_queue: str | None = None,
+    sample: Annotated[int, Option(min=100)] = 20_000,
     endpoint_time_zone: cli.EndpointTimeZone = None,
 ) -> None:
     """
@@ -210,6 +209,11 @@ def report(
     The page has no script and loads nothing.
     With --json the command prints the figures, with or without a page.
     It reads headers, not bodies, and deletes and locks nothing.
+
+    Options:
+        html: Write the page to this file.
+        error_queue: Also report the failures in this queue, by exception.
+        sample: Read the headers of at most so many messages per queue.
     """
     from sqlq_spark.admin import report as its  # noqa: PLC0415 - see cli
 
@@ -289,8 +293,8 @@ def move_due(
     context: Context,
     queue: cli.Queue,
     *,
-    watch: Annotated[bool, Option("--watch", help="Continue until Ctrl-C.")] = False,
-    batch: Annotated[int, Option(min=1, help="Messages per transaction.")] = DUE_BATCH,
+    watch: bool = False,
+    batch: Annotated[int, Option(min=1)] = DUE_BATCH,
     endpoint_time_zone: cli.EndpointTimeZone = None,
 ) -> None:
     """
@@ -298,6 +302,10 @@ def move_due(
 
     With --watch the command looks again after 1 s, then 2 s, up to 60 s, and
     no later than the next due time.
+
+    Options:
+        watch: Continue until Ctrl-C.
+        batch: Messages per transaction.
     """
     from sqlq_spark.send.delayed import Moved, Mover, pause  # noqa: PLC0415 - see cli
 
@@ -344,9 +352,7 @@ def doctor(
     context: Context,
     queues: cli.Queues = None,
     *,
-    warn_if_shared: Annotated[
-        bool, Option(help="Warn if an endpoint seems to own the queue of a stream.")
-    ] = True,
+    warn_if_shared: bool = True,
     subscription_table: cli.SubscriptionTable = SUBSCRIPTION_TABLE,
     state_schema: cli.States = None,
 ) -> None:
@@ -356,6 +362,9 @@ def doctor(
     Without a name it checks all queues that this login may read. Without
     --state-schema it names the state schemas that it did not look into.
     Changes nothing. The exit code is 1 if there is an error or a warning.
+
+    Options:
+        warn_if_shared: Warn if an endpoint seems to own the queue of a stream.
     """
     options = context.obj.database(stateSchema=state_schema)
     table = parse_queue("--subscription-table", subscription_table, options.naming)
@@ -417,13 +426,16 @@ def trail(
     context: Context,
     queue: cli.MaybeQueue = None,
     *,
-    last: Annotated[int, Option(min=1, help="How many entries.")] = 100,
+    last: Annotated[int, Option(min=1)] = 100,
 ) -> None:
     """
     Show the audit trail, the latest entry first.
 
     An entry says who purged, returned, dropped or retired, when, and how many
     messages. Each transaction of a command has one.
+
+    Options:
+        last: How many entries.
     """
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)

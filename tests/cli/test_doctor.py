@@ -169,7 +169,7 @@ def test_doctor_reports_a_delayed_table_whose_name_no_installer_accepts(
     delayed = "(id uuid DEFAULT gen_random_uuid(), headers text, body bytea, due timestamptz)"
     place.sql(f'CREATE TABLE {queue[:-1]}.Delayed" {delayed}')
     place.sql(f'CREATE INDEX ON {queue[:-1]}.Delayed" (due)')
-    assert run("send", queue, stdin='{"body": "1", "delay": 0}').code == 0
+    assert run("send", queue, stdin='{"body": "1", "delay": "00:00:00"}').code == 0
 
     checked = run("doctor", queue, "--json", *state)
 
