@@ -28,7 +28,7 @@ from sqlq_spark.admin.formats import Column, quantity
 from sqlq_spark.admin.script import Domain
 from sqlq_spark.admin.subscribers import subscriptions_of
 from sqlq_spark.cli import options as cli
-from sqlq_spark.cli.options import AskingCommand, Command, Context, SubscriptionTable
+from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import schema
 from sqlq_spark.database.trust import RETURNED, Destinations
@@ -47,37 +47,11 @@ if TYPE_CHECKING:
 
 app = Typer()
 
-Instances = Annotated[
-    list[str] | None,
-    Option("--instance", help="NAME of an instance's queue QUEUE.NAME, or its address."),
-]
-Qualifiers = Annotated[
-    list[str] | None,
-    Option("--qualifier", help="NAME of a satellite's queue QUEUE.NAME, or its address."),
-]
-Error = Annotated[str | None, Option("--error", help="The error queue, also for poison messages.")]
-Audit = Annotated[str | None, Option("--audit", help="The audit queue.")]
-Delayed = Annotated[bool, Option("--delayed", help="Also create the table QUEUE.Delayed.")]
-BodyString = Annotated[
-    bool,
-    Option("--body-string", help="Add the column BodyString: bodies as text."),
-]
-DomainName = Annotated[
-    str | None,
-    Option(
-        "--domain",
-        help="Separate these logins from others: the state schema is sqlqueue_NAME, the roles "
-        "are NAME_reader and NAME_sender. The options of these names override them.",
-    ),
-]
-State = Annotated[
-    str | None,
-    Option("--state-schema", help="Schema of the state tables, sqlqueue by default."),
-]
-
 
 @app.command(cls=Command)
-def install(context: Context, *, domain: DomainName = None, state_schema: State = None) -> None:
+def install(
+    context: Context, *, domain: str | None = None, state_schema: str | None = None
+) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
     state_schema = state_schema or Domain.of(domain).state
     options = context.obj.database(stateSchema=state_schema)
@@ -91,14 +65,14 @@ def install(context: Context, *, domain: DomainName = None, state_schema: State 
 @app.command(cls=Command)
 def create(
     context: Context,
-    queue: cli.Queue,
+    queue: str,
     *,
-    instance: Instances = None,
-    qualifier: Qualifiers = None,
-    error: Error = None,
-    audit: Audit = None,
-    delayed: Delayed = False,
-    body_string: BodyString = False,
+    instance: list[str] | None = None,
+    qualifier: list[str] | None = None,
+    error: str | None = None,
+    audit: str | None = None,
+    delayed: bool = False,
+    body_string: bool = False,
 ) -> None:
     """
     Create an endpoint's missing queues, with the tables that the transport creates.
@@ -134,23 +108,25 @@ def create(
 @app.command(cls=cli.OfflineCommand)
 def script(
     context: Context,
-    queues: Annotated[list[str], Argument(help=f"{cli.TABLE} Several have the same roles.")],
+    queues: Annotated[
+        list[str], Argument(help=f"{cli.HELP['queue']} Several have the same roles.")
+    ],
     *,
     dialect: str = "postgresql",
-    instance: Instances = None,
-    qualifier: Qualifiers = None,
-    error: Error = None,
-    audit: Audit = None,
-    delayed: Delayed = False,
-    body_string: BodyString = False,
-    domain: DomainName = None,
+    instance: list[str] | None = None,
+    qualifier: list[str] | None = None,
+    error: str | None = None,
+    audit: str | None = None,
+    delayed: bool = False,
+    body_string: bool = False,
+    domain: str | None = None,
     reader: str | None = None,
     sender: str | None = None,
     no_sender: bool = False,
     operator: str | None = None,
     producer: str | None = None,
     subscription_table: str | None = None,
-    state_schema: State = None,
+    state_schema: str | None = None,
 ) -> None:
     """
     Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect.
@@ -214,9 +190,7 @@ def script(
 
 PATIENCE = 5  # seconds for which an endpoint keeps the subscribers that it has read
 COLUMNS = (Column("topic"), Column("endpoint"), Column("queue", "address"))
-TOPIC = "A type's full name, for example Shop.OrderPlaced."
-Topics = Annotated[list[str], Argument(metavar="TOPIC...", help=TOPIC)]
-Endpoint = Annotated[str, Option(help="The endpoint's name.")]
+Topics = Annotated[list[str], Argument(metavar="TOPIC...")]
 
 
 @app.command(cls=Command)
@@ -224,9 +198,9 @@ def subscribe(
     context: Context,
     topics: Topics,
     *,
-    endpoint: Endpoint,
+    endpoint: Annotated[str, Option()],
     queue: Annotated[str, Option()],
-    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
+    subscription_table: str = SUBSCRIPTION_TABLE,
 ) -> None:
     """
     Subscribe an endpoint to topics. Creates the subscription table if it is missing.
@@ -255,8 +229,8 @@ def unsubscribe(
     context: Context,
     topics: Topics,
     *,
-    endpoint: Endpoint,
-    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
+    endpoint: Annotated[str, Option()],
+    subscription_table: str = SUBSCRIPTION_TABLE,
 ) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     options = context.obj.sink(subscriptionTable=subscription_table)
@@ -290,7 +264,7 @@ def subscribers(
     context: Context,
     topic: Annotated[str | None, Argument(help="Show only this topic.")] = None,
     *,
-    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
+    subscription_table: str = SUBSCRIPTION_TABLE,
 ) -> None:
     """List who is subscribed, to one topic or to any."""
     options = context.obj.sink(subscriptionTable=subscription_table)
@@ -312,11 +286,11 @@ class StillUsed(errors.SqlQueueError):
 @app.command(cls=AskingCommand)
 def retire(
     context: Context,
-    queue: cli.Queue,
+    queue: str,
     *,
     discard_messages: bool = False,
-    subscription_table: SubscriptionTable = SUBSCRIPTION_TABLE,
-    state_schema: cli.States = None,
+    subscription_table: str = SUBSCRIPTION_TABLE,
+    state_schema: str | None = None,
 ) -> None:
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
@@ -328,6 +302,7 @@ def retire(
 
     Options:
         discard_messages: Also delete the messages that are left.
+        state_schema: Look at this schema only; by default at all that you may enter.
     """
     options = context.obj.sink(stateSchema=state_schema, subscriptionTable=subscription_table)
     address = parse_table("QUEUE", queue, options.naming)

@@ -51,7 +51,7 @@ GROUP = (  # of failed messages
 @app.command(cls=Command)
 def send(
     context: Context,
-    queue: Annotated[str | None, Argument(help=cli.TABLE)] = None,
+    queue: Annotated[str | None, Argument()] = None,
     source: Annotated[
         Path | None, Argument(help="A file of JSON lines; default: standard input.")
     ] = None,
@@ -121,11 +121,11 @@ def send(
 @app.command(cls=Command)
 def browse(
     context: Context,
-    queue: cli.Queue,
+    queue: str,
     *,
     limit: Annotated[int, Option(min=1)] = 20,
     delayed: bool = False,
-    endpoint_time_zone: cli.EndpointTimeZone = None,
+    endpoint_time_zone: str | None = None,
 ) -> None:
     """
     Show the messages that wait, lowest seq first. Deletes and locks nothing.
@@ -156,7 +156,7 @@ def browse(
 @app.command(cls=cli.AskingCommand)
 def retry(
     context: Context,
-    queue: cli.Queue,
+    queue: str,
     ids: Annotated[list[str] | None, Argument(help="Messages, by message id or row id.")] = None,
     *,
     everything: Annotated[bool, Option("--all")] = False,
@@ -166,7 +166,7 @@ def retry(
     until: str | None = None,
     limit: Annotated[int | None, Option(min=1)] = None,
     batch: Annotated[int, Option(min=1)] = 1000,
-    allow: cli.Allow = None,
+    allow: list[str] | None = None,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.
@@ -262,15 +262,6 @@ receipts = Typer(
     no_args_is_help=True,
 )
 
-STREAM = "The stream's id, as `receipts list` shows it."
-StreamId = Annotated[str, Option("--stream", help=STREAM)]
-Batch = Annotated[int | None, Option(help="Only this batch.")]
-Task = Annotated[int | None, Option(help="Only this task.")]
-MESSAGE = "A row's id, or the header NServiceBus.MessageId."
-Without = Annotated[
-    list[str] | None,
-    Option(help="Delete this message instead of returning it: a row's id, or the header."),
-]
 AGAIN = (
     "Messages that the stream has already written will be received a second time, and its "
     "checkpoint can no longer be used for these batches"
@@ -290,7 +281,7 @@ def list_(
     context: Context,
     queue: cli.MaybeQueue = None,
     *,
-    stream: Annotated[str | None, Option("--stream", help=STREAM)] = None,
+    stream: str | None = None,
 ) -> None:
     """List receipts, the oldest first."""
     options = context.obj.database()
@@ -304,13 +295,18 @@ def list_(
 @receipts.command(cls=StateCommand)
 def show(
     context: Context,
-    stream: Annotated[str, Argument(help=STREAM)],
+    stream: str,
     *,
-    message: Annotated[str, Option(help=MESSAGE)],
-    batch: Batch = None,
-    task: Task = None,
+    message: Annotated[str, Option()],
+    batch: int | None = None,
+    task: int | None = None,
 ) -> None:
-    """Show headers and body of a message that a stream has received and not acknowledged."""
+    """
+    Show headers and body of a message that a stream has received and not acknowledged.
+
+    Options:
+        message: A row's id, or the header NServiceBus.MessageId.
+    """
     from sqlq_spark.receive.receipts import find_receipt  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
@@ -348,20 +344,31 @@ def show_message(context: Context, receipt: Receipt, shown: dict[str, object]) -
 def return_(
     context: Context,
     *,
-    stream: StreamId,
-    batch: Batch = None,
-    task: Task = None,
-    without: Without = None,
-    allow: cli.Allow = None,
+    stream: Annotated[str, Option()],
+    batch: int | None = None,
+    task: int | None = None,
+    without: list[str] | None = None,
+    allow: list[str] | None = None,
 ) -> None:
-    """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
+    """
+    Return the messages of receipts to their queue, if the stream's checkpoint is lost.
+
+    Options:
+        without: Delete this message instead of returning it: a row's id, or the header.
+    """
     options = context.obj.database(allowedDestinations=allow)
     chosen = {"stream": stream, "batch": batch, "task": task}
     end(context, options, "return", chosen, without or ())
 
 
 @receipts.command(cls=AskingStateCommand)
-def drop(context: Context, *, stream: StreamId, batch: Batch = None, task: Task = None) -> None:
+def drop(
+    context: Context,
+    *,
+    stream: Annotated[str, Option()],
+    batch: int | None = None,
+    task: int | None = None,
+) -> None:
     """Delete receipts with their messages. They cannot be restored."""
     chosen = {"stream": stream, "batch": batch, "task": task}
     end(context, context.obj.database(), "drop", chosen)

@@ -46,28 +46,37 @@ Text: TypeAlias = "str | list[str] | None"  # a list is joined by commas
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 MOMENT = "a time with its zone, for example 2026-06-30T17:05:09Z"
 
-# \\[ is a bracket that is no markup
-TABLE = 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[schema].'
-Queue = Annotated[str, Argument(help=TABLE)]
+# The help of what several commands have. Another option's stands in its command's docstring.
+HELP = {
+    # \\[ is a bracket that is no markup
+    "queue": 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[schema].',
+    "queues": "Queues; by default all of the database.",
+    "yes": "Do not ask.",
+    "as_json": "Print JSON lines, for programs.",
+    "query_timeout": "Time limit of each statement, for example 10m.",
+    "url": "postgresql://user@host:5432/database, or sqlserver://user@host:1433/database. "
+    "Set the password in SQLQUEUE_PASSWORD.",
+    "credentials": "What gives the password: azure, aws or package.module:function.",
+    "state_schema": "Schema of the state tables, sqlqueue by default.",
+    "subscription_table": 'A table, or "schema"."table".',
+    "endpoint_time_zone": "Time zone of the .NET endpoints' database sessions.",
+    "allow": "Also return to this table of another owner; * and ? are wildcards.",
+    "instance": "NAME of an instance's queue QUEUE.NAME, or its address.",
+    "qualifier": "NAME of a satellite's queue QUEUE.NAME, or its address.",
+    "error": "The error queue, also for poison messages.",
+    "audit": "The audit queue.",
+    "delayed": "Also create the table QUEUE.Delayed.",
+    "body_string": "Add the column BodyString: bodies as text.",
+    "domain": "Separate these logins from others: the state schema is sqlqueue_NAME, the roles "
+    "are NAME_reader and NAME_sender. The options of these names override them.",
+    "topics": "A type's full name, for example Shop.OrderPlaced.",
+    "endpoint": "The endpoint's name.",
+    "stream": "The stream's id, as `receipts list` shows it.",
+    "batch": "Only this batch.",
+    "task": "Only this task.",
+}
 MaybeQueue = Annotated[str | None, Argument(help="Show only this queue.")]
-Queues = Annotated[list[str] | None, Argument(help="Queues; by default all of the database.")]
-States = Annotated[
-    str | None,
-    Option(
-        "--state-schema", help="Look at this schema only; by default at all that you may enter."
-    ),
-]
-SubscriptionTable = Annotated[
-    str, Option("--subscription-table", help='A table, or "schema"."table".')
-]
-EndpointTimeZone = Annotated[
-    str | None,
-    Option("--endpoint-time-zone", help="Time zone of the .NET endpoints' database sessions."),
-]
-Allow = Annotated[
-    list[str] | None,
-    Option(help="Also return to this table of another owner; * and ? are wildcards."),
-]
+Queues = Annotated[list[str] | None, Argument()]
 
 
 # ---------------------------------------------------------------- shared options
@@ -77,29 +86,12 @@ Allow = Annotated[
 class Shared:
     """The options that commands share. A field is an option of the command line."""
 
-    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print JSON lines, for programs.")] = False
-    query_timeout: Annotated[str, Option(help="Time limit of each statement, for example 10m.")] = (
-        "30s"
-    )
-    url: Annotated[
-        str | None,
-        Option(
-            envvar="SQLQUEUE_URL",
-            help="postgresql://user@host:5432/database, or sqlserver://user@host:1433/database. "
-            "Set the password in SQLQUEUE_PASSWORD.",
-        ),
-    ] = field(default=None, repr=False)
-    credentials: Annotated[
-        str | None,
-        Option(
-            envvar="SQLQUEUE_CREDENTIALS",
-            help="What gives the password: azure, aws or package.module:function.",
-        ),
-    ] = None
-    state_schema: Annotated[str, Option(help="Schema of the state tables.")] = (
-        DatabaseOptions.state_schema
-    )
+    yes: bool = False
+    as_json: Annotated[bool, Option("--json")] = False
+    query_timeout: str = "30s"
+    url: Annotated[str | None, Option(envvar="SQLQUEUE_URL")] = field(default=None, repr=False)
+    credentials: Annotated[str | None, Option(envvar="SQLQUEUE_CREDENTIALS")] = None
+    state_schema: str = DatabaseOptions.state_schema
 
     @property
     def location(self) -> str:
@@ -244,16 +236,16 @@ class Command(TyperCommand):
     shared: ClassVar[tuple[str, ...]] = ("as_json", "query_timeout", "url", "credentials")
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer passes them
-        """Take the help of each option from the docstring, and add the shared options."""
+        """Add the shared options, and the help of each option."""
         settings["help"], _, texts = settings["help"].partition("\n\nOptions:\n")
-        helps = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", texts, re.MULTILINE))
+        own = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", texts, re.MULTILINE))
         super().__init__(*args, **settings)
+        self.params += [PARAMETERS[name] for name in self.shared]
         each: Any
         for each in self.params:
-            each.help = " ".join(helps.get(each.name, each.help or "").split())
+            each.help = each.help or " ".join((HELP | own).get(each.name, "").split())
             if each.default is False:  # without `--no-…`
                 each.secondary_opts = []
-        self.params += [PARAMETERS[name] for name in self.shared]
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
         """Put the values of the shared options into the context, and run the command."""

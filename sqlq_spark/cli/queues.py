@@ -77,7 +77,7 @@ def stats(
     interval: Annotated[float, Option(min=0.1)] = 2.0,
     count: Annotated[int | None, Option(min=1)] = None,
     openmetrics: Annotated[str | None, Option(metavar="FILE")] = None,
-    endpoint_time_zone: cli.EndpointTimeZone = None,
+    endpoint_time_zone: str | None = None,
 ) -> None:
     """
     Show the depth of queues, delayed messages and streams, and what is wrong.
@@ -201,7 +201,7 @@ def report(
     html: Path | None = None,
     error_queue: str | None = None,
     sample: Annotated[int, Option(min=100)] = 20_000,
-    endpoint_time_zone: cli.EndpointTimeZone = None,
+    endpoint_time_zone: str | None = None,
 ) -> None:
     """
     Write one page: what waits, what failed, what is wrong; types, ages, bloat.
@@ -249,7 +249,7 @@ def write(name: str, text: str, option: str, mode: int) -> None:
 
 
 @app.command("purge", cls=cli.AskingStateCommand)
-def purge_(context: Context, queue: cli.Queue) -> None:
+def purge_(context: Context, queue: str) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
 
@@ -273,7 +273,7 @@ def purge_(context: Context, queue: cli.Queue) -> None:
 
 
 @app.command(cls=Command)
-def purge_expired(context: Context, queue: cli.Queue) -> None:
+def purge_expired(context: Context, queue: str) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
     options = context.obj.source(queue)
     connection = context.connect(options, "purge")
@@ -291,11 +291,11 @@ def purge_expired(context: Context, queue: cli.Queue) -> None:
 @app.command(cls=Command)
 def move_due(
     context: Context,
-    queue: cli.Queue,
+    queue: str,
     *,
     watch: bool = False,
     batch: Annotated[int, Option(min=1)] = DUE_BATCH,
-    endpoint_time_zone: cli.EndpointTimeZone = None,
+    endpoint_time_zone: str | None = None,
 ) -> None:
     """
     Move the delayed messages that are due into their queue. The receiver forwards them.
@@ -353,8 +353,8 @@ def doctor(
     queues: cli.Queues = None,
     *,
     warn_if_shared: bool = True,
-    subscription_table: cli.SubscriptionTable = SUBSCRIPTION_TABLE,
-    state_schema: cli.States = None,
+    subscription_table: str = SUBSCRIPTION_TABLE,
+    state_schema: str | None = None,
 ) -> None:
     """
     Check queues, subscriptions, streams and the server, and print the fix of each problem.
@@ -365,6 +365,7 @@ def doctor(
 
     Options:
         warn_if_shared: Warn if an endpoint seems to own the queue of a stream.
+        state_schema: Look at this schema only; by default at all that you may enter.
     """
     options = context.obj.database(stateSchema=state_schema)
     table = parse_queue("--subscription-table", subscription_table, options.naming)
