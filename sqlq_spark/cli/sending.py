@@ -53,14 +53,6 @@ SCHEMA = pa.schema(
     }
 )
 FIELDS = (*frame.WRITTEN, "bodyBase64")
-EXPECTED = {  # of a field, in an error
-    "body": "text without half of a surrogate pair",
-    "bodyBase64": "base64",
-    "headers": "an object of texts",
-    "deliverAt": MOMENT,
-    "topics": "an array of texts",
-    **dict.fromkeys(TEXTS, "text"),
-}
 
 
 class BadLine(BadInput):
@@ -188,13 +180,13 @@ def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
         raise ValueError(f"it is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise ValueError('expected an object, for example {"body": …}')  # noqa: TRY004 - a line's
-    if strange := found.keys() - EXPECTED.keys() - {*frame.IGNORED}:
+    if strange := found.keys() - {*FIELDS, *frame.IGNORED}:
         raise ValueError(f"{min(strange)!r} is not known; expected one of {', '.join(FIELDS)}")
     row: dict[str, Any] = {}
     for name in FIELDS:
         if (value := found.get(name)) is None:
             continue
-        column, read = READERS.get(name, (name, _same))
+        column, read, expected = READERS.get(name, (name, _same, "text"))
         if column in row:
             raise ValueError("it has both body and bodyBase64")
         try:
@@ -202,7 +194,7 @@ def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
             pa.array([row[column]], SCHEMA.field(column).type)
         except (AttributeError, TypeError, ValueError):
             shown = json.dumps(value)[:64]
-            raise ValueError(f"{name} is {shown}: expected {EXPECTED[name]}") from None
+            raise ValueError(f"{name} is {shown}: expected {expected}") from None
     if "body" not in row:
         raise ValueError('it has no body; use "" to send an empty body')
     row["headers"] = [*{**headers, **dict(row.get("headers", ()))}.items()]
@@ -225,11 +217,11 @@ def _topics(value: object) -> object:
     return value
 
 
-# field of a line → its column, and what reads its value, if Arrow does not
-READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "body": ("body", _body),
-    "bodyBase64": ("body", partial(base64.b64decode, validate=True)),
-    "headers": ("headers", lambda value: [*value.items()]),
-    "topics": ("topics", _topics),
-    "deliverAt": ("deliverAt", read_moment),
+# field of a line → its column, what reads a value that Arrow does not, and what is expected
+READERS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "body": ("body", _body, "text without half of a surrogate pair"),
+    "bodyBase64": ("body", partial(base64.b64decode, validate=True), "base64"),
+    "headers": ("headers", lambda value: [*value.items()], "an object of texts"),
+    "topics": ("topics", _topics, "an array of texts"),
+    "deliverAt": ("deliverAt", read_moment, MOMENT),
 }
