@@ -23,12 +23,12 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12297, "tokens": 70951},
-    "everything else": {"files": 66, "lines": 12438, "tokens": 69801},
+    "everything else": {"files": 56, "lines": 11333, "tokens": 64341},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 128, "lines": 24735, "tokens": 140752},
+    "package": {"files": 118, "lines": 23630, "tokens": 135292},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54139, "tokens": 363806},
+    "tests": {"files": 303, "lines": 53928, "tokens": 361858},
     "words": {"words": 69819},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
