@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12297, "tokens": 70951},
-    "everything else": {"files": 56, "lines": 11333, "tokens": 64341},
-    "other files in sqlq_spark": {"files": 2, "lines": 167},
+    "core": {"files": 62, "lines": 12294, "tokens": 70935},
+    "everything else": {"files": 58, "lines": 12016, "tokens": 69258},
+    "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 118, "lines": 23630, "tokens": 135292},
+    "package": {"files": 120, "lines": 24310, "tokens": 140193},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53928, "tokens": 361858},
+    "tests": {"files": 305, "lines": 54521, "tokens": 364891},
     "words": {"words": 69819},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

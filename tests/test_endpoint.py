@@ -44,22 +44,18 @@ def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
         audit='"ops"."audit"',
     )
 
-    assert made == Endpoint(
-        primary=QueueAddress("shop", "sales"),
-        instances=(QueueAddress("shop.web1", "sales"), QueueAddress("shop.web2", "sales")),
-        satellites=(QueueAddress("shop.Retries", "sales"),),
-        error=QueueAddress("error"),
-        audit=QueueAddress("audit", "ops"),
-    )
+    own = ("shop", "shop.web1", "shop.web2", "shop.Retries")
+    shared = [QueueAddress("error"), QueueAddress("audit", "ops")]
+    assert made == Endpoint([QueueAddress(name, "sales") for name in own], shared)
     tables = ["shop", "shop.web1", "shop.web2", "shop.Retries", "error", "audit"]
     assert [each.table for each in made.queues] == tables
     # a name in quotes is an address, so each queue may have a schema of its own
     made = endpoint(
         URL, "shop", instances=['"web"."shop.web1"'], qualifiers=['"plain"', '"a""b"."c.d"']
     )
-    assert made.instances == (QueueAddress("shop.web1", "web"),)
-    assert made.satellites == (QueueAddress("plain"), QueueAddress("c.d", 'a"b'))
-    (longest,) = endpoint(URL, "shop", instances=["x" * 50]).instances
+    others = [QueueAddress("shop.web1", "web"), QueueAddress("plain"), QueueAddress("c.d", 'a"b')]
+    assert made.own[1:] == others
+    _, longest = endpoint(URL, "shop", instances=["x" * 50]).own
     assert len(longest.table) == 55
 
 
@@ -101,7 +97,7 @@ def test_hostile_names_stay_what_they_are(name: str, suffix: str) -> None:
     except BadOption:
         return
 
-    (queue,) = made.instances
+    _, queue = made.own
     assert POSTGRESQL.parse_address(POSTGRESQL.print_address(queue)) == (
         QueueAddress(queue.table, queue.schema or "public")
     )

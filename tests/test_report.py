@@ -18,7 +18,7 @@ import pytest
 from sqlq_spark.admin import report, watch
 from sqlq_spark.admin.inspect import Delayed, Depth, Stream
 from sqlq_spark.admin.problems import Finding
-from sqlq_spark.admin.report import Failures, Group, QueueReport, Report, Sample, Sizes
+from sqlq_spark.admin.report import SIZES, QueueReport, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,27 +41,30 @@ def found(name: str = "Shop.Orders", *, messages: int = 5000) -> Report:
     look = watch.QueueLook(
         at=NOW,
         depth=depth,
-        given=messages,
+        highest=messages,
         oldest=90_061.0,
         delayed=Delayed(7, 2, 9000),
         problems=[problem],
     )
-    sample = Sample(
-        read=600,
-        types=[(name, 300), (LONG, 200), *((f"Shop.T{at}", 5) for at in range(20))],
-        ages=[("under 1 min", 100), ("over 7 days", 400)],
-        sent=[],
-        width=0.0,
-        unknown=100,
-    )
+    sample = {
+        "read": 600,
+        "types": [(name, 300), (LONG, 200), *((f"Shop.T{at}", 5) for at in range(20))],
+        "ages": [("under 1 min", 100), ("over 7 days", 400)],
+        "unknown": 100,
+    }
     stream = Stream(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40, lag=5040)
-    sizes = Sizes(80_000_000, 20_000_000, 23_456_789, 5000, 1200, NOW)
-    group = Group(name, 9, {name: 9}, NOW, NOW, f"{name} was not there")
+    sizes = dict(zip(SIZES, (80_000_000, 20_000_000, 23_456_789, 5000, 1200, NOW), strict=True))
+    fields = ("exception", "messages", "queues", "first", "last", "example")
+    rows: tuple[tuple[object, ...], ...] = (
+        (name, 9, {name: 9}, NOW, NOW, f"{name} was not there"),
+        (LONG, 1, {}, None, None, None),
+    )
+    groups = [dict(zip(fields, values, strict=True)) for values in rows]
     return Report(
         server="postgresql://127.0.0.1/shop",
         look=watch.Look(at=NOW, queues=[look], streams=[stream]),
         queues=[QueueReport(look, sizes, sample)],
-        failures=Failures(name, 10, 9, [group, Group(LONG, 1)]),
+        failures={"queue": name, "messages": 10, "read": 9, "groups": groups},
         errors={name: 4},
     )
 
@@ -129,7 +132,6 @@ def test_numbers_stand_beside_the_charts() -> None:
         "10 others",
         "50 (8.3 %)",
         "80 MB",
-        "9 (100.0 %)",
         "What is wrong: 1 problem",
         "5,000 live rows and 1,200 dead rows (19.4 %)",
         "of 600 of 5,000 messages",

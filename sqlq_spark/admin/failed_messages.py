@@ -21,35 +21,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark import errors
+from sqlq_spark.admin import inspect
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
-from sqlq_spark.errors import (
-    BadAddress,
-    DestinationRefused,
-    MessageChanged,
-    NotAQueue,
-    QueueElsewhere,
-    QueueNotFound,
-    QueueNotWritable,
-    QueueUnquoted,
-    RightMissing,
-    SqlQueueError,
-    StatementRefused,
-)
-from sqlq_spark.receive import browse
 from sqlq_spark.send.insert import add_ids
-from sqlq_spark.wire.header_columns import parse_headers
-from sqlq_spark.wire.headers import (
-    EXCEPTION_INFO,
-    FAILED_Q,
-    FAULT_PREFIXES,
-    MESSAGE_ID,
-    TIME_OF_FAILURE,
-    BadWireTime,
-    dumps,
-    parse_wire_time,
-)
-from sqlq_spark.wire.rows import sort_by_seq, uuid_text
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.header_columns import Headers, parse_headers
+from sqlq_spark.wire.rows import id_texts, sort_by_seq
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -57,27 +36,32 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
+    from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
-LONGEST = 200  # characters of an address that a reason shows
 BATCH_BYTES = 16 << 20  # of headers and bodies in one transaction, but at least one message
+# headers of a failure, as the fields of `Failed`
+COLUMNS = (
+    wire.MESSAGE_ID,
+    wire.FAILED_Q,
+    f"{wire.EXCEPTION_INFO}ExceptionType",
+    wire.TIME_OF_FAILURE,
+)
 
 # reasons of one message or of many
 CORRUPT = "corrupt headers"
-HOMELESS = f"no header {FAILED_Q}, so the source is unknown"
-ITS_OWN = f"the header {FAILED_Q} names the error queue itself"
+HOMELESS = f"no header {wire.FAILED_Q}, so the source is unknown"
+ITS_OWN = f"the header {wire.FAILED_Q} names the error queue itself"
 
 # errors of a destination that another attempt would raise again
 REFUSALS = (
-    QueueNotFound,
-    NotAQueue,
-    QueueNotWritable,
-    DestinationRefused,
-    RightMissing,
-    StatementRefused,
+    errors.QueueNotFound,
+    errors.NotAQueue,
+    errors.QueueNotWritable,
+    errors.DestinationRefused,
+    errors.RightMissing,
+    errors.StatementRefused,
 )
-
-Text = dict[str, str | None]
 
 
 # ---------------------------------------------------------------- choice
@@ -89,11 +73,12 @@ class Failed:
 
     seq: int
     id: str  # of its row
-    message_id: str
     bytes: int
-    failed_queue: str | None  # the header FailedQ; None without it
+    corrupt: bool
+    message_id: str | None
+    failed_queue: str | None  # the header FailedQ; None or empty without it
     exception: str | None
-    corrupt: bool = False
+    time: str | None  # of the failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,60 +91,40 @@ class Choice:
     since: datetime | None = None  # of the failure
     until: datetime | None = None  # exclusive
 
-    def takes(self, failed: Failed, headers: Text, queues: Collection[str]) -> bool:
+    def takes(self, failed: Failed, queues: Collection[str | None]) -> bool:
         """Whether a message matches; `queues` are the spellings of the chosen failed queue."""
         kind = failed.exception or ""
         types = {kind, kind.rpartition(".")[2]} - {""}
         return (
-            (not self.ids or not self.ids.isdisjoint({failed.id, failed.message_id}))
+            (not self.ids or failed.id in self.ids or failed.message_id in self.ids)
             and (not self.exceptions or not self.exceptions.isdisjoint(types))
             and (self.failed_queue is None or failed.failed_queue in queues)
-            and self._in_time(headers)
+            and self._in_time(failed.time)
         )
 
-    def _in_time(self, headers: Text) -> bool:
+    def _in_time(self, time: str | None) -> bool:
         if self.since is None and self.until is None:
             return True
         try:
-            moment = parse_wire_time(headers.get(TIME_OF_FAILURE) or "")
-        except BadWireTime:
+            moment = wire.parse_wire_time(time or "")
+        except wire.BadWireTime:
             return False
         return (self.since is None or moment >= self.since) and (
             self.until is None or moment < self.until
         )
 
 
-def read_failures(page: pa.Table) -> Iterator[tuple[Failed, Text]]:
-    """Read the rows of a page of QUEUE_ROW, with their headers ({} if they are corrupt)."""
-    sizes = pc.add(*(pc.fill_null(pc.binary_length(page[name]), 0) for name in ("headers", "body")))
-    columns = (page["seq"], page["id"], page["headers"], sizes)
-    for seq, row, text, size in zip(*(each.to_pylist() for each in columns), strict=True):
-        headers = parse_headers(text)
-        own: Text = headers or {}
-        yield (
-            Failed(
-                seq=seq,
-                id=uuid_text(row),
-                message_id=own.get(MESSAGE_ID) or uuid_text(row),
-                bytes=size,
-                failed_queue=own.get(FAILED_Q) or None,
-                exception=own.get(f"{EXCEPTION_INFO}ExceptionType"),
-                corrupt=headers is None,
-            ),
-            own,
-        )
+def read_failures(page: pa.Table) -> list[Failed]:
+    """Read the rows of a page of QUEUE_ROW."""
+    texts = page["headers"].combine_chunks()
+    sizes = pc.add(*(pc.fill_null(pc.binary_length(each), 0) for each in (texts, page["body"])))
+    headers = Headers(texts)
+    own = (page["seq"], id_texts(page["id"].combine_chunks()), sizes, headers.poison())
+    columns = (*own, *map(headers.text, COLUMNS))
+    return [*map(Failed, *(each.to_pylist() for each in columns))]
 
 
 # ---------------------------------------------------------------- plan
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Chosen messages with the same failed queue and exception."""
-
-    failed_queue: str | None
-    exception: str | None
-    messages: int
 
 
 @dataclass(kw_only=True)
@@ -176,139 +141,93 @@ class Plan:
         return sum(map(len, self.returning.values()))
 
     @property
-    def groups(self) -> list[Group]:
-        """Groups of the messages that can be returned, the largest first."""
+    def groups(self) -> list[tuple[str | None, str | None, int]]:
+        """Failed queue, exception and number of those that can be returned, most of them first."""
         counted = Counter(
             (each.failed_queue, each.exception) for some in self.returning.values() for each in some
         )
-        return [Group(*key, messages) for key, messages in counted.most_common()]
+        return [(*key, messages) for key, messages in counted.most_common()]
 
 
 def plan(
     connection: Connection,
-    errors: QueueAddress,
+    source: QueueAddress,
     choice: Choice,
+    options: DatabaseOptions,
     *,
-    timeout: float,
-    allowed: Sequence[QueueAddress] = (),
     limit: int | None = None,
 ) -> Plan:
     """
-    Find the chosen messages, and whether they can be returned. Locks and changes nothing.
+    Find the chosen messages of an error queue, and whether they can be returned.
 
-    Args:
-        connection: no transaction open.
-        errors: the error queue.
-        choice: which of its messages.
-        timeout: seconds for each page.
-        allowed: the option allowedDestinations.
-        limit: only so many messages that can be returned, those with the lowest seq. Nothing is
-            read beyond them.
-
-    Raises:
-        QueueNotFound, NotAQueue, RightMissing: of the error queue.
+    Locks and changes nothing; no transaction is open. With a `limit` only so many can be returned,
+    those with the lowest seq, and nothing is read beyond them.
     """
     planned, left = Plan(), limit
-    seen: set[str] = set()
-    texts: set[str] = set()  # values of FailedQ that were compared with the chosen queue
-    spellings: set[str] = set()  # those that name it
-    places: dict[str, QueueAddress] = {}
-    reasons: dict[str, str] = {}
-    for page in _pages(connection, errors, timeout):
-        failures = list(read_failures(page))
-        new = {each.failed_queue for each, _ in failures if each.failed_queue} - texts
-        if choice.failed_queue is not None and new:
-            texts |= new
-            spellings |= find_same(connection, choice.failed_queue, new)
-        chosen = [each for each, headers in failures if choice.takes(each, headers, spellings)]
-        known = {None, *places, *reasons}
-        new_texts = dict.fromkeys(each.failed_queue for each in chosen)
-        more = [text for text in new_texts if text is not None and text not in known]
-        there, why = sources(connection, errors, more, timeout=timeout, allowed=allowed)
-        places |= there
-        reasons |= why
+    seen: set[str | None] = set()
+    known: dict[str, QueueAddress | str] = {}  # by FailedQ: the source, or a reason
+    for page in inspect.pages(connection, source):
+        failures, spellings = read_failures(page), set[str]()
+        if choice.failed_queue is not None:
+            texts = {each.failed_queue for each in failures if each.failed_queue}
+            spellings = find_same(connection, choice.failed_queue, texts)
+        chosen = [each for each in failures if choice.takes(each, spellings)]
+        new = {each.failed_queue for each in chosen if each.failed_queue} - known.keys()
+        known |= sources(connection, source, new, options)
         for each in chosen:
             seen |= {each.id, each.message_id}
-            text = each.failed_queue
-            if text in places:
-                planned.returning.setdefault(places[text], []).append(each)
-                left = None if left is None else left - 1
-                if left == 0:
-                    return planned
-            else:
-                unknown = CORRUPT if each.corrupt else HOMELESS
-                reason = unknown if text is None else reasons[text]
-                planned.staying.setdefault(reason, []).append(each)
+            place = known.get(each.failed_queue or "", CORRUPT if each.corrupt else HOMELESS)
+            if isinstance(place, str):
+                planned.staying.setdefault(place, []).append(each)
+                continue
+            planned.returning.setdefault(place, []).append(each)
+            left = None if left is None else left - 1
+            if left == 0:
+                return planned
     planned.missing = sorted(choice.ids - seen)
     return planned
 
 
-def _pages(connection: Connection, queue: QueueAddress, timeout: float) -> Iterator[pa.Table]:
-    for _, first, stop in browse.parts(connection, [queue], parts=1, timeout=timeout):
-        yield from browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout)
-
-
 def sources(
-    connection: Connection,
-    errors: QueueAddress,
-    texts: Iterable[str],
-    *,
-    timeout: float,
-    allowed: Sequence[QueueAddress] = (),
-) -> tuple[dict[str, QueueAddress], dict[str, str]]:
+    connection: Connection, source: QueueAddress, texts: Iterable[str], options: DatabaseOptions
+) -> dict[str, QueueAddress | str]:
     """
-    Find the queues in which messages failed, all together. The addresses are untrusted.
-
-    Args:
-        connection: no transaction open.
-        errors: the error queue, to which nothing is returned.
-        texts: values of the header FailedQ.
-        timeout: seconds.
-        allowed: the option allowedDestinations.
+    Find the queues in which messages of an error queue failed; no transaction is open.
 
     Returns:
-        Two maps by text: the queues that can be sent to, and the reasons why others cannot.
+        By the value of FailedQ, which is untrusted: the queue, if it can be sent to, or the reason
+        why not.
     """
-    own, names = connection.printed(errors), connection.names
+    own, names = connection.printed(source), connection.names
     parsed: dict[str, QueueAddress] = {}
     reasons: dict[str, str] = {}
     for text in texts:
         try:
             parsed[text] = names.parse_address(text)
-        except BadAddress as error:
-            bad = BadAddress(text=text[:LONGEST], reason=error.reason)
-            other = names.is_of_other_database(text)
-            reasons[text] = str(QueueElsewhere(queue=text[:LONGEST], errors=own) if other else bad)
+        except errors.BadAddress as error:
+            other = errors.QueueElsewhere(queue=error.text, errors=own)
+            reasons[text] = str(other if names.is_of_other_database(text) else error)
     if not parsed:
-        return {}, reasons
-    with transaction(connection, timeout=timeout):
-        known = Destinations(connection, allowed, source=errors, by_header=True)
-        refused = known.find_refused(parsed.values(), RETURNED)
-    its_own = find_same(connection, errors, parsed)
+        return {**reasons}
+    with transaction(connection):
+        destinations = Destinations(connection, options.allowed, source=source, by_header=True)
+        refused = destinations.find_refused(parsed.values(), RETURNED)
+    its_own = find_same(connection, source, parsed)
     for text, address in parsed.items():
+        reason, printed = refused.get(address), connection.printed(address)
         if text in its_own:
             reasons[text] = ITS_OWN
-        elif address in refused:
-            reasons[text] = str(explain(connection, text, address, refused[address], own))
-    return {text: at for text, at in parsed.items() if text not in reasons}, reasons
-
-
-def explain(
-    connection: Connection, text: str, address: QueueAddress, error: SqlQueueError, own: str
-) -> SqlQueueError:
-    """Choose the error that says best why a destination is refused; `own` is the error queue."""
-    names = connection.names
-    if isinstance(error, DestinationRefused):
-        return error
-    here = connection.printed(replace(address, catalog=None)) == connection.printed(address)
-    if not here or names.is_of_other_database(text):
-        return QueueElsewhere(queue=text, errors=own)
-    if (guess := names.guess_table(text)) is not None:
-        meant = connection.printed(guess)
-        return QueueUnquoted(
-            text=text, read=connection.printed(address), meant=meant, server=connection.server
-        )
-    return error
+            continue
+        if reason is not None and not isinstance(reason, errors.DestinationRefused):
+            here = connection.printed(replace(address, catalog=None)) == printed
+            if not here or names.is_of_other_database(text):
+                reason = errors.QueueElsewhere(queue=text, errors=own)
+            elif (guess := names.guess_table(text)) is not None:
+                meant, server = connection.printed(guess), connection.server
+                reason = errors.QueueUnquoted(text=text, read=printed, meant=meant, server=server)
+        if reason is not None:
+            reasons[text] = str(reason)
+    return {**parsed, **reasons}
 
 
 # ---------------------------------------------------------------- return
@@ -322,63 +241,34 @@ class Returned:
     messages: int  # that were returned
     skipped: int = 0  # that others have locked, or that were gone
     left: int = 0  # that stay, including later batches of the destination
-    reason: SqlQueueError | None = None  # why they stay
-
-
-class Refused(Exception):
-    """A destination accepts no message. The transaction is rolled back and not retried."""
-
-    def __init__(self, reason: SqlQueueError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
+    reason: errors.SqlQueueError | None = None  # why they stay
 
 
 def give_back(
-    session: Session,
-    errors: QueueAddress,
-    planned: Plan,
-    *,
-    batch: int,
-    allowed: Sequence[QueueAddress] = (),
+    session: Session, source: QueueAddress, planned: Plan, *, batch: int
 ) -> Iterator[Returned]:
     """
     Return the planned messages, each batch in one transaction. A lost connection is retried.
 
-    A batch that is run twice finds its messages gone and does nothing.
-
-    Args:
-        session: no transaction open.
-        errors: the error queue.
-        planned: see `plan`.
-        batch: messages in one transaction, at most.
-        allowed: the option allowedDestinations, as in `plan`.
+    A batch that is run twice finds its messages gone and does nothing. The session's options are
+    those of `plan`. `batch` is how many messages one transaction returns at most.
 
     Returns:
         The result of each batch, after its commit. If a destination refuses a batch for a reason
         that will not change, its later batches are not tried.
-
-    Raises:
-        DatabaseFailure: the earlier batches are returned, the others stay in the error queue.
     """
     for destination, chosen in planned.returning.items():
         left = len(chosen)
+        work = partial(
+            return_batch, source=source, destination=destination, options=session.options
+        )
         for part in parts(chosen, batch):
-            try:
-                messages = session.run_with_retries(
-                    partial(
-                        return_batch,
-                        errors=errors,
-                        destination=destination,
-                        chosen=part,
-                        timeout=session.options.query_timeout,
-                        allowed=allowed,
-                    )
-                )
-            except Refused as error:
-                yield Returned(destination, 0, left=left, reason=error.reason)
+            done = session.run_with_retries(partial(work, chosen=part))
+            if isinstance(done, errors.SqlQueueError):
+                yield Returned(destination, 0, left=left, reason=done)
                 break
             left -= len(part)
-            yield Returned(destination, messages, skipped=len(part) - messages)
+            yield Returned(destination, done, skipped=len(part) - done)
 
 
 def parts(chosen: Sequence[Failed], batch: int) -> Iterator[list[Failed]]:
@@ -398,60 +288,63 @@ def parts(chosen: Sequence[Failed], batch: int) -> Iterator[list[Failed]]:
 def return_batch(
     connection: Connection,
     *,
-    errors: QueueAddress,
+    source: QueueAddress,
     destination: QueueAddress,
     chosen: Sequence[Failed],
-    timeout: float,
-    allowed: Sequence[QueueAddress],
-) -> int:
+    options: DatabaseOptions,
+) -> int | errors.DatabaseFailure:
     """
     Move messages from the error queue to where they failed, in one transaction.
 
-    The messages are found by seq. If a table was emptied and its sequence restarted, other messages
-    may have these numbers. The ids are therefore compared, and then nothing is moved.
-
     Returns:
-        How many were moved; the others are locked or gone.
+        How many were moved; the others are locked or gone. Or why the destination accepts none.
 
     Raises:
-        Refused, MessageChanged, DatabaseFailure: none was moved.
+        MessageChanged, DatabaseFailure: none was moved.
     """
-    with transaction(connection, timeout=timeout):
-        ids = {each.seq: each.id for each in chosen}
-        taken = sort_by_seq(connection.arrow("take", tables={"queue": errors}, seqs=[*ids]))
-        for seq, row in zip(taken["seq"].to_pylist(), taken["id"].to_pylist(), strict=True):
-            if ids[seq] != uuid_text(row):
-                raise MessageChanged(row=uuid_text(row), queue=connection.printed(errors))
-        if taken.num_rows:
-            rows = to_source(connection, errors, destination, taken)
-            known = Destinations(connection, allowed, source=errors, by_header=True)
-            try:
+    rows = None
+    try:
+        with transaction(connection):
+            seqs = [each.seq for each in chosen]
+            taken = sort_by_seq(connection.arrow("take", tables={"queue": source}, seqs=seqs))
+            if taken.num_rows:
+                rows = to_source(connection, source, chosen, taken)
+                known = Destinations(connection, options.allowed, source=source, by_header=True)
                 known.lock_and_check([destination], RETURNED)
                 connection.load(destination, rows)
-            except REFUSALS as error:
-                raise Refused(error) from None
-            known.confirm()
-    return int(taken.num_rows)
+                known.confirm()
+            return int(taken.num_rows)
+    except REFUSALS as error:
+        if rows is None:  # it is the error queue's
+            raise
+        return error
 
 
 def to_source(
-    connection: Connection, errors: QueueAddress, destination: QueueAddress, taken: pa.Table
+    connection: Connection, source: QueueAddress, chosen: Sequence[Failed], taken: pa.Table
 ) -> pa.Table:
     """
     Make the rows to insert where the messages failed; a null body becomes empty.
 
     They lack the headers that the failure added. A message without the header MessageId is known by
     its row's id. It gets that id as a header, because the returned row has a new id.
+
+    The messages were found by seq. If a table was emptied and its sequence restarted, other
+    messages may have these numbers. So the ids are compared, and where they failed.
     """
-    texts = []
-    for id_, text in zip(taken["id"].to_pylist(), taken["headers"].to_pylist(), strict=True):
-        row, headers = uuid_text(id_), parse_headers(text) or {}
-        source = headers.get(FAILED_Q)
-        if not source or connection.names.parse_address(source) != destination:
-            raise MessageChanged(row=row, queue=connection.printed(errors))
+    its, texts = {each.seq: each for each in chosen}, []
+    columns = (taken["seq"], id_texts(taken["id"].combine_chunks()), taken["headers"])
+    for seq, row, text in zip(*(each.to_pylist() for each in columns), strict=True):
+        headers = parse_headers(text) or {}
+        if (row, headers.get(wire.FAILED_Q)) != (its[seq].id, its[seq].failed_queue):
+            raise errors.MessageChanged(row=row, queue=connection.printed(source))
         kept = {
-            name: value for name, value in headers.items() if not name.startswith(FAULT_PREFIXES)
+            name: value
+            for name, value in headers.items()
+            if not name.startswith(wire.FAULT_PREFIXES)
         }
-        texts.append(dumps(kept if MESSAGE_ID in kept else {MESSAGE_ID: row, **kept}))
+        texts.append(
+            wire.dumps(kept if wire.MESSAGE_ID in kept else {wire.MESSAGE_ID: row, **kept})
+        )
     body = pc.fill_null(taken["body"], b"")
     return add_ids(pa.table({"headers": pa.array(texts, pa.string()), "body": body}))

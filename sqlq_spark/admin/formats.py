@@ -63,12 +63,8 @@ def rate(value: float) -> str:
 
 
 def ago(moment: datetime) -> str:
-    """How long ago, by this machine's clock: `5 min ago`."""
-    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit} ago"
-    return f"{seconds} s ago"
+    """How long ago, by this machine's clock: `5 min 3 s ago`."""
+    return f"{span(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
 
 
 def plain(value: object) -> str:
@@ -110,9 +106,9 @@ class Column:
     path: str = ""  # of the row's attribute, `depth.messages`; by default the name
     form: Callable[[Any], str] = plain  # of a value that is known
     only: str = ""  # the views that have the column; by default all
-    key: str = ""  # in JSON, if the column is there
+    key: str = ""  # in JSON; by default the name
     estimated: str = ""  # path of what says that the number is an estimate
-    mark: str = ""  # path of the cell's mark
+    mark: str = ""  # path of the cell's mark, which is `ok` if it is None
 
     def value(self, row: object) -> Any:  # noqa: ANN401 - a row of any class
         """The row's value; None if it, or an object on its path, is None."""
@@ -120,7 +116,9 @@ class Column:
 
     def cell(self, row: object) -> Cell:
         about = "~" if self.estimated and follow(row, self.estimated) else ""
-        return make_cell(self.value(row), self.form, about, self.mark and follow(row, self.mark))
+        return make_cell(
+            self.value(row), self.form, about, self.mark and (follow(row, self.mark) or "ok")
+        )
 
 
 def follow(row: object, path: str) -> Any:  # noqa: ANN401 - as above
@@ -136,4 +134,4 @@ def view(columns: Iterable[Column], name: str) -> list[Column]:
 
 
 def json_row(columns: Iterable[Column], row: object) -> dict[str, Any]:
-    return {each.key: each.value(row) for each in columns if each.key}
+    return {each.key or each.name: each.value(row) for each in columns if each.only != "metrics"}

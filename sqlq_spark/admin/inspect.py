@@ -1,29 +1,44 @@
 """
-Reads what waits and what streams hold: depths, delayed messages, streams, receipts, messages.
+Finds the queues of a database; reads what waits and what streams hold. Locks nothing.
 
-Locks nothing.
+A name in the catalogue is untrusted, and so is a table: its owner decides what code a SELECT runs.
+A table that was found, and that nobody named, is read only if it is a plain one without such code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, endpoint_zone, read_clock, transaction
 from sqlq_spark.database.schema import delayed_of
+from sqlq_spark.database.trust import find_code
 from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
-from sqlq_spark.wire.address import split_canonical
+from sqlq_spark.wire.address import QueueAddress, split_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from sqlq_spark.database import Connection, Value
-    from sqlq_spark.wire.address import QueueAddress
+    import pyarrow as pa
 
+    from sqlq_spark.database import Connection
 
+LOCK_WAIT = 2.0  # seconds that a queue that nobody named is waited for
+ABSENT = "it is a view, or a table that this login may not read"
 # bytes of a table whose rows a look counts; it took 13.8 s for a table of 3.5 GB
 LARGEST_COUNTED_TABLE = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with the columns of a queue, or of delayed messages."""
+
+    address: QueueAddress
+    is_delayed: bool
+    danger: str | None  # the first code of another owner that a SELECT could run
+    messages: int  # an estimate
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +64,7 @@ class Delayed:
     estimated: bool = False  # the messages, by the server's statistics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stream:
     """A stream's row: one for each checkpoint."""
 
@@ -101,25 +116,49 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A row of a queue."""
+    """A row of a queue, or of a table of delayed messages."""
 
-    id: str
-    seq: int
-    expires: datetime | None
+    id: str | None  # SQL Server's table of delayed messages has no such column
     headers: dict[str, str | None] | None  # None if they are not a JSON object: poison
     corrupt_headers: str | None
     body: bytes | None  # some old writers wrote null
+    seq: int | None = None
+    expires: datetime | None = None
+    due: datetime | None = None  # UTC, of a delayed message
 
 
-@dataclass(frozen=True, slots=True)
-class DelayedMessage:
-    """A row of a table of delayed messages."""
+# ---------------------------------------------------------------- queues
 
-    id: str | None  # SQL Server's table has no such column
-    due: datetime  # UTC
-    headers: dict[str, str | None] | None
-    corrupt_headers: str | None
-    body: bytes | None
+
+def tables(connection: Connection, only: QueueAddress | None = None) -> list[Table]:
+    """
+    The tables of queues and of delayed messages that this login may read, by schema and name.
+
+    Reads the catalogue only, and waits for no lock.
+    """
+    schema = None if only is None else connection.names.qualify(only).schema
+    table = None if only is None else only.table
+    rows = connection.rows("queue_tables", schema_name=schema, table_name=table)
+    identities = {QueueAddress(name, place): identity for place, name, identity, *_ in rows}
+    code = find_code(connection, identities, "select")
+    return [
+        Table(address, bool(delayed), code.get(identity), int(messages), int(size))
+        for (address, identity), (*_, delayed, messages, size) in zip(
+            identities.items(), rows, strict=True
+        )
+    ]
+
+
+def danger(connection: Connection, table: QueueAddress, *, is_delayed: bool = False) -> str | None:
+    """
+    The code of another owner that reading a table could run; None if there is none.
+
+    To be called in the transaction that reads a table that nobody named. It then waits for no lock
+    longer than LOCK_WAIT.
+    """
+    connection.set_lock_timeout(LOCK_WAIT)
+    found = [each.danger for each in tables(connection, table) if each.is_delayed is is_delayed]
+    return found[0] if found else ABSENT
 
 
 def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = None) -> Depth:
@@ -136,27 +175,27 @@ def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = 
     return Depth(name, *row)
 
 
-def delayed(
-    connection: Connection, queue: QueueAddress, zone: str | None, *, largest: int | None = None
-) -> Delayed | None:
+def delayed(connection: Connection, table: QueueAddress, zone: str | None) -> Delayed | None:
     """
-    Measure a queue's table of delayed messages as `depth` does; `zone` is endpointTimeZone.
+    Measure a table of delayed messages; `zone` is endpointTimeZone.
 
     Returns:
-        None if there is no such table, or if this login may not read it.
+        None if this login may not read it.
     """
-    table = delayed_of(queue)
-    name = delayed_name(connection, queue)
-    if name is None or "due" not in connection.columns(table):
-        return None
     try:
         zone = endpoint_zone(connection, zone)
     except MissingOption:
         zone = None  # this session cannot see it
-    values: dict[str, Value] = {"table_name": name, "zone": zone, "largest": largest}
+    name, largest = connection.printed(table), LARGEST_COUNTED_TABLE
     try:
         with attempt(connection):
-            row = connection.rows("stats_delayed", tables={"queue": table}, **values)[0]
+            row = connection.rows(
+                "stats_delayed",
+                tables={"queue": table},
+                table_name=name,
+                zone=zone,
+                largest=largest,
+            )[0]
     except RightMissing:
         return None
     return Delayed(*row)
@@ -170,13 +209,12 @@ def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
         return None
 
 
-def streams(connection: Connection, queue: str | None = None) -> list[Stream]:
-    """All streams, or those of one queue by its canonical address; the last seen first."""
-    found = [
-        replace(each, queue=queue_names(connection, each.queue))
-        for each in (Stream(*row) for row in connection.rows("streams"))
+def streams(connection: Connection) -> list[Stream]:
+    """All streams, the last seen first."""
+    return [
+        Stream(stream, queue_names(connection, queue), *more)
+        for stream, queue, *more in connection.rows("streams")
     ]
-    return [each for each in found if queue is None or queue in each.queues]
 
 
 def unseen_streams(connection: Connection, older: float) -> list[Stream]:
@@ -199,12 +237,11 @@ def receipts(
 ) -> list[Receipt]:
     """Receipts, the oldest first; None matches any."""
     name = None if queue is None else connection.names.print_address(queue)
-    found = (Receipt(*row) for row in connection.rows("receipts", stream=stream, queue_name=name))
-    return [
-        replace(each, queue=queue_names(connection, each.queue))
-        for each in found
-        if batch in {None, each.batch} and task in {None, each.task}
+    found = [
+        Receipt(stream, queue_names(connection, queue), *more)
+        for stream, queue, *more in connection.rows("receipts", stream=stream, queue_name=name)
     ]
+    return [each for each in found if batch in {None, each.batch} and task in {None, each.task}]
 
 
 def queue_names(connection: Connection, text: str) -> str:
@@ -222,26 +259,29 @@ def queue_names(connection: Connection, text: str) -> str:
         return text
 
 
-def messages(
-    connection: Connection, queue: QueueAddress, *, limit: int, timeout: float
-) -> Iterator[Message]:
+def messages(connection: Connection, queue: QueueAddress, *, limit: int) -> Iterator[Message]:
     """Read the lowest messages of a queue, in the order of seq, each page in a transaction."""
-    from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
-    ends = browse.parts(connection, [queue], parts=1, timeout=timeout)
-    for _, first, stop in ends if limit else ():
-        for page in browse.pages(connection, queue, first, stop, narrow=False, timeout=timeout):
-            for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
-                yield message(row)
-            limit -= page.num_rows
-            if limit <= 0:
-                return
+    for page in pages(connection, queue):
+        for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
+            yield message(row)
+        limit -= page.num_rows
+        if limit <= 0:
+            return
+
+
+def pages(connection: Connection, queue: QueueAddress) -> Iterator[pa.Table]:
+    """Read a queue, in the order of seq: pages of QUEUE_ROW, each in a transaction."""
+    from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
+
+    for _, first, stop in browse.parts(connection, [queue], parts=1):
+        yield from browse.pages(connection, queue, first, stop, narrow=False)
 
 
 def delayed_messages(
-    connection: Connection, queue: QueueAddress, *, limit: int, zone: str | None, timeout: float
-) -> list[DelayedMessage]:
+    connection: Connection, queue: QueueAddress, *, limit: int, zone: str | None
+) -> list[Message]:
     """
     Read the delayed messages of a queue that are due first; holds them in memory.
 
@@ -249,7 +289,7 @@ def delayed_messages(
         DelayedQueueNotFound, MissingOption.
     """
     table = delayed_of(queue)
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         if "due" not in connection.columns(table):
             raise DelayedQueueNotFound(
                 table=connection.printed(table),
@@ -262,17 +302,15 @@ def delayed_messages(
             zone=endpoint_zone(connection, zone),
             messages=limit,
         )
-    return [
-        DelayedMessage(name, due, *headers_of(headers), body) for name, due, headers, body in rows
-    ]
+    return [Message(name, *headers_of(headers), body, due=due) for name, due, headers, body in rows]
 
 
 def message(row: dict[str, Any]) -> Message:
     """The message in a row of QUEUE_ROW."""
     from sqlq_spark.wire.rows import uuid_text  # noqa: PLC0415 - see cli
 
-    headers = headers_of(row["headers"])
-    return Message(uuid_text(row["id"]), row["seq"], row["expires"], *headers, row["body"])
+    texts = uuid_text(row["id"]), *headers_of(row["headers"])
+    return Message(*texts, row["body"], row["seq"], row["expires"])
 
 
 def headers_of(text: str | None) -> tuple[dict[str, str | None] | None, str | None]:

@@ -29,7 +29,6 @@ def purge_parts(
     queue: QueueAddress,
     depth: Depth,
     *,
-    timeout: float,
     batch: int = BATCH,
     recorded: bool = False,
 ) -> Iterator[int]:
@@ -39,19 +38,11 @@ def purge_parts(
     Each batch has its own transaction, so an interrupted purge leaves whole batches. It waits for
     messages that others have locked. Messages sent after the measurement stay.
 
-    Args:
-        connection: no transaction open.
-        queue: the queue.
-        depth: of this queue; batches are ranges of its seqs, of even width.
-        timeout: seconds for each batch.
-        batch: about how many messages a batch has, if the seqs have no gaps.
-        recorded: whether each batch writes an entry into the audit trail.
+    Batches are ranges of seqs of even width: about `batch` messages each, if the seqs have no gaps.
+    With `recorded` each writes an entry into the audit trail.
 
     Returns:
         How many messages each batch deleted, after its commit.
-
-    Raises:
-        QueueNotFound, RightMissing, TimedOut: the earlier batches are deleted.
     """
     from sqlq_spark.receive.browse import cut  # noqa: PLC0415 - see cli
 
@@ -59,13 +50,10 @@ def purge_parts(
         return
     parts = max(1, -(-depth.messages // batch))
     for first, stop in cut(depth.first, depth.last + 1, parts=parts):
-        values = {"first": first, "stop": stop}
-        yield _delete(connection, "purge_range", queue, timeout, recorded=recorded, **values)
+        yield _delete(connection, "purge_range", queue, recorded=recorded, first=first, stop=stop)
 
 
-def purge_expired(
-    connection: Connection, queue: QueueAddress, *, timeout: float, batch: int = BATCH
-) -> Iterator[int]:
+def purge_expired(connection: Connection, queue: QueueAddress, batch: int = BATCH) -> Iterator[int]:
     """
     Delete expired messages, batch by batch. Skips messages that others have locked.
 
@@ -76,19 +64,17 @@ def purge_expired(
         How many messages each batch deleted, after its commit. The first batch that is not full is
         the last one.
     """
-    while True:
-        found = _delete(connection, "purge_expired", queue, timeout, messages=batch)
+    found = batch
+    while found >= batch:
+        found = _delete(connection, "purge_expired", queue, messages=batch)
         if found:
             yield found
-        if found < batch:
-            return
 
 
 def _delete(
     connection: Connection,
     statement: StatementName,
     queue: QueueAddress,
-    timeout: float,
     *,
     recorded: bool = False,
     **values: Value,
@@ -97,7 +83,7 @@ def _delete(
     import stamina  # noqa: PLC0415 - see cli
 
     for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):
-        with attempt, transaction(connection, timeout=timeout):
+        with attempt, transaction(connection):
             gone = int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
             if recorded and gone:
                 record_action(connection, "purge", connection.printed(queue), gone)

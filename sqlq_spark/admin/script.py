@@ -10,10 +10,9 @@ An endpoint's queues have the names that the transport gives them; `sqlqueue cre
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from itertools import chain, product
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark.database import dialect_named
 from sqlq_spark.database.schema import delayed_of
@@ -54,6 +53,8 @@ RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     },
     "producer": {"own": ("script_produce",)},
 }
+# line ends of all kinds, and NUL
+UNUSABLE = "[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,33 +68,22 @@ class Roles:
 
     def __post_init__(self) -> None:
         """Reject names that would end a comment, or are too long."""
-        for each in fields(self):
-            option, name = f"--{each.name}", getattr(self, each.name)
-            if name is None:
-                continue
-            size = len(name.encode("utf-8", "replace"))
-            if not 0 < size <= 63 or len(name.splitlines()) > 1 or "\0" in name:  # noqa: PLR2004
-                raise BadOption(
-                    option=option,
-                    found=name,
-                    expected="a role's name of at most 63 bytes, in one line",
-                )
+        for role, name in asdict(self).items():
+            size = 1 if name is None else len(name.encode("utf-8", "replace"))
+            if not 0 < size <= 63 or (name and re.search(UNUSABLE, name)):  # noqa: PLR2004
+                expected = "a role's name of at most 63 bytes, in one line"
+                raise BadOption(option=f"--{role}", found=name, expected=expected)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Domain:
-    """A group of logins that trust one another: they share a state schema and two roles."""
+def of_domain(name: str | None) -> tuple[str, str, str]:
+    """
+    The state schema, and the roles reader and sender, of logins that trust one another.
 
-    state: str = DatabaseOptions.state_schema  # schema of the state tables
-    reader: str = "sqlqueue_reader"
-    sender: str = "sqlqueue_sender"
-
-    @classmethod
-    def of(cls, name: str | None) -> Domain:
-        """The domain of this name; without a name, the default domain."""
-        if name is None:
-            return cls()
-        return cls(state=f"sqlqueue_{name}", reader=f"{name}_reader", sender=f"{name}_sender")
+    Without a name they are those of the default domain.
+    """
+    if name is None:
+        return DatabaseOptions.state_schema, "sqlqueue_reader", "sqlqueue_sender"
+    return f"sqlqueue_{name}", f"{name}_reader", f"{name}_sender"
 
 
 def script(
@@ -123,8 +113,8 @@ def script(
         BadAddress: a name has a line break, which may end a batch, or `$(`, which sqlcmd reads
             as a variable. Or an address names a database, which a GRANT cannot.
     """
-    roles = roles or Roles()
-    used = {use: role for use in RIGHTS if (role := getattr(roles, use)) is not None}
+    names = DIALECTS[dialect]
+    used = {use: name for use, name in asdict(roles or Roles()).items() if name is not None}
     tables: dict[str, list[Tables]] = {
         "state": [{}],
         "own": [{"queue": queue} for its in endpoints for queue in its.own],
@@ -136,18 +126,29 @@ def script(
         ],
         "subscriptions": [] if subscriptions is None else [{"subscriptions": subscriptions}],
     }
-    _check_names(DIALECTS[dialect], [state, *used.values()], chain.from_iterable(tables.values()))
+    addresses = [each for some in tables.values() for its in some for each in its.values()]
+    _check_names(names, [state, *used.values()], addresses)
     bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
-    write = partial(_write, dialect, state)
+
+    def write(text: str, its: Tables | None = None, *, role: str = "", roles: str = "") -> str:
+        quoted = names.quote_name(role)
+        words = {"role": quoted, "role_escaped": quoted.replace("'", "''"), "roles": roles}
+        words["role_name"] = role.replace("'", "''")
+        return dialect_named(dialect).fill_names(text, state, its or {}, **words)
 
     parts = [write(commented[name]) for name in BEGIN]
-    queues = []
-    for each in (*tables["own"], *tables["shared"]):
-        queues.append(write(bare["create_queue"], each))
-        queues += [write(bare["add_body_string"], each)] if body_string else []
-    for kind in ("delayed", "subscriptions"):
-        queues += [write(bare[f"create_{kind}"], each) for each in tables[kind]]
-    parts.append("-- Queues, as the transport creates them.\n" + ";\n".join(dict.fromkeys(queues)))
+    statements = ["create_queue", *(["add_body_string"] if body_string else [])]
+    creations = [
+        write(bare[name], each)
+        for each in (*tables["own"], *tables["shared"])
+        for name in statements
+    ]
+    creations += [
+        write(bare[f"create_{kind}"], each)
+        for kind in ("delayed", "subscriptions")
+        for each in tables[kind]
+    ]
+    parts.append("-- Queues, as the transport creates them.\n" + _join(creations))
     missing = ";\n".join(write(bare["script_role"], role=role) for role in used.values())
     parts.append(write(commented["script_roles"], roles=missing))
     for use, role in used.items():
@@ -155,19 +156,23 @@ def script(
         comment = commented[first].removesuffix(bare[first])
         grants = [
             write(grant, its, role=role)
-            for kind, names in RIGHTS[use].items()
-            for its, name in product(tables[kind], names)
-            for grant in bare[name].split(";\n")
+            for kind, rights in RIGHTS[use].items()
+            for its, right in product(tables[kind], rights)
+            for grant in bare[right].split(";\n")
         ]
-        parts.append(write(comment, role=role) + ";\n".join(dict.fromkeys(grants)))
+        parts.append(write(comment, role=role) + _join(grants))
     parts.append(commented["script_end"])
     return "\n\n".join(text if text.endswith("GO") else f"{text};" for text in parts) + "\n"
 
 
-def _check_names(names: Names, given: list[str], tables: Iterable[Tables]) -> None:
-    addresses = [each for named in tables for each in named.values()]
-    given += [part for each in addresses for part in (each.table, each.schema) if part]
+def _join(statements: Iterable[str]) -> str:
+    """Statements in one part of the script, each once."""
+    return ";\n".join(dict.fromkeys(statements))
+
+
+def _check_names(names: Names, given: list[str], addresses: Iterable[QueueAddress]) -> None:
     for each in addresses:
+        given += filter(None, (each.table, each.schema))
         if each.catalog is not None:
             reason = "run the script in its database, and leave the database out of the name"
             raise BadAddress(text=names.print_address(each), reason=reason)
@@ -176,27 +181,10 @@ def _check_names(names: Names, given: list[str], tables: Iterable[Tables]) -> No
             raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")
 
 
-def _write(
-    dialect: str,
-    state: str,
-    text: str,
-    tables: Tables | None = None,
-    *,
-    role: str = "",
-    **words: str,
-) -> str:
-    """Put names into a statement."""
-    quoted = DIALECTS[dialect].quote_name(role)
-    words |= {"role": quoted, "role_escaped": quoted.replace("'", "''")}
-    words |= {"role_name": role.replace("'", "''")}
-    return dialect_named(dialect).fill_names(text, state, tables or {}, **words)
-
-
 # ---------------------------------------------------------------- an endpoint's queues
 
 
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """
     The queues of an endpoint, by the names that the transport gives them.
 
@@ -206,26 +194,17 @@ class Endpoint:
     `shop.Retries` to a satellite. Endpoints share error and audit queues, which have full names.
     """
 
-    primary: QueueAddress
-    instances: tuple[QueueAddress, ...] = ()
-    satellites: tuple[QueueAddress, ...] = ()
-    error: QueueAddress | None = None
-    audit: QueueAddress | None = None
+    own: list[QueueAddress]  # that the endpoint receives from; the first is that of all instances
+    shared: list[QueueAddress]  # that it only sends to
 
     @property
-    def own(self) -> tuple[QueueAddress, ...]:
-        """The queues that the endpoint receives from."""
-        return self.primary, *self.instances, *self.satellites
+    def primary(self) -> QueueAddress:
+        return self.own[0]
 
     @property
-    def shared(self) -> tuple[QueueAddress, ...]:
-        """The queues that it only sends to."""
-        return tuple(each for each in (self.error, self.audit) if each is not None)
-
-    @property
-    def queues(self) -> tuple[QueueAddress, ...]:
+    def queues(self) -> list[QueueAddress]:
         """All of them."""
-        return *self.own, *self.shared
+        return self.own + self.shared
 
 
 def endpoint(
@@ -254,24 +233,31 @@ def endpoint(
         BadOption: a name is empty, too long, or appears twice. The error names the flag.
     """
     naming = names_of(url)
-    primary = _primary(naming, queue, delayed=delayed)
-    made = Endpoint(
-        primary=primary,
-        instances=tuple(_derive("--instance", naming, primary, text) for text in instances),
-        satellites=tuple(_derive("--qualifier", naming, primary, text) for text in qualifiers),
-        error=None if error is None else parse_queue("--error", error, naming),
-        audit=None if audit is None else parse_queue("--audit", audit, naming),
-    )
-    flags = ["queue", *["--instance"] * len(instances), *["--qualifier"] * len(qualifiers)]
-    flags += [flag for flag, text in (("--error", error), ("--audit", audit)) if text is not None]
+    primary = parse_queue("queue", queue, naming)
+    size = naming.size(primary.table)
+    if delayed and size > naming.longest_with_delayed:
+        expected = (
+            f"a queue's name of at most {naming.longest_table} {naming.unit}, or of "
+            f"{naming.longest_with_delayed} with --delayed, which needs room for {DELAYED} "
+            f"(the table has {size} {naming.unit})"
+        )
+        raise BadOption(option="queue", found=queue, expected=expected)
+    flags = {"--instance": instances, "--qualifier": qualifiers}
+    own = [("queue", primary)]
+    own += [(flag, _derive(flag, naming, primary, text)) for flag in flags for text in flags[flag]]
+    shared = [
+        (flag, parse_queue(flag, text, naming))
+        for flag, text in (("--error", error), ("--audit", audit))
+        if text is not None
+    ]
     seen: set[str] = set()
-    for flag, each in zip(flags, made.queues, strict=True):
+    for flag, each in own + shared:
         name = naming.print_address(each)
         if name in seen:
             expected = "another queue than those before it"
             raise BadOption(option=flag, found=name, expected=expected)
         seen.add(name)
-    return made
+    return Endpoint([each for _, each in own], [each for _, each in shared])
 
 
 def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> QueueAddress:
@@ -286,22 +272,3 @@ def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> Queue
         expected = f"a name that can follow {primary.table}. ({error.reason})"
         raise BadOption(option=flag, found=text, expected=expected) from None
     return made
-
-
-def _primary(naming: Names, text: str, *, delayed: bool) -> QueueAddress:
-    """Read the endpoint's name; one that is too long is refused with both naming."""
-    both = (
-        f"a queue's name of at most {naming.longest_table} {naming.unit}, or of "
-        f"{naming.longest_with_delayed} with --delayed, which needs room for {DELAYED}"
-    )
-    try:
-        found = parse_queue("queue", text, naming)
-    except BadOption as error:
-        expected = error.expected.replace("a queue's name", both)
-        raise BadOption(option=error.option, found=error.found, expected=expected) from None
-    size = naming.size(found.table)
-    if delayed and size > naming.longest_with_delayed:
-        raise BadOption(
-            option="queue", found=text, expected=f"{both} (the table has {size} {naming.unit})"
-        )
-    return found

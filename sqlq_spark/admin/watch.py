@@ -11,68 +11,63 @@ rolled back counts as in and out. Over several intervals the figures are correct
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
+from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import checks, inspect, queue_tables
+from sqlq_spark import errors
+from sqlq_spark.admin import checks, inspect
 from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, rate, span
-from sqlq_spark.admin.problems import absent, delayed_alone, of_look
+from sqlq_spark.admin.problems import Finding, blockers, of_head, of_table, refusal, unreadable
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.schema import check_state, delayed_of
-from sqlq_spark.errors import ConnectionLost, DatabaseFailure, RightMissing, StateNotInstalled
+from sqlq_spark.database.trust import LOST
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.receive.peek import seconds_since
+from sqlq_spark.wire.address import DELAYED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from sqlq_spark.admin.problems import Finding
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
-
-    Locks = Mapping[str, Sequence[Finding]]  # by the canonical address of a queue
 
 # the state of a queue with a problem, where the problem's name does not say it
 STATES = {"locked_messages": "held", "delayed_alone": "no queue"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class QueueLook:
     """A queue at one moment."""
 
-    at: datetime  # by the database's clock
-    depth: inspect.Depth
-    given: int | None  # the sequence's last number; None if unused, or not visible to this login
-    oldest: float | None  # seconds since the lowest message was sent, by its header
-    delayed: inspect.Delayed | None
+    at: datetime | None = None  # by the database's clock; None: it was not read
+    depth: inspect.Depth  # of a queue that was not read, an estimate of the catalogue
+    highest: int | None = None  # seq; None: none was used, or this login may not see the sequence
+    oldest: float | None = None  # seconds since the lowest message was sent, by its header
+    delayed: inspect.Delayed | None = None
     receipts: int = 0
     held: int = 0  # messages in them
     kind: str = "queue"
-    is_read: bool = True  # if not, the depth is an estimate of the catalogue
-    problems: Sequence[Finding] = ()
+    problems: list[Finding]
     # messages per second since the previous look; None if unknown
     incoming: float | None = None
     outgoing: float | None = None
-    errors: int | None = None  # messages of the error queues that failed here; only a report counts
 
     @property
     def state(self) -> str:
         """`ok`, or what its worst problem is."""
-        worst = self._worst
-        return "ok" if worst is None else STATES.get(worst.name, worst.name.replace("_", " "))
+        name = self.worst.name if self.worst else "ok"
+        return STATES.get(name, name.replace("_", " "))
 
     @property
-    def mark(self) -> str:
-        """`ok`, or the severity of its worst problem."""
-        return "ok" if self._worst is None else self._worst.severity
-
-    @property
-    def _worst(self) -> Finding | None:
+    def worst(self) -> Finding | None:
         return min(self.problems, key=lambda each: each.rank, default=None)
+
+    @property
+    def is_read(self) -> bool:
+        return self.at is not None
 
     @property
     def faults(self) -> int:
@@ -81,11 +76,6 @@ class QueueLook:
     @property
     def queue(self) -> str:
         return self.depth.queue
-
-    @property
-    def highest(self) -> int | None:
-        """The highest known seq."""
-        return self.given if self.depth.last is None else self.depth.last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,26 +99,25 @@ class Look:
 # The last column of a view names the row.
 QUEUE = (
     Column("backlog", "depth.messages", key="messages", estimated="depth.estimated"),
-    Column("oldest", form=span, key="oldest"),
+    Column("oldest", form=span),
     Column("in/s", "incoming", rate, only="watch", key="inPerSecond"),
     Column("out/s", "outgoing", rate, only="watch", key="outPerSecond"),
-    Column("errors", only="page"),
-    Column("expired", "depth.expired", key="expired"),
-    Column("delayed", "delayed.messages", key="delayed", estimated="delayed.estimated"),
-    Column("due", "delayed.due", key="due"),
-    Column("receipts", key="receipts"),
-    Column("held", key="held"),
+    Column("expired", "depth.expired"),
+    Column("delayed", "delayed.messages", estimated="delayed.estimated"),
+    Column("due", "delayed.due"),
+    Column("receipts"),
+    Column("held"),
     Column("size", "depth.bytes", byte_size, key="bytes"),
     Column("first seq", "depth.first", only="once", key="first"),
     Column("last seq", "depth.last", only="once", key="last"),
-    Column("kind", key="kind"),
-    Column("state", key="state", mark="mark"),
-    Column("queue", key="queue"),
+    Column("kind"),
+    Column("state", mark="worst.severity"),
+    Column("queue"),
     Column("highest seq", "highest", only="json", key="seq"),
-    Column("estimated", "depth.estimated", only="json", key="estimated"),
+    Column("estimated", "depth.estimated", only="json"),
     Column("delayed size", "delayed.bytes", only="json", key="delayedBytes"),
     Column("delayed estimated", "delayed.estimated", only="json", key="delayedEstimated"),
-    Column("read", "is_read", only="json", key="read"),
+    Column("read", "is_read", only="json"),
     Column("problems", "faults", only="metrics"),
 )
 # a column's metric: its name after `sqlqueue_`, and its help
@@ -145,19 +134,19 @@ GAUGES = {
     "problems": ("problems", "Errors and warnings that `sqlqueue stats` reports."),
 }
 STREAM = (
-    Column("lag", key="lag"),
+    Column("lag"),
     Column("messages/s", "pace", rate, only="watch", key="perSecond"),
-    Column("batch", only="once", key="batch"),
-    Column("messages", only="once page", key="messages"),
-    Column("expired", only="once", key="expired"),
-    Column("diverted", only="once", key="diverted"),
-    Column("forwarded", only="once", key="forwarded"),
-    Column("receipts", key="receipts"),
-    Column("held", key="held"),
-    Column("seen", form=ago, key="seen"),
+    Column("batch", only="once"),
+    Column("messages", only="once page"),
+    Column("expired", only="once"),
+    Column("diverted", only="once"),
+    Column("forwarded", only="once"),
+    Column("receipts"),
+    Column("held"),
+    Column("seen", form=ago),
     Column("since", "created", only="page", key="created"),
-    Column("stream", key="stream"),
-    Column("queue", key="queue"),
+    Column("stream"),
+    Column("queue"),
 )
 
 
@@ -168,93 +157,75 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     """
     Look at queues, each in its own transaction. Locks nothing.
 
-    Without names it looks at all that the database has and all that streams read.
+    Without names it looks at all that the database has and all that streams read. Then one that
+    cannot be read does not stop the others.
 
     Raises:
         QueueNotFound, RightMissing: of a queue that was named.
     """
-    streams, receipts = state(connection, options)
-    locks: dict[str, list[Finding]] = {}
-    for each in queue_tables.blockers(connection):
-        locks.setdefault(each.where, []).append(each)
+    streams, receipts = state(connection)
+    locks = blockers(connection)
     if names:
-        addresses = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
-        queues = [look_at(connection, each, options, locks) for each in addresses]
+        named = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
+        queues = [look_at(connection, each, options, locks) for each in named]
         asked = {each.queue for each in queues}
         streams = streams and [each for each in streams if not asked.isdisjoint(each.queues)]
     else:
-        queues = look_at_all(connection, options, streams or (), locks)
-    server = checks.of_any_server(connection, timeout=options.query_timeout)
-    held: defaultdict[str, list[int]] = defaultdict(list)
-    for receipt in receipts:
-        held[receipt.queue].append(receipt.messages)
-    waiting = Counter({each.queue: each.depth.messages for each in queues})
-    streams = streams and [
-        replace(each, lag=sum(waiting[name] for name in each.queues) + each.held)
-        for each in streams
-    ]
-    return Look(
-        at=read_clock(connection),
-        queues=[
-            replace(each, receipts=len(held[each.queue]), held=sum(held[each.queue]))
-            for each in queues
-        ],
-        streams=streams,
-        server_problems=[each for each in server if each.is_problem],
-    )
+        tables = inspect.tables(connection)
+        queues = [
+            look_at(connection, each.address, options, locks, unnamed=each)
+            for each in tables
+            if not each.is_delayed
+        ]
+        queues += [unread(*each) for each in alone(connection, tables, streams or ())]
+    for each in queues:
+        held = [receipt.messages for receipt in receipts if receipt.queue == each.queue]
+        each.receipts, each.held = len(held), sum(held)
+    waiting = {each.queue: each.depth.messages for each in queues}
+    for stream in streams or ():
+        stream.lag = sum(waiting.get(name, 0) for name in stream.queues) + stream.held
+    server = [each for each in checks.of_any_server(connection) if each.is_problem]
+    return Look(at=read_clock(connection), queues=queues, streams=streams, server_problems=server)
 
 
-def look_at_all(
-    connection: Connection,
-    options: DatabaseOptions,
-    streams: Sequence[inspect.Stream],
-    locks: Locks,
-) -> list[QueueLook]:
-    """Look at all queues of the database; one that cannot be read does not stop the others."""
-    tables = queue_tables.tables(connection)
-    found = {connection.printed(each.address): each for each in queue_tables.queues(tables)}
-    looks = []
-    for name, table in found.items():
-        try:
-            looks.append(look_at(connection, table.address, options, locks, unnamed=table))
-        except ConnectionLost:
-            raise
-        except DatabaseFailure as error:
-            looks.append(unread(connection, name, table, [checks.not_waited(name, error)]))
-    missing = {name for each in streams for name in each.queues} - found.keys()
-    looks += [unread(connection, name, None, [absent(name)]) for name in sorted(missing)]
-    for table in queue_tables.without_queue(tables):
-        name = connection.printed(table.address)
-        looks.append(unread(connection, name, table, [delayed_alone(name)]))
-    return looks
+def alone(
+    connection: Connection, tables: Sequence[inspect.Table], streams: Sequence[inspect.Stream]
+) -> Iterator[tuple[str, inspect.Table | None, Finding]]:
+    """Give queues of streams that are not there, and tables of delayed messages without a queue."""
+    queues = [each.address for each in tables if not each.is_delayed]
+    names = {name for each in streams for name in each.queues}
+    for name in sorted(names - {*map(connection.printed, queues)}):
+        problem = "a stream reads it, and this login sees no such table"
+        fix = f"sqlqueue create {quote(name)}"
+        yield name, None, Finding(name, "absent", "error", problem, fix)
+    used = {*map(delayed_of, queues)}
+    for each in tables:
+        if each.is_delayed and each.address.table.endswith(DELAYED) and each.address not in used:
+            name = connection.printed(each.address)
+            problem = "this login sees no queue to which these delayed messages belong"
+            fix = (
+                "create the queue (`sqlqueue create`), or drop the table if it is not used any more"
+            )
+            yield name, each, Finding(name, "delayed_alone", "warning", problem, fix)
 
 
-def unread(
-    connection: Connection, name: str, table: queue_tables.Table | None, problems: Sequence[Finding]
-) -> QueueLook:
+def unread(name: str, table: inspect.Table | None, *problems: Finding) -> QueueLook:
     """What the catalogue says of a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
     return QueueLook(
-        at=read_clock(connection),
         depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
-        given=None,
-        oldest=None,
-        delayed=None,
         kind="delayed messages" if table is not None and table.is_delayed else "queue",
-        is_read=False,
-        problems=problems,
+        problems=[*problems],
     )
 
 
-def state(
-    connection: Connection, options: DatabaseOptions
-) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
+def state(connection: Connection) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
     """Read streams and receipts; None and [] if this login sees no state tables."""
     try:
         check_state(connection)
-        with transaction(connection, timeout=options.query_timeout):
+        with transaction(connection):
             return inspect.streams(connection), inspect.receipts(connection)
-    except (StateNotInstalled, RightMissing):
+    except (errors.StateNotInstalled, errors.RightMissing):
         return None, []
 
 
@@ -262,54 +233,64 @@ def look_at(
     connection: Connection,
     queue: QueueAddress,
     options: DatabaseOptions,
-    locks: Locks = MappingProxyType({}),
+    locks: Mapping[str, list[Finding]],
     *,
-    unnamed: queue_tables.Table | None = None,
+    unnamed: inspect.Table | None = None,
 ) -> QueueLook:
     """Look at a queue that is not locked; at one that nobody named only if that is safe."""
     name = connection.printed(queue)
-    blocked = locks.get(name, ())
-    if any(each.name == "locked" for each in blocked):
-        return unread(connection, name, unnamed, blocked)
-    with transaction(connection, timeout=options.query_timeout):
-        if unnamed is not None:
-            connection.set_lock_timeout(queue_tables.LOCK_WAIT)
-            danger = queue_tables.danger(connection, queue)
-            if danger is not None:
-                return unread(connection, name, unnamed, [queue_tables.refusal(name, danger)])
-        depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
-        kind, problems = of_look(connection, queue, depth)
+    its = unread(name, unnamed, *locks.get(name, ()))
+    if "locked" in {each.name for each in its.problems}:
+        return its
+    try:
+        with transaction(connection):
+            danger = None if unnamed is None else inspect.danger(connection, queue)
+            if danger is None:
+                read(connection, queue, options, its, is_named=unnamed is None)
+            else:
+                its.problems.append(refusal(name, danger))
+    except LOST:
+        raise
+    except errors.DatabaseFailure as error:
+        if unnamed is None:
+            raise
+        its.problems.append(unreadable(name, error, is_named=False))
+    return its
+
+
+def read(
+    connection: Connection,
+    queue: QueueAddress,
+    options: DatabaseOptions,
+    its: QueueLook,
+    *,
+    is_named: bool,
+) -> None:
+    """
+    Read the figures of a queue in the open transaction.
+
+    Rights are left out, because who looks at a queue need not receive from it.
+    """
+    depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
+    found = of_table(connection, queue, last=depth.last)
+    found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
+    kind, poison = of_head(connection, queue, depth.first, depth.last)
+    sent = given = None
+    if depth.first is not None:
+        sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
+    else:
         given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
-        sent = None
-        if depth.first is not None:
-            sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
-        zone = options.endpoint_time_zone
-        delayed, refused = look_at_delayed(connection, queue, zone, is_named=unnamed is None)
-        now = read_clock(connection)
-    return QueueLook(
-        at=now,
-        depth=depth,
-        given=given[0][0] if given else None,
-        oldest=seconds_since(sent, now),
-        delayed=delayed,
-        kind=kind,
-        problems=[*blocked, *problems, *refused],
-    )
-
-
-def look_at_delayed(
-    connection: Connection, queue: QueueAddress, zone: str | None, *, is_named: bool
-) -> tuple[inspect.Delayed | None, list[Finding]]:
-    """Measure a queue's delayed messages; if nobody named it, only if that is safe."""
-    name = inspect.delayed_name(connection, queue)
-    if name is not None and not is_named:
-        found = queue_tables.delayed(connection, delayed_of(queue))
-        if found is None:
-            return None, []
-        if found.danger is not None:
-            return None, [queue_tables.refusal(name, found.danger, name="delayed_not_read")]
-    measured = inspect.delayed(connection, queue, zone, largest=inspect.LARGEST_COUNTED_TABLE)
-    return measured, []
+    table = delayed_of(queue)
+    if (name := inspect.delayed_name(connection, queue)) and "due" in connection.columns(table):
+        danger = None if is_named else inspect.danger(connection, table, is_delayed=True)
+        if danger is None:
+            its.delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
+        elif danger != inspect.ABSENT:
+            found.append(refusal(name, danger, name="delayed_not_read"))
+    its.at, its.depth, its.kind = read_clock(connection), depth, kind
+    its.highest = given[0][0] if given else depth.last
+    its.oldest = seconds_since(sent, its.at)
+    its.problems += [*found, *poison]
 
 
 # ---------------------------------------------------------------- between two looks
@@ -317,34 +298,34 @@ def look_at_delayed(
 
 def add_rates(before: Look | None, now: Look) -> Look:
     """Add what flowed since the previous look, as the module describes it."""
-    if before is None:
-        return now
-    queues = {each.queue: each for each in before.queues}
-    counts = {each.stream: each.messages for each in before.streams or ()}
-    seconds = (now.at - before.at).total_seconds()
-    streams = now.streams and [
-        replace(each, pace=round(max(0, each.messages - counts[each.stream]) / seconds, 2))
-        if each.stream in counts and seconds > 0
-        else each
-        for each in now.streams
-    ]
-    return replace(
-        now, queues=[flow(queues.get(each.queue), each) for each in now.queues], streams=streams
-    )
+    if before is not None:
+        queues = {each.queue: each for each in before.queues}
+        for each in now.queues:
+            flow(queues.get(each.queue), each)
+        counts = {each.stream: each.messages for each in before.streams or ()}
+        for stream in now.streams or ():
+            if stream.stream in counts:
+                more = stream.messages - counts[stream.stream]
+                stream.pace = rate_of(more, before.at, now.at)
+    return now
 
 
 def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
-    """Add the rates in and out, never below 0; none if the sequence was restarted."""
-    if before is None or not (before.is_read and now.is_read):
+    """Add the rates in and out; none if the sequence was restarted."""
+    if before is None or before.at is None or now.at is None:
         return now
-    if before.highest is None or now.highest is None:
+    if before.highest is None or now.highest is None or now.highest < before.highest:
         return now
-    seconds = (now.at - before.at).total_seconds()
     came = now.highest - before.highest
-    if seconds <= 0 or came < 0:
-        return now
-    went = max(0, came - (now.depth.messages - before.depth.messages))
-    return replace(now, incoming=round(came / seconds, 2), outgoing=round(went / seconds, 2))
+    went = came - (now.depth.messages - before.depth.messages)
+    now.incoming, now.outgoing = (rate_of(each, before.at, now.at) for each in (came, went))
+    return now
+
+
+def rate_of(messages: int, before: datetime, now: datetime) -> float | None:
+    """Messages per second between two looks, never below 0."""
+    seconds = (now - before).total_seconds()
+    return round(max(0, messages) / seconds, 2) if seconds > 0 else None
 
 
 # ---------------------------------------------------------------- for programs

@@ -24,13 +24,12 @@ from typer import Argument, Option, Typer
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin import script as scripts
+from sqlq_spark.admin.checks import subscriptions_of
 from sqlq_spark.admin.formats import Column, quantity
-from sqlq_spark.admin.script import Domain
-from sqlq_spark.admin.subscribers import subscriptions_of
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
-from sqlq_spark.database import schema
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.options.names import DIALECTS, parse_queue, parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
@@ -53,7 +52,7 @@ def install(
     context: Context, *, domain: str | None = None, state_schema: str | None = None
 ) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
-    state_schema = state_schema or Domain.of(domain).state
+    state_schema = state_schema or scripts.of_domain(domain)[0]
     options = context.obj.database(stateSchema=state_schema)
     connection = context.connect(options, "install")
     schema.install(connection, timeout=options.query_timeout)
@@ -152,9 +151,9 @@ def script(
         )
     cli.require(not no_sender or sender is None, "--sender", sender, "no --no-sender with it")
     cli.require(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
-    its = Domain.of(domain)
+    state, own_reader, own_sender = scripts.of_domain(domain)
     url = f"{dialect}://"
-    options = replace(context.obj, url=url).database(stateSchema=state_schema or its.state)
+    options = replace(context.obj, url=url).database(stateSchema=state_schema or state)
     text = scripts.script(
         *(
             scripts.endpoint(
@@ -171,8 +170,8 @@ def script(
         state=options.state_schema,
         subscriptions=cli.queue_or_none("--subscription-table", subscription_table, options),
         roles=scripts.Roles(
-            reader=reader or its.reader,
-            sender=None if no_sender else sender or its.sender,
+            reader=reader or own_reader,
+            sender=None if no_sender else sender or own_sender,
             operator=operator,
             producer=producer,
         ),
@@ -236,7 +235,7 @@ def unsubscribe(
     options = context.obj.sink(subscriptionTable=subscription_table)
     table, timeout = options.subscription_address, options.query_timeout
     connection = context.connect(options, "unsubscribe")
-    with context.transaction():
+    with transaction(connection):
         listed = subscriptions.list_subscriptions(connection, table)
     found = [each for each in listed if each.endpoint == endpoint and each.topic in topics]
     if found:
@@ -269,7 +268,7 @@ def subscribers(
     """List who is subscribed, to one topic or to any."""
     options = context.obj.sink(subscriptionTable=subscription_table)
     connection = context.connect(options, "subscribers")
-    with context.transaction():
+    with transaction(connection):
         found = subscriptions.list_subscriptions(connection, options.subscription_address, topic)
     context.show(COLUMNS, found, "subscriptions")
 
@@ -317,11 +316,11 @@ def retire(
     for state, why in unread.items():
         say_error(f"receipts in state schema {state} are not looked for: {why}")
     look = partial(look_at, connection, address, options.subscription_address, states)
-    with context.transaction():
+    with transaction(connection):
         ended = look().subscriptions
     if ended:
         end_subscriptions(context, options, ended, name)
-    with context.transaction():
+    with transaction(connection):
         left = look()
     expected = left if discard_messages else None
     reasons = find_reasons(left, expected)
@@ -332,7 +331,7 @@ def retire(
         trails = [each for each in states if schema.has_trail(connection, each)]
         if not trails:
             say_error(schema.NO_TRAIL.format(options.state_schema, connection.server))
-        with context.transaction():
+        with transaction(connection):
             for table in left.tables:
                 connection.rows("lock_queue", tables={"queue": table})
             last = look()

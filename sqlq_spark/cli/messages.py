@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option, Typer
 
 from sqlq_spark.admin import inspect
-from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, quantity
+from sqlq_spark.admin.formats import Column, ago, byte_size, quantity
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
@@ -25,6 +25,7 @@ from sqlq_spark.cli.options import (
     require,
 )
 from sqlq_spark.cli.screen import say, say_error
+from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
@@ -41,11 +42,7 @@ if TYPE_CHECKING:
 app = Typer()
 
 SHOWN_IDS = 5  # of messages that stay
-GROUP = (  # of failed messages
-    Column("messages", key="messages"),
-    Column("failed queue", "failed_queue", key="failedQueue"),
-    Column("exception", key="exception"),
-)
+GROUP = ("failedQueue", "exception", "messages")  # of failed messages
 
 
 @app.command(cls=Command)
@@ -135,13 +132,11 @@ def browse(
         delayed: Show delayed messages, in the order of due times.
     """
     options = context.obj.source(queue, endpointTimeZone=endpoint_time_zone)
-    zone, timeout = options.endpoint_time_zone, options.query_timeout
-    connection = context.connect(options, "browse")
-    where = connection, options.address
+    where = context.connect(options, "browse"), options.address
     found = (
-        inspect.delayed_messages(*where, limit=limit, zone=zone, timeout=timeout)
+        inspect.delayed_messages(*where, limit=limit, zone=options.endpoint_time_zone)
         if delayed
-        else inspect.messages(*where, limit=limit, timeout=timeout)
+        else inspect.messages(*where, limit=limit)
     )
     if context.obj.as_json:
         for each in found:
@@ -203,16 +198,9 @@ def retry(
     session = context.with_resource(Session(options, "retry"))
     connection = session.open()
     name = connection.printed(options.address)
-    planned = plan(
-        connection,
-        options.address,
-        choice,
-        timeout=options.query_timeout,
-        allowed=options.allowed,
-        limit=limit,
-    )
+    planned = plan(connection, options.address, choice, options, limit=limit)
     if not context.obj.as_json:
-        context.show(GROUP, planned.groups, "messages to return")
+        screen.show(("failed queue", *GROUP[1:]), planned.groups, "messages to return")
         for reason, some in planned.staying.items():
             stay, first = quantity(len(some), "message"), [its.id for its in some[:SHOWN_IDS]]
             say_error(f"{stay} cannot be returned: {reason} ({', '.join(first)})")
@@ -222,7 +210,7 @@ def retry(
         queues = quantity(len(planned.returning), "queue")
         messages = quantity(planned.messages, "message")
         context.confirm(f"return {messages} of {name} to {queues}")
-    batches = give_back(session, options.address, planned, batch=batch, allowed=options.allowed)
+    batches = give_back(session, options.address, planned, batch=batch)
     count = attrgetter("messages")
     done = context.follow(batches, "message", planned.messages, "returned", count)
     staying = Counter({reason: len(some) for reason, some in planned.staying.items()})
@@ -239,7 +227,7 @@ def retry(
         "queue": name,
         "returned": returned,
         "skipped": skipped,
-        "chosen": [json_row(GROUP, each) for each in planned.groups],
+        "chosen": [dict(zip(GROUP, each, strict=True)) for each in planned.groups],
         "staying": staying,
         "missing": planned.missing,
     }
@@ -287,7 +275,7 @@ def list_(
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
     connection = context.connect(options, "receipts", StateSession)
-    with context.transaction():
+    with transaction(connection):
         found = inspect.receipts(connection, stream=stream, queue=address)
     context.show(COLUMNS, found, "receipts")
 
@@ -313,10 +301,10 @@ def show(
 
     options, found = context.obj.database(), 0
     connection = context.connect(options, "receipts show", StateSession)
-    with context.transaction():
+    with transaction(connection):
         receipts = inspect.receipts(connection, stream=stream, batch=batch, task=task)
     for each in receipts:
-        with context.transaction():
+        with transaction(connection):
             stored = find_receipt(connection, each.key)
         if stored is None:  # acknowledged meanwhile
             continue
@@ -384,7 +372,7 @@ def end(
     """Ask, and return or drop the chosen receipts, each in its own transaction."""
     returns, done = action == "return", {"return": "returned", "drop": "dropped"}[action]
     connection = context.connect(options, f"receipts {action}", StateSession)
-    with context.transaction():
+    with transaction(connection):
         found = inspect.receipts(connection, **chosen)
         if returns:
             check_logins(context, found)
@@ -444,7 +432,7 @@ def end_each(
 
     connection, options = context.connection, context.options
     for each in found:
-        with context.transaction():
+        with transaction(connection):
             if action == "return":
                 queue = parse_queue("queue", each.queue, options.naming)
                 ended = stored.return_(

@@ -24,7 +24,6 @@ from sqlq_spark import errors
 from sqlq_spark.admin.formats import part
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.screen import say, say_error
-from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import NO_TRAIL, has_trail
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -34,7 +33,6 @@ from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
 
     from sqlq_spark.admin.formats import Column
     from sqlq_spark.database import Connection
@@ -144,9 +142,6 @@ class Context(typer.Context):
         self.options = options
         self.connection = self.with_resource(session(options, application)).open()
         return self.connection
-
-    def transaction(self) -> AbstractContextManager[None]:
-        return transaction(self.connection, timeout=self.options.query_timeout)
 
     def confirm(self, what: str) -> None:
         """

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Group
@@ -24,12 +23,14 @@ from rich.text import Text
 from typer import Option, Typer
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect, problems, purge, queue_tables, subscribers, watch
-from sqlq_spark.admin.formats import Column, clean, quantity, span, view
+from sqlq_spark.admin import checks, inspect, purge, watch
+from sqlq_spark.admin.formats import clean, quantity, span, view
+from sqlq_spark.admin.problems import Finding
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import Command, Context, StateCommand, require
 from sqlq_spark.cli.screen import say, say_error
+from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options.names import parse_queue, parse_table
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from sqlq_spark.admin.problems import Finding
     from sqlq_spark.admin.watch import Look
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
@@ -258,15 +258,13 @@ def purge_(context: Context, queue: str) -> None:
     """
     options = context.obj.source(queue)
     connection = context.connect(options, "purge")
-    with context.transaction():
+    with transaction(connection):
         depth = inspect.depth(connection, options.address)
     messages = depth.messages
     if messages:
         context.confirm(f"delete {quantity(messages, 'message')} of {depth.queue} permanently")
     recorded = messages > 0 and cli.keeps_trail(connection)
-    batches = purge.purge_parts(
-        connection, options.address, depth, timeout=options.query_timeout, recorded=recorded
-    )
+    batches = purge.purge_parts(connection, options.address, depth, recorded=recorded)
     gone = sum(context.follow(batches, "message", messages, "deleted"))
     result = {"queue": depth.queue, "deleted": gone, "recorded": recorded}
     context.answer(result, f"{quantity(gone, 'message')} deleted")
@@ -277,9 +275,9 @@ def purge_expired(context: Context, queue: str) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
     options = context.obj.source(queue)
     connection = context.connect(options, "purge")
-    with context.transaction():
+    with transaction(connection):
         depth = inspect.depth(connection, options.address)
-    batches = purge.purge_expired(connection, options.address, timeout=options.query_timeout)
+    batches = purge.purge_expired(connection, options.address)
     gone = sum(context.follow(batches, "expired message", depth.expired or 0, "deleted"))
     result = {"queue": depth.queue, "deleted": gone}
     context.answer(result, f"{quantity(gone, 'expired message')} deleted from {depth.queue}")
@@ -374,16 +372,17 @@ def doctor(
     states, unread = find_states(connection) if state_schema is None else ([], {})
     states = states or ([] if unread else [options.state_schema])
     unnamed, found = ([], []) if asked else all_queues(connection, options, states)
-    found += [problems.state_unread(connection.server, *each) for each in unread.items()]
+    for state, reason in unread.items():
+        problem = f"state schema {state} was not looked into: {reason}"
+        found.append(Finding(connection.server, "state_unread", "note", problem, ""))
     found += checks.run_all_checks(
         connection,
         [*asked, *unnamed],
-        timeout=options.query_timeout,
         warn_if_shared=warn_if_shared,
         unnamed=unnamed,
         states=states,
     )
-    found += subscribers.check(connection, table, timeout=options.query_timeout)
+    found += checks.of_subscriptions(connection, table)
     is_fine = not any(each.is_problem for each in found)
     if context.obj.as_json:
         for each in found:
@@ -404,22 +403,21 @@ def all_queues(
     connection: Connection, options: DatabaseOptions, states: Sequence[str]
 ) -> tuple[list[QueueAddress], list[Finding]]:
     """The queues of the database, and those that streams read; and a finding for no address."""
-    found = [each.address for each in queue_tables.queues(queue_tables.tables(connection))]
+    found = [each.address for each in inspect.tables(connection) if not each.is_delayed]
     known = {connection.printed(each) for each in found}
-    names = checks.names_of_streams(connection, states, timeout=options.query_timeout)
+    _, names = checks.of_states(connection, states)
     unfit = []
     for name in sorted(names.keys() - known):
         try:
             found.append(parse_table("QUEUE", name, options.naming))
         except errors.BadOption as error:
-            unfit.append(problems.no_address(error, names[name]))
+            unfit.append(checks.no_address(error, names[name]))
     return found, unfit
 
 
 # ---------------------------------------------------------------- trail
 
-KEYS = ("at", "login", "session_login", "action", "queue", "messages", "stream", "batch", "task")
-SHOWN = ("at", "login", "session_login", "action", "messages", "stream", "batch", "task", "queue")
+KEYS = ("at", "login", "session_login", "action", "messages", "stream", "batch", "task", "queue")
 
 
 @app.command(cls=StateCommand)
@@ -441,8 +439,12 @@ def trail(
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
     connection = context.connect(options, "trail", StateSession)
-    with context.transaction():
+    with transaction(connection):
         name = None if address is None else connection.printed(address)
-        rows = connection.rows("trail", queue_name=name, entries=last)
-    entries = (SimpleNamespace(**dict(zip(KEYS, row, strict=True))) for row in rows)
-    context.show([*map(Column, SHOWN)], entries, "entries", vars)
+        found = connection.rows("trail", queue_name=name, entries=last)
+    rows = [(*row[:4], *row[5:], row[4]) for row in found]  # the queue last
+    if context.obj.as_json:
+        for row in rows:
+            screen.print_json(dict(zip(KEYS, row, strict=True)))
+    else:
+        screen.show(KEYS, rows, "entries")

@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from sqlq_spark.admin.formats import byte_size, clean, make_cell
-from sqlq_spark.admin.inspect import DelayedMessage
 from sqlq_spark.errors import Cancelled
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
 
@@ -124,13 +123,13 @@ def lay_out(columns: Sequence[tuple[str, Sequence[Cell]]], title: str) -> Table:
 # ---------------------------------------------------------------- messages
 
 
-def show_messages(messages: Iterable[Message | DelayedMessage], first: str) -> None:
+def show_messages(messages: Iterable[Message], first: str) -> None:
     """Show messages, one per row; the first column is `seq` or `due`."""
     rows = (
         (
-            getattr(each, first),
+            each.due or each.seq,
             *type_and_time(each.headers),
-            getattr(each, "expires", None),
+            each.expires,
             byte_size(len(each.body or b"")),
             None if each.body is None else each.body[:BODY].decode(errors="replace"),
         )
@@ -148,9 +147,9 @@ def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None,
     return short or None, (headers.get(TIME_SENT) or "")[:19] or None
 
 
-def message_as_json(message: Message | DelayedMessage) -> dict[str, Any]:
+def message_as_json(message: Message) -> dict[str, Any]:
     """A message as a JSON object; `sqlqueue send` accepts one of a queue."""
-    if isinstance(message, DelayedMessage):
+    if message.due is not None:
         shown: dict[str, Any] = {"id": message.id, "due": message.due.replace(tzinfo=UTC)}
     else:
         shown = {"id": message.id, "seq": message.seq, "expires": message.expires}

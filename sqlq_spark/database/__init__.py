@@ -72,7 +72,7 @@ class Connection(ABC):
         self.server = server  # the url without secrets
         self.state = state  # the schema of the state tables
         self.application = application  # what the DBA sees while a transaction is open
-        self._timeout = timeout  # seconds for each statement and wait of the open transaction
+        self.timeout = timeout  # seconds for each statement and wait of a transaction
 
     @abstractmethod
     def rows(
@@ -104,7 +104,7 @@ class Connection(ABC):
 
     def set_lock_timeout(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
-        limit = self._timeout if seconds is None else seconds
+        limit = self.timeout if seconds is None else seconds
         self.rows("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
 
     def whole(self, address: QueueAddress) -> QueueAddress:
@@ -127,7 +127,7 @@ class Connection(ABC):
             queue=queue,
             target=self.state if queue is None else self.printed(queue),
             role=role,
-            seconds=self._timeout,
+            seconds=self.timeout,
         )
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
@@ -207,15 +207,16 @@ def of(url: str) -> Dialect:
 
 
 @contextmanager
-def transaction(connection: Connection, *, timeout: float) -> Iterator[None]:
+def transaction(connection: Connection, *, timeout: float | None = None) -> Iterator[None]:
     """
     Commit what the block did, or undo all of it.
 
-    Timeouts and the application's name hold for this transaction only; `timeout` is in seconds.
+    Timeouts and the application's name hold for this transaction only; `timeout` is in seconds, by
+    default the connection's.
     """
     connection.rows("begin")
     try:
-        milliseconds = int(timeout * 1000)
+        milliseconds = int((connection.timeout if timeout is None else timeout) * 1000)
         connection.rows("timeouts", milliseconds=milliseconds, application=connection.application)
         yield
     except BaseException:

@@ -55,7 +55,6 @@ class BrowseReader(DataSourceReader):
                     connection,
                     self.options.addresses,
                     parts=self.options.concurrency,
-                    timeout=self.options.query_timeout,
                     wanted=self.wanted,
                 )
             )
@@ -74,7 +73,6 @@ class BrowseReader(DataSourceReader):
                 partition.stop,
                 narrow=not HEAVY & set(schema.names),
                 largest=options.max_message_bytes,
-                timeout=options.query_timeout,
             )
             for page in pages:
                 for chunk in record_batches(page):

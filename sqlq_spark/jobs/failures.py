@@ -364,14 +364,13 @@ class Retry:
         """The canonical addresses of failed queues, and the reasons why others have none."""
         with Session(self.source, "triage") as session:
             connection = session.open()
-            there, reasons = failed_messages.sources(
-                connection,
-                self.source.address,
-                texts,
-                timeout=self.source.query_timeout,
-                allowed=self.source.allowed,
-            )
-            return {text: connection.canonical(each) for text, each in there.items()}, reasons
+            found = failed_messages.sources(connection, self.source.address, texts, self.source)
+            reasons = {text: each for text, each in found.items() if isinstance(each, str)}
+            return {
+                text: connection.canonical(each)
+                for text, each in found.items()
+                if not isinstance(each, str)
+            }, reasons
 
     def _stuck(
         self, request: str, counted: Mapping[str | None, int], reason: str, fix: str

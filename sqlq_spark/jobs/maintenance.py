@@ -23,8 +23,8 @@ from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import checks, inspect, purge, queue_tables
-from sqlq_spark.admin.problems import Finding, no_address, of_error
+from sqlq_spark.admin import checks, inspect, purge
+from sqlq_spark.admin.problems import Finding, unreadable
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
@@ -155,7 +155,7 @@ class Maintenance:
             try:
                 queues.append(parse_table("queues", name, self.options.naming))
             except BadOption as error:
-                self.findings.append(no_address(error, self.options.state_schema))
+                self.findings.append(checks.no_address(error, self.options.state_schema))
         return queues
 
     def trusted(self, connection: Connection, queues: Sequence[QueueAddress]) -> list[QueueAddress]:
@@ -200,7 +200,7 @@ class Maintenance:
                     raise
                 where = self.session.run_with_retries(methodcaller("printed", queue))
                 fix = "fix the queue, or list the queues to maintain in the setting queues"
-                self.findings.append(of_error(where, "not_maintained", error, fix))
+                self.findings.append(Finding(where, "not_maintained", "error", str(error), fix))
         return total
 
     def delete_expired(self, queue: QueueAddress) -> int:
@@ -208,7 +208,7 @@ class Maintenance:
         gone: list[int] = []
 
         def work(connection: Connection) -> None:
-            gone.extend(purge.purge_expired(connection, queue, timeout=self.options.query_timeout))
+            gone.extend(purge.purge_expired(connection, queue))
 
         self.session.run_with_retries(work)
         return sum(gone)
@@ -232,14 +232,12 @@ class Maintenance:
 
     def check(self, connection: Connection, queues: Sequence[QueueAddress]) -> list[Finding]:
         """Check queues and server; queues that nobody named are read only if that is safe."""
-        timeout = self.options.query_timeout
         if self.named:
-            return checks.run_all_checks(connection, queues, timeout=timeout)
+            return checks.run_all_checks(connection, queues)
         there = [each for each in queues if connection.columns(each)]
         absent = [connection.printed(each) for each in queues if each not in there]
-        return checks.run_all_checks(connection, there, timeout=timeout, unnamed=there) + [
-            checks.unreadable(each, QueueNotFound(queue=each, server=connection.server))
-            for each in absent
+        return checks.run_all_checks(connection, there, unnamed=there) + [
+            unreadable(each, QueueNotFound(queue=each, server=connection.server)) for each in absent
         ]
 
     def old_receipts(self, connection: Connection, older: float) -> list[dict[str, Any]]:
@@ -262,7 +260,7 @@ class Maintenance:
 
 def distrust(connection: Connection, queue: QueueAddress) -> str | None:
     """Why code of an owner could run in a step on a queue that nobody named; None: none could."""
-    danger = queue_tables.danger(connection, queue)
+    danger = inspect.danger(connection, queue)
     if danger is not None:
         return f"it could run code of its owner: {danger}"
     delayed, known = delayed_of(queue), Destinations(connection)

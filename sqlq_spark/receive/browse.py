@@ -99,7 +99,6 @@ def parts(
     queues: Sequence[QueueAddress],
     *,
     parts: int,
-    timeout: float,
     wanted: Selection = ALL,
 ) -> list[tuple[QueueAddress, int, int]]:
     """
@@ -111,7 +110,7 @@ def parts(
     """
     if wanted.queues is not None:
         queues = [queue for queue in queues if connection.canonical(queue) in wanted.queues]
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         ends = [connection.rows("top", tables={"queue": queue})[0] for queue in queues]
     found = [
         wanted.within(*((0, 0) if first is None else (first, last + 1))) for first, last in ends
@@ -139,20 +138,19 @@ def pages(
     *,
     narrow: bool,
     largest: int = DEFAULT_MESSAGE_SIZE,
-    timeout: float,
 ) -> Iterator[pa.Table]:
     """
     Page through a range of seqs.
 
     `narrow`: without headers and bodies, which are null then. A message of more bytes than
-    `largest` is left out, with a warning. `timeout` is in seconds, for each page.
+    `largest` is left out, with a warning.
 
     Returns:
         Tables of QUEUE_ROW by seq, U+FFFD in the place of what is no UTF-8.
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
     while first < stop:
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             page = connection.arrow(
                 "browse_seq" if narrow else "browse",
                 tables={"queue": queue},

@@ -103,7 +103,7 @@ class Queue:
     def messages(self) -> list[Message]:
         """Return what waits now, in the order of seq; deletes nothing."""
         with self.database.connection() as connection:
-            found = inspect.messages(connection, self._address, limit=MOST, timeout=TIMEOUT)
+            found = inspect.messages(connection, self._address, limit=MOST)
             return [*map(_received, found)]
 
     @property

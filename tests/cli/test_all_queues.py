@@ -12,7 +12,7 @@ import pytest
 from conformance.dba import as_login
 from psycopg import sql
 
-from sqlq_spark.admin import checks, inspect, queue_tables
+from sqlq_spark.admin import checks, inspect, problems
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
@@ -235,7 +235,7 @@ def test_what_pins_rows_without_a_session_is_found() -> None:
                 dba.execute("SELECT pg_create_physical_replication_slot('standby', true)")
 
                 found = {each.name: each for each in checks.of_server(connection, older=0.0)}
-                (lock,) = queue_tables.blockers(connection)
+                ((lock,),) = problems.blockers(connection).values()
                 for name in ("prepared_transaction", "replication_slot"):
                     dba.execute(found[name].fix.encode())
 

@@ -205,10 +205,10 @@ def test_doctor_finds_subscribers_that_publishers_cannot_reach(
     said = {each["found"].split()[1]: each for each in found}
     assert {each["name"] for each in found} == {"subscriber"}
     assert set(said) == {"It's", "bad", "other"}
-    assert f"with the queue {gone}, which was not found in" in said["It's"]["found"]
-    assert f"run `sqlqueue create '{gone}'` instead" in said["It's"]["found"]
-    assert "is no address (it has 3 parts" in said["bad"]["found"]
-    assert "is not a queue (it has no column body)" in said["other"]["found"]
+    assert f"fails: queue {gone} was not found in" in said["It's"]["found"]
+    assert "Create it with `sqlqueue create`" in said["It's"]["found"]
+    assert "cannot be used: it has 3 parts" in said["bad"]["found"]
+    assert "is not a queue: it has no column body" in said["other"]["found"]
     for each in found:
         assert run(*shlex.split(each["fix"])[1:], stdin="y\n").code == 0
     assert place.sql(f"SELECT endpoint FROM {table}") == [("Shop.Orders",)]

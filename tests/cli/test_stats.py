@@ -297,7 +297,7 @@ def test_a_hostile_name_stays_one_label() -> None:
     problem = Finding(where=name, name="dead_rows", severity="error", found="", fix="")
     depth = Depth(name, 7, None, 8192, None, None, estimated=True)
     look = watch.QueueLook(
-        at=EMPTY.at, depth=depth, given=None, oldest=None, delayed=None, problems=[problem]
+        at=EMPTY.at, depth=depth, highest=None, oldest=None, delayed=None, problems=[problem]
     )
 
     found = gauges(watch.to_metrics(replace(EMPTY, queues=[look]), "sqlqueue"))

@@ -151,7 +151,7 @@ def purge_beside_receive(bench: Bench) -> Seen:
             bench.receive(bench.task(None, messages=20), one)
 
     def purge() -> None:
-        while any(purge_expired(other, bench.queue, timeout=TIMEOUT, batch=20)):
+        while any(purge_expired(other, bench.queue, batch=20)):
             pass
 
     deadlocks = 0

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from sqlq_spark.receive import browse
 from sqlq_spark.wire.rows import QUEUE_ROW
 
-from .conftest import TIMEOUT, Bench
-
 if TYPE_CHECKING:
     import pyarrow as pa
     import pytest
 
+    from .conftest import Bench
+
 
 def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[pa.Table]:
     """Read a range."""
-    return list(browse.pages(bench.desk, bench.queue, first, stop, narrow=narrow, timeout=TIMEOUT))
+    return list(browse.pages(bench.desk, bench.queue, first, stop, narrow=narrow))
 
 
 @settings(
@@ -37,7 +37,7 @@ def test_the_ranges_together_hold_every_message_once_and_by_seq(
     base = bench.seqs()[0]
     bench.dotnet.dba.delete(bench.queue, [base + at for at in gone])
 
-    found = browse.parts(bench.desk, [bench.queue], parts=parts, timeout=5)
+    found = browse.parts(bench.desk, [bench.queue], parts=parts)
     ranges = [(first, stop) for _, first, stop in found]
     tables = [page for first, stop in ranges for page in pages(bench, first, stop)]
 
@@ -97,7 +97,7 @@ def test_heavy_messages_come_in_small_pages(bench: Bench, monkeypatch: pytest.Mo
 def test_a_page_cut_short_by_its_reader_holds_no_transaction(bench: Bench) -> None:
     """`limit` stops asking: what is left open must not pin dead rows."""
     bench.dotnet.send_many(bench.queue, [b"x"] * 100, lives=None)
-    one = browse.pages(bench.desk, bench.queue, 1, 101, narrow=False, timeout=TIMEOUT)
+    one = browse.pages(bench.desk, bench.queue, 1, 101, narrow=False)
 
     next(one)
 

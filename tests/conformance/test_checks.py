@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
     """What is wrong with a queue, as the doctor sees it."""
-    found = checks.of_any_queue(bench.desk, queue or bench.queue, timeout=TIMEOUT)
+    found = checks.of_any_queue(bench.desk, queue or bench.queue)
     return [each for each in found if each.is_problem]
 
 
@@ -91,14 +91,14 @@ def test_expiring_messages_in_a_queue_as_the_transport_makes_it_are_nothing_wron
     bare.dotnet.send(bare.queue, lives=3_600_000)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
-    (found,) = checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT)
+    (found,) = checks.of_any_queue(bare.desk, bare.queue)
     bare.drain(bare.loop(transactionMode="none"))
 
     assert (found.name, found.severity) == ("expires_index", "note")
     assert caplog.records == []
     run(bare, found.fix)
     bare.dotnet.send(bare.queue, lives=3_600_000)
-    assert checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT) == []
+    assert checks.of_any_queue(bare.desk, bare.queue) == []
 
 
 def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
@@ -161,16 +161,14 @@ def login(bench: Bench, *rights: str) -> Iterator[tuple[str, Connection]]:
 def test_all_rights_that_a_login_lacks_are_found(bare: Bench) -> None:
     """To enter, to receive and to send; what fixes it gives no more."""
     with login(bare) as (role, connection):
-        before = {
-            each.name: each for each in checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
-        }
+        before = {each.name: each for each in checks.of_any_queue(connection, bare.queue)}
 
         assert set(before) == {"schema_right", "receive_right", "send_right"}
         assert {each.severity for each in before.values()} == {"error"}
         for each in before.values():
             assert each.fix.endswith(f"TO {role}")
             run(bare, each.fix)
-        assert checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT) == []
+        assert checks.of_any_queue(connection, bare.queue) == []
 
 
 @pytest.mark.parametrize("lacking", cases("to_receive"))
@@ -180,7 +178,7 @@ def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
 
     def found(*rights: str) -> dict[str, str]:
         with login(bare, *rights) as (_, connection):
-            findings = checks.of_any_queue(connection, bare.queue, timeout=TIMEOUT)
+            findings = checks.of_any_queue(connection, bare.queue)
         return {each.name: each.severity for each in findings}
 
     lacks = found(*(each for each in whole if each != lacking))
@@ -221,7 +219,7 @@ def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> 
     """It is a note with the fix. What needs no right is checked again, without the sessions."""
     doctor, start = Forbidden(bare.desk), Forbidden(bare.desk)
 
-    (note,) = checks.of_any_server(doctor, timeout=TIMEOUT)
+    (note,) = checks.of_any_server(doctor)
     checks.at_start(start, bare.source())
 
     assert (note.name, note.severity, note.fix) == ("sessions_right", "note", "GRANT VIEW")
@@ -361,7 +359,7 @@ def test_everything_is_looked_at_at_once(bench: Bench) -> None:
     queues = [QueueAddress("absent", bench.dotnet.schema), bench.errors, bench.queue]
 
     with bench.dotnet.locked(bench.errors):
-        found = checks.run_all_checks(bench.desk, queues, timeout=1)
+        found = checks.run_all_checks(bench.desk, queues)
 
     state, *problems = [each for each in found if each.is_problem]
     hurt_found = bench.dotnet.dba.shapes.hurt_found.name

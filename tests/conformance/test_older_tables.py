@@ -31,8 +31,8 @@ def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
     """What a browse shows of a queue."""
     return [
         row
-        for _, first, stop in browse.parts(bench.desk, [queue], parts=2, timeout=TIMEOUT)
-        for page in browse.pages(bench.desk, queue, first, stop, narrow=False, timeout=TIMEOUT)
+        for _, first, stop in browse.parts(bench.desk, [queue], parts=2)
+        for page in browse.pages(bench.desk, queue, first, stop, narrow=False)
         for row in page.to_pylist()
     ]
 
@@ -65,7 +65,7 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     assert returned == 1
     assert bench.bodies() == [b"good", b"ours"]
     assert dotnet.rows(bench.queue)[0].id == sent
-    assert list(purge_expired(bench.desk, bench.queue, timeout=TIMEOUT)) == [1]
+    assert list(purge_expired(bench.desk, bench.queue)) == [1]
     got = dotnet.receive(bench.queue)
     assert got is not None
     assert got.body == b"good"
@@ -79,7 +79,7 @@ def test_the_doctor_has_nothing_against_a_table_that_works(bare: Bench) -> None:
         bare.dotnet.dba.expires_index(bare.queue, there=bare.dotnet.dialect == "sqlserver")
         alter(bare, text)
 
-        found = checks.of_any_queue(bare.desk, bare.queue, timeout=TIMEOUT)
+        found = checks.of_any_queue(bare.desk, bare.queue)
 
         assert found == [], name
 

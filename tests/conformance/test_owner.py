@@ -80,8 +80,8 @@ def test_the_doctor_looks_for_owners_of_queues_that_streams_read(bench: Bench) -
     queues = [bench.queue, bench.errors]
     bench.new_stream()
 
-    found = checks.run_all_checks(bench.desk, queues, timeout=TIMEOUT)
-    silent = checks.run_all_checks(bench.desk, queues, timeout=TIMEOUT, warn_if_shared=False)
+    found = checks.run_all_checks(bench.desk, queues)
+    silent = checks.run_all_checks(bench.desk, queues, warn_if_shared=False)
 
     where = [(each.where, each.severity) for each in found if each.name == "shared_queue"]
     assert where == [(bench.printed, "warning")]

@@ -38,7 +38,7 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
         subscriptions.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
         got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
-        found = checks.run_all_checks(pooled, [bench.queue], timeout=timeout)
+        found = checks.run_all_checks(pooled, [bench.queue])
         look = watch.look(pooled, [bench.printed], bench.source(url=url))
 
     assert (got, sent, look.queues[0].depth.messages) == ([b"1", b"2", b"3"], 1, 1)

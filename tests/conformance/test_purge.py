@@ -59,7 +59,7 @@ def test_only_what_has_expired_is_purged(bare: Bench, *, index: bool) -> None:
     """By the database's clock; what a consumer holds is not waited for, but found the next time."""
     bare.dotnet.dba.expires_index(bare.queue, there=index)
     fill(bare, [None, -1, 3_600_000, 0, -86_400_000])
-    purged = partial(purge_expired, bare.desk, bare.queue, timeout=TIMEOUT)
+    purged = partial(purge_expired, bare.desk, bare.queue)
 
     with bare.dotnet.hold(bare.queue, bare.seqs()[1:2]):
         assert list(purged()) == [2]
@@ -74,14 +74,14 @@ def test_batches_are_full_but_the_last(bare: Bench, expired: int, batches: list[
     """And none is empty."""
     fill(bare, [-1] * expired + [None])
 
-    assert list(purge_expired(bare.desk, bare.queue, timeout=TIMEOUT, batch=3)) == batches
+    assert list(purge_expired(bare.desk, bare.queue, batch=3)) == batches
     assert len(bare.seqs()) == 1
 
 
 def test_an_interrupted_purge_leaves_whole_batches_and_no_locks(bare: Bench) -> None:
     """Whoever stops reading the counts has those batches; the rest stays, free to receive."""
     fill(bare, [-1] * 7)
-    batches = purge_expired(bare.desk, bare.queue, timeout=TIMEOUT, batch=3)
+    batches = purge_expired(bare.desk, bare.queue, batch=3)
 
     assert next(batches) == 3
     del batches
@@ -114,8 +114,8 @@ def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
         waits = depth(bare.desk, bare.queue)
     expired, rest = Victim(bare.desk), Victim(bare.desk)
 
-    assert list(purge_expired(expired, bare.queue, timeout=TIMEOUT)) == [2]
-    assert sum(purge_parts(rest, bare.queue, waits, timeout=TIMEOUT)) == 3
+    assert list(purge_expired(expired, bare.queue)) == [2]
+    assert sum(purge_parts(rest, bare.queue, waits)) == 3
     assert expired.undone
     assert rest.undone
     assert bare.seqs() == []
@@ -128,7 +128,7 @@ def test_an_absent_queue_cannot_be_purged(bare: Bench) -> None:
     with pytest.raises(QueueNotFound):
         purge(bare.desk, [absent], timeout=TIMEOUT)
     with pytest.raises(QueueNotFound):
-        list(purge_expired(bare.desk, absent, timeout=TIMEOUT))
+        list(purge_expired(bare.desk, absent))
 
 
 def test_purge_on_startup_says_how_much_and_waits_for_consumers(

@@ -360,7 +360,7 @@ def test_a_time_beyond_all_calendars_stops_nothing(
     bench.dotnet.send(bench.queue, "[]", b"poison", lives=3_600_000)
     bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
 
-    seen = list(inspect.messages(bench.desk, bench.queue, limit=5, timeout=TIMEOUT))
+    seen = list(inspect.messages(bench.desk, bench.queue, limit=5))
     end, tables = bench.batch(bench.loop(errorQueue=bench.address("error")))
     returned = return_(bench, str(end.stream))
 

@@ -11,7 +11,7 @@ import pytest
 from wire import golden
 
 from sqlq_spark.admin import failed_messages
-from sqlq_spark.admin.failed_messages import Choice, Group, Plan
+from sqlq_spark.admin.failed_messages import Choice, Plan
 from sqlq_spark.errors import MessageChanged
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import (
@@ -52,7 +52,7 @@ def failed(bench: Bench, **headers: str | None) -> str:
 
 def planned(bench: Bench, **choice: Any) -> Plan:
     """Look at the error queue."""
-    return failed_messages.plan(bench.desk, bench.errors, Choice(**choice), timeout=TIMEOUT)
+    return failed_messages.plan(bench.desk, bench.errors, Choice(**choice), bench.source())
 
 
 def give_back(bench: Bench, found: Plan, application: str = "retry", batch: int = 2) -> list[Any]:
@@ -96,7 +96,7 @@ def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> No
     (done,) = give_back(bare, found, batch=100)
 
     kind = "System.InvalidOperationException"
-    assert [(each.exception, each.messages) for each in found.groups] == [(kind, 5)]
+    assert [each[1:] for each in found.groups] == [(kind, 5)]
     assert (done.messages, waiting(bare)) == (5, [])
     added = rf',"({"|".join(map(re.escape, FAULT_PREFIXES))})[^"]*":"(\\.|[^"\\])*"'
     assert [(each.headers, each.body) for each in bare.dotnet.rows(bare.queue)] == [
@@ -146,7 +146,7 @@ def test_what_will_be_returned_is_counted_by_queue_and_exception(bare: Bench) ->
     found = planned(bare)
 
     queue = bare.printed
-    assert found.groups == [Group(queue, "System.Bad", 2), Group(queue, "Shop.Late", 1)]
+    assert found.groups == [(queue, "System.Bad", 2), (queue, "Shop.Late", 1)]
 
 
 HOSTILE = {
@@ -210,7 +210,7 @@ def test_with_a_limit_the_oldest_return_and_over_kills_each_returns_once(bare: B
     session, plans = bare.session("retry"), []
 
     while len(waiting(bare)) > 1:
-        found = failed_messages.plan(bare.desk, bare.errors, Choice(), timeout=TIMEOUT, limit=3)
+        found = failed_messages.plan(bare.desk, bare.errors, Choice(), bare.source(), limit=3)
         plans.append(found.messages)
         next(failed_messages.give_back(session, bare.errors, found, batch=2))
 

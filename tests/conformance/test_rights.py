@@ -93,7 +93,7 @@ class Service:
                 connection = session.open()
                 for task in loop.tasks(end):
                     receive(connection, task, timeout=TIMEOUT, origin=Origin())
-                assert browse.parts(connection, [self.input], parts=2, timeout=5) == []
+                assert browse.parts(connection, [self.input], parts=2) == []
                 sink = self.bench.sink(
                     url=self.url, queue=printed(self.output), delayedQueue=printed(delayed)
                 )

@@ -12,7 +12,6 @@ from sqlq_spark.database import schema
 from sqlq_spark.errors import NotAQueue, StatementRefused
 from sqlq_spark.wire.address import QueueAddress
 
-from .conftest import TIMEOUT
 from .test_checks import login
 from .test_send import chunk, dispatch, stage
 
@@ -98,7 +97,7 @@ def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
         with pytest.raises(StatementRefused, match="row-level security"):
             dispatch(bench, staged, connection=connection)
 
-        (found,) = checks.of_any_queue(connection, bench.queue, timeout=TIMEOUT)
+        (found,) = checks.of_any_queue(connection, bench.queue)
         assert (found.name, found.severity) == ("row_security", "error")
         bench.dotnet.dba.run(found.fix)
         assert dispatch(bench, staged, connection=connection) == 1

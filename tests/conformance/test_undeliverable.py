@@ -223,7 +223,9 @@ def test_a_queue_that_is_dropped_between_two_batches_costs_its_messages_only(pos
     assert post.bodies("orders") == [b"2", b"4"]
     check_failure(post.failures()[b"3"], b"3", post.name("instance"), "was not found")
     post.queue("instance")
-    planned = failed_messages.plan(post.bench.desk, post.bench.errors, Choice(), timeout=TIMEOUT)
+    planned = failed_messages.plan(
+        post.bench.desk, post.bench.errors, Choice(), post.bench.source()
+    )
     session = post.bench.session("retry")
     list(failed_messages.give_back(session, post.bench.errors, planned, batch=9))
     (row,) = post.bench.dotnet.rows(instance)

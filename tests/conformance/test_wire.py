@@ -23,11 +23,12 @@ from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
 
 from . import netjson
-from .conftest import TIMEOUT, Bench
 from .shapes import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .conftest import Bench
 
 ALONE_THERE = only("postgresql", "a table that the other has not")
 TABLES = [  # None: today's
@@ -109,7 +110,7 @@ def test_every_row_is_browsed_and_received_as_its_file_says(
     before = bench.dotnet.rows(bench.queue)
     first, stop = (before[0].seq, before[-1].seq + 1) if before else (0, 0)
 
-    pages = browse.pages(bench.desk, bench.queue, first, stop, narrow=False, timeout=TIMEOUT)
+    pages = browse.pages(bench.desk, bench.queue, first, stop, narrow=False)
     assert read(pages, MAPS) == expected(rows)
     assert bench.dotnet.rows(bench.queue) == before
 

@@ -17,7 +17,7 @@ import pytest
 from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
 
-from sqlq_spark.admin import failed_messages, queue_tables
+from sqlq_spark.admin import failed_messages, inspect
 from sqlq_spark.cli import main
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
@@ -340,7 +340,7 @@ def test_code_counts_for_each_action_that_can_run_it(scene: Scene, kind: str) ->
     with transaction(connection, timeout=TIMEOUT):
         reasons = {
             "insert": Destinations(connection).find_refused([trap]),
-            "select": queue_tables.danger(connection, trap),
+            "select": inspect.danger(connection, trap),
         }
         with schema.use_state(connection, own):
             reasons["own"] = find_state_faults(connection)
@@ -604,7 +604,7 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     errors = POSTGRESQL.parse_address(scene.table("error"))
     with Session(scene.source(scene.place.url), "retry") as session:
         planned = failed_messages.plan(
-            session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
+            session.open(), errors, failed_messages.Choice(), session.options
         )
         assert planned.messages == 1
         scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.mallory.login}")

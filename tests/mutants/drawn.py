@@ -207,9 +207,9 @@ DRAWN = [
     Fault(
         id="admin-1",
         promise="Reading a queue that nobody named runs no code of another owner.",
-        file="admin/queue_tables.py",
-        old="return found[0].danger if found else ABSENT",
-        new="return found[1].danger if found else ABSENT",
+        file="admin/inspect.py",
+        old="return found[0] if found else ABSENT",
+        new="return found[1] if found else ABSENT",
         tests=["cli/test_all_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
     ),
     Fault(
@@ -242,16 +242,16 @@ DRAWN = [
         id="admin-7",
         promise="What came and went between two looks is counted.",
         file="admin/watch.py",
-        old="if before is None or not (before.is_read and now.is_read):",
-        new="if before is not None or not (before.is_read and now.is_read):",
+        old="if before is None or before.at is None or now.at is None:",
+        new="if before is not None or now.at is None:",
         tests=["conformance/test_watch.py::test_what_came_and_went_between_two_looks_is_counted"],
     ),
     Fault(
         id="cli-1",
         promise="stats shows how many delayed messages are due.",
         file="admin/watch.py",
-        old='Column("due", "delayed.due", key="due"),',
-        new='Column("due", "delayed.messages", key="due"),',
+        old='Column("due", "delayed.due"),',
+        new='Column("due", "delayed.messages"),',
         tests=["cli/test_stats.py::test_stats_and_browse_show_delayed_messages"],
     ),
     Fault(

@@ -144,7 +144,7 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
         mover = Mover(QUEUE, sink)
         moved = session.run_with_retries(lambda connection: mover.move(connection, 10))
         noted("move")
-        pages = browse.pages(session.open(), QUEUE, 0, 2**31, narrow=False, timeout=10)
+        pages = browse.pages(session.open(), QUEUE, 0, 2**31, narrow=False)
         shown = sum(page.num_rows for page in pages)
         noted("browse")
 

@@ -138,7 +138,7 @@ class Connection(database.Connection):
 
     def prepare(self) -> None:
         """Make the session's own settings, and read which database it is in."""
-        self._limit_statements(self._timeout)
+        self._limit_statements(self.timeout)
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
         found = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
         self.catalog = next((name for (name,) in found), None)
@@ -275,7 +275,7 @@ class Connection(database.Connection):
             self._raw.close()
 
     def _limit_statements(self, seconds: float) -> None:
-        self._timeout = seconds
+        self.timeout = seconds
         # for the driver one more than the lock timeout, which comes first
         self._raw.timeout = int(seconds) + 1
 
@@ -290,7 +290,7 @@ class Connection(database.Connection):
         found = self._do(statement, text, {})
         self._open = statement not in ENDS
         self._savepoint = statement == "savepoint"
-        self._watchdog.watch(self._timeout if self._open else None)
+        self._watchdog.watch(self.timeout if self._open else None)
         return found
 
     def _do(

@@ -187,7 +187,7 @@ def return_to_source(desk: Desk) -> None:
     """Return what has failed, two messages in a transaction."""
     session, errors = desk.tasks, desk.shop.address("error")
     planned = failed_messages.plan(
-        session.open(), errors, failed_messages.Choice(), timeout=TIMEOUT
+        session.open(), errors, failed_messages.Choice(), session.options
     )
     for _ in failed_messages.give_back(session, errors, planned, batch=2):
         pass
