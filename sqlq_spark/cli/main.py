@@ -10,8 +10,8 @@ Exit codes:
 - 3: the database
 - 130: Ctrl-C
 
-Errors go to standard error. With --json standard output holds only JSON, and questions and progress
-bars go to standard error.
+Errors go to standard error. With --json standard output holds only JSON, and questions go to
+standard error.
 Names, headers and bodies are untrusted: they are shown without markup or control characters.
 """
 

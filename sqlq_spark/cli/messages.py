@@ -29,12 +29,11 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
-from sqlq_spark.errors import BadOption, MissingOption, ReceiptRefused, ReceiptSettled
+from sqlq_spark.errors import MissingOption, ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import datetime
 
     from sqlq_spark.admin.inspect import Receipt
     from sqlq_spark.options.connection import DatabaseOptions
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 app = Typer()
 
 SHOWN_IDS = 5  # of messages that stay
-GROUP = ("failedQueue", "exception", "messages")  # of failed messages
+GROUP = ("messages", "failedQueue", "exception")  # of failed messages
 
 
 @app.command(cls=Command)
@@ -187,8 +186,8 @@ def retry(
         ids=frozenset(ids or ()),
         exceptions=frozenset(exception or ()),
         failed_queue=cli.queue_or_none("--failed-queue", failed_queue, options),
-        since=moment("--since", since),
-        until=moment("--until", until),
+        since=cli.read_moment("--since", since),
+        until=cli.read_moment("--until", until),
     )
     chooses = choice != Choice()
     require(not (everything and chooses), "--all", "true", "no other choice of messages with it")
@@ -199,8 +198,9 @@ def retry(
     connection = session.open()
     name = connection.printed(options.address)
     planned = plan(connection, options.address, choice, options, limit=limit)
+    groups = [(messages, *failures) for *failures, messages in planned.groups]
     if not context.obj.as_json:
-        screen.show(("failed queue", *GROUP[1:]), planned.groups, "messages to return")
+        screen.show(("messages", "failed queue", "exception"), groups, "messages to return")
         for reason, some in planned.staying.items():
             stay, first = quantity(len(some), "message"), [its.id for its in some[:SHOWN_IDS]]
             say_error(f"{stay} cannot be returned: {reason} ({', '.join(first)})")
@@ -227,20 +227,13 @@ def retry(
         "queue": name,
         "returned": returned,
         "skipped": skipped,
-        "chosen": [dict(zip(GROUP, each, strict=True)) for each in planned.groups],
+        "chosen": [dict(zip(GROUP, each, strict=True)) for each in groups],
         "staying": staying,
         "missing": planned.missing,
     }
     context.answer(result, f"{quantity(returned, 'message')} returned")
     if staying or planned.missing or skipped:
         context.exit(cli.FOUND)
-
-
-def moment(option: str, text: str | None) -> datetime | None:
-    try:
-        return None if text is None else cli.read_moment(text)
-    except ValueError:
-        raise BadOption(option=option, found=str(text), expected=cli.MOMENT) from None
 
 
 # ---------------------------------------------------------------- receipts

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeAlias, TypeVar
@@ -42,7 +43,6 @@ T = TypeVar("T")
 Text: TypeAlias = "str | list[str] | None"  # a list is joined by commas
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
-MOMENT = "a time with its zone, for example 2026-06-30T17:05:09Z"
 
 # The help of what several commands have. Another option's stands in its command's docstring.
 HELP = {
@@ -287,12 +287,16 @@ def queue_or_none(option: str, text: str | None, options: DatabaseOptions) -> Qu
     return None if text is None else parse_queue(option, text, options.naming)
 
 
-def read_moment(text: str) -> datetime:
-    """Read a time; raise ValueError if it is none, or has no zone."""
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(text)
-    return moment
+def read_moment(option: str, text: str | None) -> datetime | None:
+    """Read a time with its zone."""
+    if text is None:
+        return None
+    with suppress(TypeError, ValueError):
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is not None:
+            return moment
+    expected = "a time with its zone, for example 2026-06-30T17:05:09Z"
+    raise errors.BadOption(option=option, found=str(text), expected=expected)
 
 
 def keeps_trail(connection: Connection) -> bool:

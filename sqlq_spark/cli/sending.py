@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.cli.options import MOMENT, read_moment
+from sqlq_spark.cli.options import read_moment
 from sqlq_spark.cli.screen import say_error
 from sqlq_spark.errors import BadInput, BadMessage, BadOption
 from sqlq_spark.send import delayed, frame, publish
@@ -192,7 +192,7 @@ def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
         try:
             row[column] = read(value)
             pa.array([row[column]], SCHEMA.field(column).type)
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, BadOption, TypeError, ValueError):
             shown = json.dumps(value)[:64]
             raise ValueError(f"{name} is {shown}: expected {expected}") from None
     if "body" not in row:
@@ -223,5 +223,5 @@ READERS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "bodyBase64": ("body", partial(base64.b64decode, validate=True), "base64"),
     "headers": ("headers", lambda value: [*value.items()], "an object of texts"),
     "topics": ("topics", _topics, "an array of texts"),
-    "deliverAt": ("deliverAt", read_moment, MOMENT),
+    "deliverAt": ("deliverAt", partial(read_moment, "deliverAt"), "a time with its zone"),
 }
