@@ -110,8 +110,7 @@ def draw(columns: Sequence[tuple[str, Sequence[Cell]]], title: str) -> Renderabl
 def lay_out(columns: Sequence[tuple[str, Sequence[Cell]]], title: str) -> Table:
     table = Table(box=None, header_style="bold", title=title, title_justify="left", pad_edge=False)
     for name, cells in columns[:-1]:
-        is_number = any(each.is_number for each in cells)
-        justify: Any = "right" if is_number else "left"
+        justify: Any = "right" if any(each.is_number for each in cells) else "left"
         table.add_column(name.replace("_", " "), no_wrap=True, justify=justify)
     table.add_column(columns[-1][0], no_wrap=True, overflow="ellipsis", ratio=1)
     for row in zip(*(cells for _, cells in columns), strict=True):

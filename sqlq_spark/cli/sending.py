@@ -108,7 +108,7 @@ def insert(
 ) -> None:
     """Insert all messages in one transaction, and print how many went where."""
     queues: Counter[QueueAddress] = Counter()
-    counts = Counter(sent=sum(chunk.num_rows for chunk in chunks))
+    counts = Counter(sent=sum(chunk.num_rows for chunk in chunks), published=0, delayed=0)
 
     def batches(inserts: Inserts) -> Iterator[int]:
         for chunk in chunks:
@@ -121,7 +121,7 @@ def insert(
                 queues[queue] += pc.sum(own).as_py() or 0
 
     def work(inserts: Inserts) -> None:
-        context.follow(batches(inserts), "message", counts["sent"], "sent")
+        context.follow(batches(inserts), "message", counts["sent"], "inserted, and undone")
 
     # no retry: if the answer to a commit is lost, a retry would send twice
     lost = send_in_transaction(connection, options, work).without_subscriber
@@ -131,8 +131,7 @@ def insert(
         places.insert(0, f"{quantity(counts['published'], 'message')} published")
     if counts["delayed"]:
         places[-1] += f", {counts['delayed']:,} of them delayed"
-    figures = {name: counts[name] for name in ("sent", "published", "delayed")}
-    result = {**figures, "queues": names, "unheard": lost.total()}
+    result = {**counts, "queues": names, "unheard": lost.total()}
     context.answer(result, "; ".join(places) or "no message sent")
     if lost:
         say_error(publish.describe_without_subscriber(lost))
