@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12294, "tokens": 70935},
-    "everything else": {"files": 58, "lines": 12016, "tokens": 69258},
+    "everything else": {"files": 54, "lines": 10765, "tokens": 61175},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 120, "lines": 24310, "tokens": 140193},
+    "package": {"files": 116, "lines": 23059, "tokens": 132110},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54521, "tokens": 364891},
-    "words": {"words": 69819},
+    "tests": {"files": 303, "lines": 53927, "tokens": 361733},
+    "words": {"words": 69817},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
