@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12294, "tokens": 70935},
-    "everything else": {"files": 54, "lines": 10765, "tokens": 61175},
+    "everything else": {"files": 54, "lines": 10756, "tokens": 61199},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 116, "lines": 23059, "tokens": 132110},
+    "package": {"files": 116, "lines": 23050, "tokens": 132134},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53927, "tokens": 361733},
-    "words": {"words": 69817},
+    "tests": {"files": 305, "lines": 54121, "tokens": 363571},
+    "words": {"words": 69818},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

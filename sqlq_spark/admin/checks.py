@@ -76,11 +76,7 @@ def run_all_checks(
 
 
 def of_any_queue(
-    connection: Connection,
-    queue: QueueAddress,
-    *,
-    is_named: bool = True,
-    is_shared: bool = False,
+    connection: Connection, queue: QueueAddress, *, is_named: bool = True, is_shared: bool = False
 ) -> list[Finding]:
     """
     Check a queue that may be missing, locked or not permitted; no transaction is open.

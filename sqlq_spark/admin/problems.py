@@ -125,11 +125,7 @@ def of_queue(
 
 
 def of_table(
-    connection: Connection,
-    queue: QueueAddress,
-    *,
-    last: int | None = None,
-    expiring: bool = False,
+    connection: Connection, queue: QueueAddress, *, last: int | None = None, expiring: bool = False
 ) -> list[Finding]:
     """
     Check a queue's table in the catalogue, which any login may read; nothing if it does not exist.

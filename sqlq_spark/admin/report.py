@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from sqlq_spark.admin import formats, inspect, watch
 from sqlq_spark.admin.problems import CUT
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import BadAddress
+from sqlq_spark.errors import BadAddress, QueueNotFound, RightMissing, TimedOut
 from sqlq_spark.options.names import parse_table
 from sqlq_spark.receive.browse import cut
 from sqlq_spark.wire import headers as wire
@@ -46,6 +46,8 @@ LONGEST = 500  # characters of an untrusted text that are kept
 LONGEST_SHOWN = 300  # and that the page shows
 BARS = 12  # of one chart; the rest is one more bar
 OTHERS = "others"
+# what may have happened to a queue that nobody named since the look; it stops no other
+LATER = (QueueNotFound, RightMissing, TimedOut)
 ERRORS = "error queue"  # the kind of a queue
 NONE = "(none)"
 AGES = {  # below so many seconds
@@ -115,16 +117,17 @@ def report(
     for look in now.queues:
         sizes: dict[str, Any] | None = None
         columns: list[Texts] = [[], [], []]
-        if look.is_read:
-            queue = parse_table("queue", look.queue, connection.names)
-            with transaction(connection):
-                rows = connection.rows(
-                    "table_sizes", tables={"queue": queue}, table_name=look.queue
+        with suppress(*() if names else LATER):
+            if look.is_read:
+                queue = parse_table("queue", look.queue, connection.names)
+                with transaction(connection):
+                    rows = connection.rows(
+                        "table_sizes", tables={"queue": queue}, table_name=look.queue
+                    )
+                sizes = dict(zip(SIZES, rows[0], strict=True)) if rows else None
+                columns = read_headers(
+                    connection, queue, look.depth, SAMPLED, most=most, is_named=bool(names)
                 )
-            sizes = dict(zip(SIZES, rows[0], strict=True)) if rows else None
-            columns = read_headers(
-                connection, queue, look.depth, SAMPLED, most=most, is_named=bool(names)
-            )
         types, sent, places = columns
         queues.append(QueueReport(look, sizes, make_sample(types, sent, now.at)))
         failed.update(filter(None, places if look.kind == ERRORS else ()))
@@ -289,8 +292,4 @@ def to_json(found: Report) -> dict[str, Any]:
     look = watch.to_json(found.look)
     for row, each in zip(look["queues"], found.queues, strict=True):
         row |= {"sizes": each.sizes, "sample": each.sample}
-    return look | {
-        "server": found.server,
-        "errors": found.errors,
-        "failures": found.failures,
-    }
+    return look | {"server": found.server, "errors": found.errors, "failures": found.failures}
