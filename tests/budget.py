@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12294, "tokens": 70935},
-    "everything else": {"files": 54, "lines": 10756, "tokens": 61199},
+    "core": {"files": 62, "lines": 12278, "tokens": 70847},
+    "everything else": {"files": 50, "lines": 10239, "tokens": 58493},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 116, "lines": 23050, "tokens": 132134},
+    "package": {"files": 112, "lines": 22517, "tokens": 129340},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54121, "tokens": 363571},
-    "words": {"words": 69818},
+    "tests": {"files": 305, "lines": 54120, "tokens": 363597},
+    "words": {"words": 69824},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
