@@ -168,12 +168,8 @@ class Context(typer.Context):
         """
         Show the progress of batches on standard error, on a terminal only; return them.
 
-        Args:
-            batches: are done one by one as they are read.
-            what: what is counted, for example `message`.
-            total: how many there will be.
-            done: what was done with them, for example `deleted`. Ctrl-C prints how many there were.
-            count: how many a batch has.
+        They are done one by one as they are read, and `count` says how many each has: of `what`, in
+        all `total`. Ctrl-C prints how many were `done`, for example `deleted`.
         """
         gone, finished = 0, []
         status = Console(stderr=True, quiet=self.obj.as_json).status(part(0, total, what))

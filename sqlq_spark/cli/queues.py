@@ -98,8 +98,7 @@ def stats(
     as_json, state_schema = context.obj.as_json, context.obj.state_schema
     options = context.obj.database(endpointTimeZone=endpoint_time_zone)
     require(count is None or watch_, "--count", count, "--watch with it")
-    alone = openmetrics is None or not as_json
-    require(alone, "--openmetrics", openmetrics, "no --json with it")
+    require(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
     on_screen = watch_ and openmetrics is None and not as_json and sys.stdout.isatty()
     live = Live(console=screen.out(), screen=True, auto_refresh=False) if on_screen else None
     session = context.with_resource(Session(options, "stats"))

@@ -185,7 +185,7 @@ def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
     for name in FIELDS:
         if (value := found.get(name)) is None:
             continue
-        column, read, expected = READERS.get(name, (name, _same, "text"))
+        column, read, expected = READERS.get(name, (name, lambda text: text, "text"))
         if column in row:
             raise ValueError("it has both body and bodyBase64")
         try:
@@ -198,10 +198,6 @@ def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
         raise ValueError('it has no body; use "" to send an empty body')
     row["headers"] = [*{**headers, **dict(row.get("headers", ()))}.items()]
     return row
-
-
-def _same(value: object) -> object:
-    return value
 
 
 def _body(value: Any) -> bytes:  # noqa: ANN401 - JSON
