@@ -23,12 +23,12 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12278, "tokens": 70847},
-    "everything else": {"files": 50, "lines": 10239, "tokens": 58493},
+    "everything else": {"files": 50, "lines": 10230, "tokens": 58481},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 112, "lines": 22517, "tokens": 129340},
+    "package": {"files": 112, "lines": 22508, "tokens": 129328},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54120, "tokens": 363597},
+    "tests": {"files": 303, "lines": 53926, "tokens": 361759},
     "words": {"words": 69824},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
