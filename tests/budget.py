@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12278, "tokens": 70847},
-    "everything else": {"files": 55, "lines": 10912, "tokens": 62180},
+    "everything else": {"files": 50, "lines": 10228, "tokens": 58467},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 117, "lines": 23190, "tokens": 133027},
+    "package": {"files": 112, "lines": 22506, "tokens": 129314},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53927, "tokens": 361745},
-    "words": {"words": 69826},
+    "tests": {"files": 305, "lines": 54120, "tokens": 363597},
+    "words": {"words": 69824},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sqlq_spark.admin.script import Roles, endpoint, script
-from sqlq_spark.cli import setup
+from sqlq_spark.cli import endpoints
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, rows
 from sqlq_spark.database.statements import Statements
@@ -465,7 +465,7 @@ def test_the_command_prints_it_and_connects_to_nothing() -> None:
     """Names are read in the notation of that database."""
     words = ["script", "Shop.Orders@[sales]", "--dialect", "sqlserver", "--error", "error"]
 
-    found = CliRunner().invoke(setup.app, words)
+    found = CliRunner().invoke(endpoints.app, words)
 
     assert found.exit_code == 0
     assert "CREATE TABLE [sales].[Shop.Orders] (" in found.stdout

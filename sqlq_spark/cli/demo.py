@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.cli.screen import PROGRESS, out, say_error, show, type_and_time
+from sqlq_spark.cli.screen import out, say_error, show, type_and_time
 
 if TYPE_CHECKING:
     from sqlq_spark.demo import Result
@@ -33,7 +33,14 @@ query.start("orders/table").awaitTermination()
 def make_bars(*, quiet: bool) -> Progress:
     """What shows the demo's progress."""
     console = Console(quiet=True) if quiet else out()
-    return Progress(SpinnerColumn(finished_text="[green]✓"), *PROGRESS, console=console)
+    return Progress(
+        SpinnerColumn(finished_text="[green]✓"),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
 
 
 def show_result(result: Result) -> None:

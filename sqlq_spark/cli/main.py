@@ -10,8 +10,8 @@ Exit codes:
 - 3: the database
 - 130: Ctrl-C
 
-Errors go to standard error. With --json standard output holds only JSON, and questions and progress
-bars go to standard error.
+Errors go to standard error. With --json standard output holds only JSON, and questions go to
+standard error.
 Names, headers and bodies are untrusted: they are shown without markup or control characters.
 """
 
@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import figures, receipts, retire, retry, screen, setup, subscriptions, upkeep
-from sqlq_spark.cli import messages as cli_messages
-from sqlq_spark.cli.options import FOUND, OfflineCommand, Shared, end_by, fail
+from sqlq_spark.cli import endpoints, messages, queues, screen
+from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, end_by, fail
 from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
 
@@ -41,14 +40,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # it would print local variables
 )
-app.add_typer(setup.app)
-app.add_typer(cli_messages.app)
-app.add_typer(figures.app)
-app.add_typer(upkeep.app)
-app.add_typer(retry.app)
-app.add_typer(receipts.app, name="receipts")
-app.add_typer(subscriptions.app)
-app.add_typer(retire.app)
+for each in (endpoints, messages, queues):
+    app.add_typer(each.app)
+app.add_typer(messages.receipts, name="receipts")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -81,30 +75,32 @@ def options(
 
 @app.command("demo", cls=OfflineCommand)
 def demo_(
-    context: typer.Context,
+    context: Context,
     *,
-    messages: Annotated[int, typer.Option(min=1, help="Messages to send.")] = 200_000,
-    keep: Annotated[
-        Path | None, typer.Option(help="Keep table, checkpoint and logs in this new folder.")
-    ] = None,
-    delta: Annotated[
-        bool, typer.Option("--delta", help="Write a Delta table instead of Parquet files.")
-    ] = False,
+    messages: Annotated[int, typer.Option(min=1)] = 200_000,
+    keep: Path | None = None,
+    delta: bool = False,
 ) -> None:
-    """Send messages, receive them, kill the stream twice within a batch, and count; needs Java."""
+    """
+    Send messages, receive them, kill the stream twice within a batch, and count; needs Java.
+
+    Options:
+        messages: Messages to send.
+        keep: Keep table, checkpoint and logs in this new folder.
+        delta: Write a Delta table instead of Parquet files.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
     from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
     from sqlq_spark.cli import demo as demo_screen  # noqa: PLC0415 - as above
 
-    shared: Shared = context.obj
-    bars = demo_screen.make_bars(quiet=shared.as_json)
+    bars = demo_screen.make_bars(quiet=context.obj.as_json)
     table = "delta" if delta else "parquet"
     try:
         result = demo.run(bars, messages=messages, table=table, keep=keep)
     except demo.JobFailed as error:
         fail(str(error))
-    if shared.as_json:
+    if context.obj.as_json:
         figures = {name: value for name, value in asdict(result).items() if name != "rows"}
         screen.print_json(figures | {"good": result.good})
     else:
@@ -112,4 +108,4 @@ def demo_(
         if keep is not None:
             say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
     if not result.good:
-        raise typer.Exit(FOUND)
+        context.exit(FOUND)

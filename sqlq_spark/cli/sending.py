@@ -9,55 +9,50 @@ The output of `sqlqueue browse --json` can be sent again.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import sys
 from collections import Counter
-from contextlib import contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, BinaryIO
+from contextlib import nullcontext
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.cli.screen import progress, say_error
-from sqlq_spark.database import transaction
+from sqlq_spark.cli.options import read_moment
+from sqlq_spark.cli.screen import say_error
 from sqlq_spark.errors import BadInput, BadMessage, BadOption
-from sqlq_spark.send import delayed
-from sqlq_spark.send.frame import IGNORED, MOMENT, TOPICS, WRITTEN
-from sqlq_spark.send.insert import Inserts, rows_by_queue
-from sqlq_spark.send.publish import describe_without_subscriber, topics_of
+from sqlq_spark.send import delayed, frame, publish
+from sqlq_spark.send.insert import rows_by_queue, send_in_transaction
 from sqlq_spark.send.sender import Sender
-from sqlq_spark.wire.headers import LONGEST_DELAY, BadTimeSpan, format_span, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
+    from typing import BinaryIO
 
+    from sqlq_spark.cli.options import Context
+    from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
     from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.insert import Inserts
     from sqlq_spark.wire.address import QueueAddress
 
-STEP = 1 << 20  # bytes of a file after which the bar moves
 BATCH = 5_000  # lines
-TEXTS = ("id", "correlationId", "replyToAddress", "queue")
-FIELDS = (*WRITTEN, "bodyBase64")
-KNOWN = {*FIELDS, *IGNORED}
-
-HOMELESS = "it has neither queue nor topics, and the command has neither QUEUE nor --topic"
-
+TEXTS = ("id", "correlationId", "replyToAddress", "queue", "timeToBeReceived", "delay")
 SCHEMA = pa.schema(
-    [
-        pa.field("body", pa.binary()),
-        pa.field("headers", pa.map_(pa.string(), pa.string())),
-        pa.field("timeToBeReceived", pa.string()),
-        pa.field("delay", pa.string()),
-        pa.field("deliverAt", MOMENT),
-        pa.field("topics", TOPICS),
-        *(pa.field(name, pa.string()) for name in TEXTS),
-    ]
+    {
+        "body": pa.binary(),
+        "headers": pa.map_(pa.string(), pa.string()),
+        "deliverAt": frame.MOMENT,
+        "topics": frame.TOPICS,
+        **dict.fromkeys(TEXTS, pa.string()),
+    }
 )
+FIELDS = (*frame.WRITTEN, "bodyBase64")
 
 
 class BadLine(BadInput):
@@ -66,283 +61,162 @@ class BadLine(BadInput):
     template = "line {line} cannot be sent: {reason}. Nothing was sent."
 
 
-def make_sender(session: Session, options: SinkOptions) -> Sender:
-    """What turns rows into messages."""
-    return Sender(
-        options=options,
-        partition=0,
-        own_address=lambda address: session.open().canonical(address),
-        rows_choose=True,
-    )
-
-
-def insert(
-    session: Session, chunks: Iterable[pa.Table], options: SinkOptions, sent: Sent, *, quiet: bool
-) -> None:
-    """Insert all messages in one transaction, and count those that nobody is subscribed to."""
-    # no retry: if the answer to a commit is lost, a retry would send twice
-    connection = session.open()
-    with (
-        progress("message", sent.messages, quiet=quiet) as advance,
-        transaction(connection, timeout=options.query_timeout),
-    ):
-        inserts = Inserts(connection, options)
-        for chunk in chunks:
-            inserts.insert(chunk)
-            advance(chunk.num_rows)
-        inserts.destinations.confirm()
-    sent.without_subscriber += inserts.without_subscriber
-    sent.printed = connection.printed
-
-
-class Sent:
-    """How many messages some chunks hold, for the summary."""
-
-    def __init__(self, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
-        self.queues: Counter[QueueAddress] = Counter()
-        self.printed = options.naming.print_address  # how the summary names a queue
-        self.without_subscriber: Counter[str] = Counter()  # lists of topics
-        self.messages = self.published = self.delayed = 0
-        for chunk in chunks:
-            self.messages += chunk.num_rows
-            later, topics = delayed.find_waiting(chunk), topics_of(chunk)
-            self.delayed += 0 if later is None else pc.sum(later).as_py()
-            self.published += 0 if topics is None else len(topics) - topics.null_count
-            for queue, own in rows_by_queue(chunk, options).items():
-                self.queues[queue] += pc.sum(own).as_py() or 0
-
-    def describe_without_subscriber(self) -> str:
-        """Say which messages nobody is subscribed to; empty for none."""
-        return (
-            describe_without_subscriber(self.without_subscriber) if self.without_subscriber else ""
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "sent": self.messages,
-            "queues": {self.printed(queue): count for queue, count in self.queues.items()},
-            "published": self.published,
-            "unheard": self.without_subscriber.total(),
-            "delayed": self.delayed,
-        }
-
-    def as_text(self) -> str:
-        places = [f"{quantity(self.published, 'message')} published"] if self.published else []
-        places += [
-            f"{quantity(count, 'message')} sent to {self.printed(queue)}"
-            for queue, count in self.queues.items()
-        ]
-        later = f", {self.delayed:,} of them delayed" if self.delayed else ""
-        return ("; ".join(places) or "no message sent") + later
-
-
-# ---------------------------------------------------------------- input
-
-
 def read(
+    session: Session,
+    options: SinkOptions,
     source: Path | None,
     file: Path | None,
-    sender: Sender,
-    headers: Mapping[str, str],
-    *,
-    quiet: bool,
+    headers: dict[str, str],
 ) -> list[pa.Table]:
     """
     Read all messages into tables of CHUNK_ROW.
 
     Args:
+        session: writes addresses as the database does; not opened where no row has one.
+        options: have the defaults for all messages.
         source: a file of JSON lines; None: standard input. Blank lines are skipped.
         file: the body of the only message, instead of lines.
-        sender: has the defaults for all messages.
         headers: added to every message that does not have them.
-        quiet: show no progress.
 
     Raises:
-        BadLine.
+        BadLine, BadOption.
     """
-    if file is not None:
-        message = {"body": _contents(file), "headers": list(headers.items())}
-        return list(sender.chunks([pa.RecordBatch.from_pylist([message], schema=SCHEMA)]))
+    sender = Sender(
+        options=options,
+        partition=0,
+        own_address=lambda address: session.open().canonical(address),
+        rows_choose=True,
+    )
     numbers: list[int] = []  # of the lines that became rows
-    homeless = sender.options.address is None and sender.options.topics is None
-    with _open_lines(source) as (stream, size), progress("byte", size, quiet=quiet) as advance:
-        lines = _count_bytes(stream, advance)
+    with _open("SOURCE", source) if file is None else _open("--file", file) as stream:
+        if file is None:
+            homeless = options.address is None and options.topics is None
+            rows = _rows(stream, headers, numbers, homeless=homeless)
+        else:
+            rows = iter([{"body": stream.read(), "headers": [*headers.items()]}])
+            numbers.append(1)
+        batches = iter(lambda: [*islice(rows, BATCH)], [])
         try:
-            return list(sender.chunks(_batches(lines, headers, numbers, homeless=homeless)))
+            tables = (pa.RecordBatch.from_pylist(some, schema=SCHEMA) for some in batches)
+            return [*sender.chunks(tables)]
         except BadMessage as error:
             raise BadLine(line=numbers[error.row], reason=error.reason) from None
 
 
-@contextmanager
-def _open_lines(path: Path | None) -> Iterator[tuple[BinaryIO, int | None]]:
-    """Open a file of lines or standard input. Gives its size in bytes too, if it is known."""
-    if path is None or str(path) == "-":
-        if sys.stdin.isatty():
-            say_error("reading JSON lines from the terminal; press Ctrl-D to end")
-        yield sys.stdin.buffer, None
-        return
+def insert(
+    context: Context, connection: Connection, options: SinkOptions, chunks: list[pa.Table]
+) -> None:
+    """Insert all messages in one transaction, and print how many went where."""
+    queues: Counter[QueueAddress] = Counter()
+    counts = Counter(sent=sum(chunk.num_rows for chunk in chunks), published=0, delayed=0)
+
+    def batches(inserts: Inserts) -> Iterator[int]:
+        for chunk in chunks:
+            inserts.insert(chunk)
+            yield chunk.num_rows
+            waiting, topics = delayed.find_waiting(chunk), publish.topics_of(chunk)
+            counts["delayed"] += 0 if waiting is None else pc.sum(waiting).as_py()
+            counts["published"] += 0 if topics is None else len(topics) - topics.null_count
+            for queue, own in rows_by_queue(chunk, options).items():
+                queues[queue] += pc.sum(own).as_py() or 0
+
+    def work(inserts: Inserts) -> None:
+        context.follow(batches(inserts), "message", counts["sent"], "inserted, and undone")
+
+    # no retry: if the answer to a commit is lost, a retry would send twice
+    lost = send_in_transaction(connection, options, work).without_subscriber
+    names = {connection.printed(queue): count for queue, count in queues.items()}
+    places = [f"{quantity(count, 'message')} sent to {name}" for name, count in names.items()]
+    if counts["published"]:
+        places.insert(0, f"{quantity(counts['published'], 'message')} published")
+    if counts["delayed"]:
+        places[-1] += f", {counts['delayed']:,} of them delayed"
+    result = {**counts, "queues": names, "unheard": lost.total()}
+    context.answer(result, "; ".join(places) or "no message sent")
+    if lost:
+        say_error(publish.describe_without_subscriber(lost))
+
+
+# ---------------------------------------------------------------- input
+
+
+def _open(option: str, path: Path | None) -> AbstractContextManager[BinaryIO]:
+    """Open a file, or standard input."""
+    if path is None:
+        return nullcontext(sys.stdin.buffer)
     try:
-        stream = path.open("rb")
+        return path.open("rb")
     except OSError as error:
-        raise BadOption(
-            option="SOURCE", found=str(path), expected=f"a file to read ({error.strerror})"
-        ) from None
-    with stream:
-        yield stream, path.stat().st_size or None
+        expected = f"a file to read ({error.strerror})"
+        raise BadOption(option=option, found=str(path), expected=expected) from None
 
 
-def _contents(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadOption(
-            option="--file", found=str(path), expected=f"a file to read ({error.strerror})"
-        ) from None
-
-
-def _count_bytes(stream: BinaryIO, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """Pass the lines of a file on, and report their bytes to `advance` after each STEP."""
-    size = 0
-    for text in stream:
-        yield text
-        size += len(text)
-        if size >= STEP:
-            advance(size)
-            size = 0
-    advance(size)
-
-
-def _batches(
-    lines: Iterable[bytes], headers: Mapping[str, str], numbers: list[int], *, homeless: bool
-) -> Iterator[pa.RecordBatch]:
-    rows: list[dict[str, Any]] = []
+def _rows(
+    lines: Iterable[bytes], headers: dict[str, str], numbers: list[int], *, homeless: bool
+) -> Iterator[dict[str, Any]]:
+    """Read lines into rows, and add the number of each to a list."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = _read_line(line, headers)
-            _require(
-                not homeless or row["queue"] is not None or row["topics"] is not None, HOMELESS
-            )
+            row = _row(line, headers)
         except ValueError as error:
             raise BadLine(line=number, reason=str(error)) from None
-        rows.append(row)
+        if homeless and row.keys().isdisjoint({"queue", "topics"}):
+            reason = (
+                "it has neither queue nor topics, and the command has neither QUEUE nor --topic"
+            )
+            raise BadLine(line=number, reason=reason)
         numbers.append(number)
-        if len(rows) == BATCH:
-            yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-            rows = []
-    if rows:
-        yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+        yield row
 
 
-# ---------------------------------------------------------------- one line
-
-
-def _require(fine: object, reason: str) -> None:
-    if not fine:
-        raise ValueError(reason)
-
-
-def _read_line(line: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
     """Read one line; a ValueError says why it cannot be sent."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({error})") from None
-    _require(isinstance(found, dict), 'expected an object, for example {"body": …}')
-    if strange := found.keys() - KNOWN:
+    if not isinstance(found, dict):
+        raise ValueError('expected an object, for example {"body": …}')  # noqa: TRY004 - a line's
+    if strange := found.keys() - {*FIELDS, *frame.IGNORED}:
         raise ValueError(f"{min(strange)!r} is not known; expected one of {', '.join(FIELDS)}")
-    for name in TEXTS:
-        value = found.get(name)
-        _require(
-            isinstance(value, str | None), f"{name} is {json.dumps(value)[:64]}: expected text"
-        )
-    return {
-        **{name: _encodable(name, found.get(name)) for name in TEXTS},
-        "body": _body(found),
-        "headers": list({**headers, **_headers(found.get("headers"))}.items()),
-        "timeToBeReceived": _lifetime(found.get("timeToBeReceived")),
-        "delay": _delay(found.get("delay")),
-        "deliverAt": _moment(found.get("deliverAt")),
-        "topics": _topics(found.get("topics")),
-    }
-
-
-def _encodable(name: str, text: str | None) -> str | None:
-    try:
-        if text is not None:
-            text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} holds half of a surrogate pair") from None
-    return text
-
-
-def _body(found: dict[str, Any]) -> bytes:
-    if (packed := found.get("bodyBase64")) is not None:
-        fits = "body" not in found and isinstance(packed, str)
-        _require(fits, "bodyBase64 must be text, and body must not be set with it")
+    row: dict[str, Any] = {}
+    for name in FIELDS:
+        if (value := found.get(name)) is None:
+            continue
+        column, read, expected = READERS.get(name, (name, lambda text: text, "text"))
+        if column in row:
+            raise ValueError("it has both body and bodyBase64")
         try:
-            return base64.b64decode(packed, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"bodyBase64 is not base64 ({error})") from None
-    body = found.get("body")
-    _require(body is not None, 'it has no body; use "" to send an empty body')
-    if not isinstance(body, str):
-        body = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return str(_encodable("body", body)).encode()
+            row[column] = read(value)
+            pa.array([row[column]], SCHEMA.field(column).type)
+        except (AttributeError, BadOption, TypeError, ValueError):
+            shown = json.dumps(value)[:64]
+            raise ValueError(f"{name} is {shown}: expected {expected}") from None
+    if "body" not in row:
+        raise ValueError('it has no body; use "" to send an empty body')
+    row["headers"] = [*{**headers, **dict(row.get("headers", ()))}.items()]
+    return row
 
 
-def _headers(found: Any) -> dict[str, str | None]:  # noqa: ANN401 - JSON
-    if found is None:
-        return {}
-    texts = isinstance(found, dict) and all(isinstance(each, str | None) for each in found.values())
-    _require(texts, "headers is not an object of texts")
-    for name, value in found.items():
-        _encodable("a header", name)
-        _encodable(f"header {name!a}", value)
-    return dict(found)
+def _body(value: Any) -> bytes:  # noqa: ANN401 - JSON
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return str(value).encode()
 
 
-def _lifetime(found: object) -> str | None:
-    if isinstance(found, str | None):
-        return found
-    if type(found) is not int:
-        raise ValueError('timeToBeReceived is neither "hh:mm:ss" nor whole milliseconds')
-    try:
-        return format_span(found)
-    except BadTimeSpan as error:
-        raise ValueError(str(error)) from None
+def _topics(value: object) -> object:
+    if isinstance(value, str):  # Arrow would make a list of its characters
+        raise TypeError
+    return value
 
 
-def _delay(found: object) -> str | None:
-    if isinstance(found, str | None):
-        return found
-    if type(found) is not int or not 0 <= found <= LONGEST_DELAY:
-        most = f"whole milliseconds from 0 to {LONGEST_DELAY}"
-        raise ValueError(f'delay is neither "hh:mm:ss" nor {most}')
-    return span(found)
-
-
-def _moment(found: object) -> datetime | None:
-    if found is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(str(found))
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise ValueError(
-            f"deliverAt is {json.dumps(found)[:64]}: expected a time with its zone, "
-            "for example 2026-06-30T17:05:09Z"
-        )
-    return moment
-
-
-def _topics(found: Any) -> list[str] | None:  # noqa: ANN401 - JSON
-    if found is None:
-        return None
-    texts = isinstance(found, list) and all(isinstance(each, str) for each in found)
-    _require(texts, "topics is not an array of texts")
-    for each in found:
-        _encodable("topics", each)
-    return list(found)
+# field of a line → its column, what reads a value that Arrow does not, and what is expected
+READERS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "body": ("body", _body, "text without half of a surrogate pair"),
+    "bodyBase64": ("body", partial(base64.b64decode, validate=True), "base64"),
+    "headers": ("headers", lambda value: [*value.items()], "an object of texts"),
+    "topics": ("topics", _topics, "an array of texts"),
+    "deliverAt": ("deliverAt", partial(read_moment, "deliverAt"), "a time with its zone"),
+}

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin.problems import Finding
-from sqlq_spark.cli.screen import show_findings
+from sqlq_spark.cli.screen import finding_lines, out
 
 from .database import STREAM, address, as_role, count, received
 
@@ -169,7 +169,7 @@ def test_doctor_reports_a_delayed_table_whose_name_no_installer_accepts(
     delayed = "(id uuid DEFAULT gen_random_uuid(), headers text, body bytea, due timestamptz)"
     place.sql(f'CREATE TABLE {queue[:-1]}.Delayed" {delayed}')
     place.sql(f'CREATE INDEX ON {queue[:-1]}.Delayed" (due)')
-    assert run("send", queue, stdin='{"body": "1", "delay": 0}').code == 0
+    assert run("send", queue, stdin='{"body": "1", "delay": "00:00:00"}').code == 0
 
     checked = run("doctor", queue, "--json", *state)
 
@@ -220,8 +220,9 @@ def test_findings_are_shown_without_control_characters(capsys: pytest.CaptureFix
     name = '"s"."[red]\x1b[2J"'
     finding = Finding(where=name, name="x", severity="note", found="\x07", fix=f"ALTER {name};\nB")
 
-    show_findings([finding])
+    for line in finding_lines(finding):
+        out().print(line, soft_wrap=True)
 
     assert capsys.readouterr().out == (
-        'note  "s"."[red]·[2J": ·\n    ALTER "s"."[red]·[2J";\n    B\nno problems found\n'
+        'note  "s"."[red]·[2J": ·\n    ALTER "s"."[red]·[2J";\n    B\n'
     )

@@ -133,7 +133,7 @@ def test_an_operator_may_run_the_commands(
     """All but those that create tables."""
     url = ("--url", granted.urls["operator"])
     subscriptions = ("--subscription-table", granted.subscriptions)
-    line, delayed = '{"body": "1"}\n', '{"body": "2", "delay": 0}'
+    line, delayed = '{"body": "1"}\n', '{"body": "2", "delay": "00:00:00"}'
     topic = ("Shop.Placed", "--endpoint", "Lake")
     assert run("send", granted.errors, *url, stdin=line).code == 0
     assert run("send", granted.queue, *url, stdin=line + delayed).code == 0

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def three(run: Run, queue: str) -> str:
     """Give a queue of three messages, two of them expired."""
-    lines = '{"body": "2", "timeToBeReceived": 0}\n{"body": "3", "timeToBeReceived": 0}'
-    run("send", queue, stdin=f'{{"body": "1"}}\n{lines}')
+    line = '{"body": "2", "timeToBeReceived": "00:00:00"}\n'
+    run("send", queue, stdin=f'{{"body": "1"}}\n{line}{line}')
     return queue
 
 
@@ -32,7 +32,7 @@ def test_purge_deletes_only_after_a_yes(run: Run, place: Place, three: str) -> N
 
     assert (refused.code, no_answer.code, agreed.code) == (1, 1, 0)
     assert f"This will delete 3 messages of {three} permanently." in refused.out
-    assert no_answer.err.endswith("nothing was done (standard input gives no answer: use --yes)\n")
+    assert no_answer.err.endswith("nothing was done; --yes answers the question\n")
     assert kept == 3
     assert agreed.out.endswith("3 messages deleted\n")
     assert count(place, three) == 0

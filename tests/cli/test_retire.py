@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from waiting import until
 
-from sqlq_spark.cli import retire
+from sqlq_spark.cli import endpoints
 
 from .database import STREAM, address, count, received, tables
 
@@ -25,7 +25,7 @@ PUT = "INSERT INTO {} (id, headers, body) VALUES (gen_random_uuid(), '{{}}', '')
 @pytest.fixture
 def words(place: Place, state: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Give the options of the test's own tables; nothing waits for the caches of endpoints."""
-    monkeypatch.setattr(retire, "PATIENCE", 0)
+    monkeypatch.setattr(endpoints, "PATIENCE", 0)
     return (*state, "--subscription-table", address(place, "SubscriptionRouting"))
 
 
@@ -61,7 +61,7 @@ def test_a_queue_is_unsubscribed_and_dropped_with_its_delayed_table(
     assert f"This will drop {subscribed} and {delayed} permanently." in stopped.out
     assert {"Shop.Orders", "Shop.Orders.Delayed"} < left
     assert (done.code, done.err) == (0, "Continue? [y/N]: ")
-    assert done.out.endswith(f"{delayed} was dropped\n{subscribed} was dropped\n")
+    assert done.out.endswith(f"{delayed} and {subscribed} dropped\n")
     assert tables(place) == {"Shop.Billing", "SubscriptionRouting"}
     assert place.sql(f"SELECT DISTINCT endpoint FROM {routing}") == [("Shop.Billing",)]
     assert run("retire", subscribed, *words).code == 3
@@ -80,7 +80,6 @@ def test_a_queue_with_messages_is_dropped_only_with_the_flag(
 
     assert (entry["action"], entry["queue"], entry["messages"]) == ("retire", subscribed, 2)
     assert refused.code == 1
-    assert f"{subscribed} has 1 message, 1 delayed message and 0 open receipts" in refused.out
     assert f"queue {subscribed} was not dropped: 2 messages would be lost; " in refused.err
     assert "Shop.Orders" in kept
     assert discarded.code == 0

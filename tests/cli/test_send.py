@@ -43,7 +43,7 @@ def test_send_reads_json_lines(run: Run, queue: str, place: Place) -> None:
     """Text is sent as it is, other values as JSON; a line's headers win over the options'."""
     text = (
         '{"body": "plain ä", "id": "m1"}\n\n'
-        '{"body": {"a": [1, 2.5, null]}, "headers": {"k": "own"}, "timeToBeReceived": 60000}\n'
+        '{"body": {"a": [1, 2.5, null]}, "headers": {"k": "own"}, "timeToBeReceived": "00:01:00"}\n'
     )
     options = ("--message-type", "Shop.Placed", "--content-type", "application/json")
     sent = run("send", queue, *options, "--header", "k=v=w", stdin=text)
@@ -95,18 +95,17 @@ def test_send_reads_a_file_as_one_body(run: Run, queue: str, place: Place, tmp_p
         ('{"body": null}', "it has no body"),
         ('{"body": "", "bdoy": 1}', "'bdoy' is not known; expected one of body"),
         ('{"body": "", "id": 1}', "id is 1: expected text"),
-        ('{"body": "", "headers": {"a": 1}}', "headers is not an object of texts"),
-        ('{"body": "", "headers": {"a": "\\ud800"}}', "header 'a' holds half of a surrogate pair"),
-        ('{"body": "\\ud800"}', "body holds half of a surrogate pair"),
+        ('{"body": "", "headers": {"a": 1}}', "expected an object of texts"),
+        ('{"body": "", "headers": {"a": "\\ud800"}}', "headers is {"),
+        ('{"body": "\\ud800"}', "text without half of a surrogate pair"),
         ('{"body": "", "timeToBeReceived": "soon"}', "cannot be read"),
-        ('{"body": "", "timeToBeReceived": -1}', "is not between 0 and"),
-        ('{"bodyBase64": "?"}', "bodyBase64 is not base64"),
-        ('{"body": "", "topics": "Shop.A"}', "topics is not an array of texts"),
-        ('{"body": "", "topics": [1]}', "topics is not an array of texts"),
-        ('{"body": "", "topics": ["\\ud800"]}', "half of a surrogate pair"),
+        ('{"body": "", "timeToBeReceived": 1}', "timeToBeReceived is 1: expected text"),
+        ('{"bodyBase64": "?"}', 'bodyBase64 is "?": expected base64'),
+        ('{"body": "", "topics": "Shop.A"}', "expected an array of texts"),
+        ('{"body": "", "topics": [1]}', "topics is [1]: expected an array of texts"),
+        ('{"body": "", "topics": ["\\ud800"]}', "expected an array of texts"),
         ('{"body": "", "topics": ["A"], "queue": "q"}', "both a queue and topics"),
-        ('{"body": "", "delay": -1}', "delay is neither"),
-        ('{"body": "", "delay": 1.5}', "delay is neither"),
+        ('{"body": "", "delay": 1.5}', "delay is 1.5: expected text"),
         ('{"body": "", "delay": "-00:00:01"}', "delay '-00:00:01' is negative"),
         ('{"body": "", "delay": "1e9"}', "delay '1e9' cannot be read"),
         ('{"body": "", "delay": "9999999.00:00:00"}', "is longer than 365000.00:00:00"),
@@ -116,11 +115,11 @@ def test_send_reads_a_file_as_one_body(run: Run, queue: str, place: Place, tmp_p
         ('{"body": "", "deliverAt": "0001-01-01T00:00:00+14:00"}', "outside of the years 1900 to"),
         ('{"body": "", "deliverAt": "9999-12-31T23:59:59-14:00"}', "outside of the years 1900 to"),
         (
-            '{"body": "", "delay": 1, "deliverAt": "2030-01-01T00:00:00Z"}',
+            '{"body": "", "delay": "00:00:01", "deliverAt": "2030-01-01T00:00:00Z"}',
             "both deliverAt and delay",
         ),
         (
-            '{"body": "", "delay": 1, "timeToBeReceived": 1}',
+            '{"body": "", "delay": "00:00:01", "timeToBeReceived": "00:00:01"}',
             "cannot delay a message that expires",
         ),
     ],
@@ -248,12 +247,12 @@ def test_send_needs_no_queue_if_each_line_has_its_own(
 
 
 def test_lines_may_be_delayed(run: Run, queue: str, place: Place) -> None:
-    """By a span, by milliseconds or until a moment; the others are sent at once."""
+    """By a span or until a moment; the others are sent at once."""
     run("create", queue, "--delayed")
     delayed = address(place, "Shop.Orders.Delayed")
     text = json_lines(
         {"body": "a", "delay": "01:00:00"},
-        {"body": "b", "delay": 5000},
+        {"body": "b", "delay": "00:00:05"},
         {"body": "c", "deliverAt": "2345-06-07T10:09:10.111213+02:00"},
         {"body": "d"},
     )
@@ -273,7 +272,7 @@ def test_lines_may_be_delayed(run: Run, queue: str, place: Place) -> None:
 def test_send_of_a_file_shows_its_progress_on_a_terminal(
     run: Run, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bytes while it is read, then in messages; not with --json."""
+    """Not with --json."""
     path = tmp_path / "lines"
     path.write_text('{"body": "1"}\n' * 10)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -283,6 +282,5 @@ def test_send_of_a_file_shows_its_progress_on_a_terminal(
     quiet = run("send", queue, str(path), "--json")
 
     assert sent.out == f"10 messages sent to {queue}\n"
-    assert "140 of 140" in sent.err
     assert "10 of 10" in sent.err
     assert quiet.err == ""

@@ -24,7 +24,7 @@ from waiting import PATIENCE
 from sqlq_spark.admin import watch
 from sqlq_spark.admin.inspect import Depth
 from sqlq_spark.admin.problems import Finding
-from sqlq_spark.cli import figures
+from sqlq_spark.cli import queues as figures
 from sqlq_spark.cli.screen import NO_QUEUES
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import NotReachable

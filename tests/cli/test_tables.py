@@ -40,18 +40,18 @@ def test_create_makes_all_queues_of_an_endpoint(
         made = run("create", *endpoint)
 
         assert made.code == 0
-        assert [line.partition(" is in postgresql://")[0] for line in made.out.splitlines()] == [
-            f"queue {address(place, table)}" for table in OWN + SHARED
-        ]
+        queues = ", ".join(address(place, table) for table in OWN + SHARED)
+        assert made.out.startswith("in postgresql://")
+        assert made.out.endswith(f": {queues}\n")
     assert tables(place) == {*OWN, *SHARED}
 
 
 def test_a_second_queue_needs_its_option(run: Run, place: Place) -> None:
-    """The error names the options, and nothing is created."""
+    """Nothing is created."""
     made = run("create", address(place, "error"), address(place, "audit"))
 
     assert made.code == 2
-    assert "expected one QUEUE; name the endpoint's other queues with --error, --audit" in made.err
+    assert "extra argument" in made.err
     assert tables(place) == set()
 
 
@@ -94,7 +94,7 @@ def test_create_adds_the_body_as_text_to_all_queues(
     made = run("create", *endpoint, "--body-string", "--delayed")
 
     assert made.code == 0
-    assert f"\ntable {address(place, 'shop.Delayed')} is in " in made.out
+    assert made.out.endswith(f", {address(place, 'shop.Delayed')}\n")
     assert tables(place) == {*OWN, *SHARED, "shop.Delayed"}
     texts = "SELECT count(*) FROM pg_attribute WHERE attname = 'bodystring' AND attrelid::regclass"
     where = f"{texts}::text LIKE '{place.schema}.%%'"

@@ -169,7 +169,7 @@ def prepared(place: Place, url: str, run: Any) -> None:
         failed = '{"NServiceBus.FailedQ":"\\"shop\\".\\"Shop.Orders\\""}'
         put = f"INSERT INTO {error} VALUES (gen_random_uuid(), NULL, %s, 'x')"
         connection.execute(put.encode(), [failed])
-    text = '{"body": "1"}\n{"body": "2", "delay": 0}'
+    text = '{"body": "1"}\n{"body": "2", "delay": "00:00:00"}'
     assert run("send", orders, *at, stdin=text)[0] == 0
 
 

@@ -257,7 +257,7 @@ DRAWN = [
     Fault(
         id="cli-2",
         promise="retry asks before it returns messages.",
-        file="cli/retry.py",
+        file="cli/messages.py",
         old="""    if planned.messages:
         queues""",
         new="""    if not (planned.messages):
@@ -267,19 +267,19 @@ DRAWN = [
     Fault(
         id="cli-3",
         promise="receipts show prints JSON only with --json.",
-        file="cli/receipts.py",
-        old="""        if shared.as_json:
-            screen.print_json({"receipt\"""",
-        new="""        if not (shared.as_json):
-            screen.print_json({"receipt\"""",
+        file="cli/messages.py",
+        old="""    if context.obj.as_json:
+        screen.print_json({"receipt\"""",
+        new="""    if not (context.obj.as_json):
+        screen.print_json({"receipt\"""",
         tests=["cli/test_receipts.py::test_show_finds_a_message_by_either_of_its_ids"],
     ),
     Fault(
         id="cli-4",
         promise="send takes a queue and a file, and no queue with --topic.",
         file="cli/messages.py",
-        old="    if not topic:\n",
-        new="    if topic:\n",
+        old="    if topic:  # there",
+        new="    if not topic:  # there",
         tests=["cli/test_send.py::test_send_reads_a_file_as_one_body"],
     ),
     Fault(

@@ -418,9 +418,9 @@ RETURNING""",
         id="doctor-stops-at-no-address",
         promise="A stream's row whose queue is no address is a finding of doctor, not its end.",
         fixed="f41c077",
-        file="cli/upkeep.py",
-        old="except BadOption as error:",
-        new="except RightMissing as error:",
+        file="cli/queues.py",
+        old="except errors.BadOption as error:",
+        new="except errors.RightMissing as error:",
         tests=[
             "hostile/test_tables_of_others.py::test_a_stream_row_that_names_no_address_is_a_finding"
         ],

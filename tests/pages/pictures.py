@@ -27,7 +27,7 @@ from psycopg import sql
 from rich.console import Console
 
 from sqlq_spark.admin import watch
-from sqlq_spark.cli import figures
+from sqlq_spark.cli import queues
 from sqlq_spark.database import schema
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
@@ -138,7 +138,7 @@ def screen(looks: list[Look]) -> str:
         before = watch.add_rates(before, now)
     assert before is not None
     console = Console(record=True, width=COLUMNS, file=StringIO(), highlight=False)
-    console.print(figures.draw(before, 2.0))
+    console.print(queues.draw(before, "sqlqueue", 2.0))
     found = console.export_svg(title="sqlqueue stats --watch")
     # nothing is loaded from elsewhere: the font is the one that is there
     return re.sub(r"@font-face \{.*?\}\s*", "", found, flags=re.DOTALL)

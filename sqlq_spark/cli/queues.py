@@ -1,0 +1,449 @@
+"""
+The commands on queues: `stats`, `report` and `doctor` look at them and change nothing.
+
+`purge` and `purge-expired` delete messages, `move-due` moves delayed ones, and `trail` shows who
+purged, returned, dropped or retired.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+from typer import Option, Typer
+
+from sqlq_spark import errors
+from sqlq_spark.admin import checks, inspect, purge, watch
+from sqlq_spark.admin.formats import clean, quantity, span, view
+from sqlq_spark.admin.problems import Finding
+from sqlq_spark.cli import options as cli
+from sqlq_spark.cli import screen
+from sqlq_spark.cli.options import Command, Context, StateCommand, require
+from sqlq_spark.cli.screen import say, say_error
+from sqlq_spark.database import transaction
+from sqlq_spark.database.schema import find_states
+from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.options.names import parse_queue, parse_table
+from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
+from sqlq_spark.send import DUE_BATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from sqlq_spark.admin.watch import Look
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options.connection import DatabaseOptions
+    from sqlq_spark.send.delayed import Moved
+    from sqlq_spark.wire.address import QueueAddress
+
+app = Typer()
+
+SHARE = 4.0  # --watch pauses at least so many times as long as a look took, which counts rows
+# --watch continues after these
+PASSING = (
+    errors.ConnectionLost,
+    errors.CredentialsFailed,
+    errors.Deadlock,
+    errors.NotReachable,
+    errors.TimedOut,
+)
+LEGEND = (
+    "in/s: growth of the highest seq. out/s: in/s less the change of the backlog. "
+    "lag: waiting and held messages. Press Ctrl-C to end."
+)
+
+
+# ---------------------------------------------------------------- stats
+
+
+@app.command(cls=StateCommand)
+def stats(
+    context: Context,
+    queues: cli.Queues = None,
+    *,
+    watch_: Annotated[bool, Option("--watch")] = False,
+    interval: Annotated[float, Option(min=0.1)] = 2.0,
+    count: Annotated[int | None, Option(min=1)] = None,
+    openmetrics: Annotated[str | None, Option(metavar="FILE")] = None,
+    endpoint_time_zone: str | None = None,
+) -> None:
+    """
+    Show the depth of queues, delayed messages and streams, and what is wrong.
+
+    Without a name it shows all queues that this login may read.
+    A number with ~ is an estimate: tables of more than 256 MiB are not counted.
+    --watch shows a live screen on a terminal, and prints lines elsewhere.
+    in/s is the growth of the highest seq. out/s is in/s less the change of the
+    backlog.
+    --openmetrics replaces the file at once, also at each look of --watch.
+
+    Options:
+        watch_: Continue until Ctrl-C.
+        interval: Seconds between two looks of --watch.
+        count: End --watch after so many looks.
+        openmetrics: Write gauges for Prometheus; - is the standard output.
+    """
+    as_json, state_schema = context.obj.as_json, context.obj.state_schema
+    options = context.obj.database(endpointTimeZone=endpoint_time_zone)
+    require(count is None or watch_, "--count", count, "--watch with it")
+    require(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
+    on_screen = watch_ and openmetrics is None and not as_json and sys.stdout.isatty()
+    live = Live(console=screen.out(), screen=True, auto_refresh=False) if on_screen else None
+    session = context.with_resource(Session(options, "stats"))
+    with screen.until_stopped() if watch_ else nullcontext(), live or nullcontext():
+        for done, now in enumerate(looks(session, queues or [], options, interval, live), 1):
+            if live is not None:
+                live.update(draw(now, state_schema, interval), refresh=True)
+            elif openmetrics == "-":
+                sys.stdout.write(watch.to_metrics(now, state_schema))
+            elif openmetrics is not None:  # the collector's login may read the file
+                write(openmetrics, watch.to_metrics(now, state_schema), "--openmetrics", 0o644)
+            elif as_json:
+                screen.print_json(watch.to_json(now))
+            else:
+                print_look(now, state_schema, as_lines=watch_)
+            sys.stdout.flush()
+            if not watch_ or done == count:
+                return
+
+
+def looks(
+    session: Session,
+    names: Sequence[str],
+    options: DatabaseOptions,
+    interval: float,
+    live: Live | None = None,
+) -> Iterator[Look]:
+    """Look and pause. Says that it tries again after a temporary error, but not of the first."""
+    before: Look | None = None
+    while True:
+        began = time.monotonic()
+        now: Look | None = None
+        try:
+            now = watch.look(session.open(), names, options)
+        except PASSING as error:
+            if before is None:
+                raise
+            session.close()
+            text = f"{error.describe(cli.FLAGS).removesuffix('.')}. Trying again."
+            if live is None:
+                say_error(text)
+            else:
+                live.update(Text(f"{clean(text)} Press Ctrl-C to end.", "red"), refresh=True)
+        took = time.monotonic() - began
+        if now is not None:
+            before = watch.add_rates(before, now)
+            yield before
+        time.sleep(max(interval, SHARE * took))
+
+
+def print_look(now: Look, state_schema: str, *, as_lines: bool) -> None:
+    """Print a line for each queue; or tables, and on standard error what is wrong."""
+    if not as_lines:
+        for table in tables(now, state_schema, "once"):
+            screen.out().print(table)
+        for its in now.problems:
+            say_error(f"{its.where}: {its.found}. Fix: {' '.join(its.fix.splitlines())}")
+        return
+    columns = view(watch.QUEUE, "watch")[:-1]
+    lines = [
+        f"{each.queue}: {', '.join(f'{its.name} {its.cell(each).text}' for its in columns)}"
+        for each in now.queues
+    ]
+    for line in lines or [screen.NO_QUEUES]:
+        say(f"{now.at:%Y-%m-%d %H:%M:%S} {line}")
+
+
+def draw(now: Look, state_schema: str, interval: float) -> Group:
+    """The live screen."""
+    head = Text.assemble((f"{now.at:%H:%M:%S} UTC", "bold"), f"  every {interval:g} s")
+    queues, streams = tables(now, state_schema, "watch")
+    wrong = [line for each in now.problems for line in screen.finding_lines(each)]
+    return Group(head, queues, streams, Text(LEGEND, "dim"), *wrong)
+
+
+def tables(now: Look, state_schema: str, name: str) -> tuple[RenderableType, RenderableType]:
+    """The tables of queues and of streams, with the columns of a view."""
+    return (
+        screen.draw_rows(view(watch.QUEUE, name), now.queues, "queues")
+        if now.queues
+        else Text(screen.NO_QUEUES),
+        Text(
+            f"no streams: this login sees no state tables in schema {clean(state_schema)} "
+            "(`sqlqueue install` creates them)"
+        )
+        if now.streams is None
+        else screen.draw_rows(view(watch.STREAM, name), now.streams, "streams"),
+    )
+
+
+# ---------------------------------------------------------------- report
+
+
+@app.command(cls=StateCommand)
+def report(
+    context: Context,
+    queues: cli.Queues = None,
+    *,
+    html: Path | None = None,
+    error_queue: str | None = None,
+    sample: Annotated[int, Option(min=100)] = 20_000,
+    endpoint_time_zone: str | None = None,
+) -> None:
+    """
+    Write one page: what waits, what failed, what is wrong; types, ages, bloat.
+
+    The page has no script and loads nothing.
+    With --json the command prints the figures, with or without a page.
+    It reads headers, not bodies, and deletes and locks nothing.
+
+    Options:
+        html: Write the page to this file.
+        error_queue: Also report the failures in this queue, by exception.
+        sample: Read the headers of at most so many messages per queue.
+    """
+    from sqlq_spark.admin import report as its  # noqa: PLC0415 - see cli
+
+    if html is None and not context.obj.as_json:
+        example = "a file for the page, or use --json to print the figures"
+        raise errors.MissingOption(option="--html", example=example)
+    options = context.obj.database(endpointTimeZone=endpoint_time_zone)
+    failures = cli.queue_or_none("--error-queue", error_queue, options)
+    connection = context.connect(options, "report")
+    found = its.report(connection, queues or (), options, errors=failures, most=sample)
+    if html is not None:
+        # the page names queues, logins and failures, and others may be able to read the folder
+        write(str(html), its.write_page(found), "--html", 0o600)
+    written = f"the report of {quantity(len(found.queues), 'queue')} is in {html}"
+    context.answer(its.to_json(found), written)
+
+
+def write(name: str, text: str, option: str, mode: int) -> None:
+    """Replace a file by a complete new one of this mode."""
+    path = Path(name)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            new = Path(folder, "new")
+            new.write_text(text, encoding="utf-8", errors="replace")
+            new.chmod(mode)
+            new.replace(path)
+    except OSError as error:
+        expected = f"a file to write ({error.strerror})"
+        raise errors.BadOption(option=option, found=name, expected=expected) from None
+
+
+# ---------------------------------------------------------------- purge
+
+
+@app.command("purge", cls=cli.AskingStateCommand)
+def purge_(context: Context, queue: str) -> None:
+    """
+    Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
+
+    Waits for messages that a consumer has locked. Messages sent meanwhile
+    stay. A deleted message cannot be restored.
+    """
+    options = context.obj.source(queue)
+    connection = context.connect(options, "purge")
+    with transaction(connection):
+        depth = inspect.depth(connection, options.address)
+    messages = depth.messages
+    if messages:
+        context.confirm(f"delete {quantity(messages, 'message')} of {depth.queue} permanently")
+    recorded = messages > 0 and cli.keeps_trail(connection)
+    batches = purge.purge_parts(connection, options.address, depth, recorded=recorded)
+    gone = sum(context.follow(batches, "message", messages, "deleted"))
+    result = {"queue": depth.queue, "deleted": gone, "recorded": recorded}
+    context.answer(result, f"{quantity(gone, 'message')} deleted")
+
+
+@app.command(cls=Command)
+def purge_expired(context: Context, queue: str) -> None:
+    """Delete expired messages, in batches. Skips messages that others have locked."""
+    options = context.obj.source(queue)
+    connection = context.connect(options, "purge")
+    with transaction(connection):
+        depth = inspect.depth(connection, options.address)
+    batches = purge.purge_expired(connection, options.address)
+    gone = sum(context.follow(batches, "expired message", depth.expired or 0, "deleted"))
+    result = {"queue": depth.queue, "deleted": gone}
+    context.answer(result, f"{quantity(gone, 'expired message')} deleted from {depth.queue}")
+
+
+# ---------------------------------------------------------------- move-due
+
+
+@app.command(cls=Command)
+def move_due(
+    context: Context,
+    queue: str,
+    *,
+    watch: bool = False,
+    batch: Annotated[int, Option(min=1)] = DUE_BATCH,
+    endpoint_time_zone: str | None = None,
+) -> None:
+    """
+    Move the delayed messages that are due into their queue. The receiver forwards them.
+
+    With --watch the command looks again after 1 s, then 2 s, up to 60 s, and
+    no later than the next due time.
+
+    Options:
+        watch: Continue until Ctrl-C.
+        batch: Messages per transaction.
+    """
+    from sqlq_spark.send.delayed import Moved, Mover, pause  # noqa: PLC0415 - see cli
+
+    options = context.obj.source(queue, endpointTimeZone=endpoint_time_zone)
+    mover, moved = Mover(options.address, options), Moved(0, None)
+    move = partial(mover.move, most=batch)
+    messages, slept, is_done = 0, 0.0, False
+    session = context.with_resource(Session(options, "move-due"))
+    name = session.open().printed(options.address)
+    with screen.until_stopped():
+        while not is_done:
+            moved = session.run_with_retries(move)
+            messages += moved.messages
+            if watch and moved.messages:
+                report_moved(context, name, moved)
+            is_full = moved.messages == batch
+            is_done = not (is_full or watch)
+            if watch:
+                slept = 0.0 if is_full else pause(slept, moved)
+                time.sleep(slept)
+    report_moved(context, name, Moved(messages, moved.next_due), " in total")
+    if not (is_done or watch):
+        context.exit(cli.STOPPED)
+
+
+def report_moved(context: Context, queue: str, moved: Moved, scope: str = "") -> None:
+    """Print how many messages one round, or all of them, moved, and when the next are due."""
+    if moved.next_due is None:
+        then = "no message waits"
+    elif moved.next_due <= 0:
+        then = "more are due, but another process is moving them"
+    else:
+        then = f"the next is due in {span(moved.next_due)}"
+    shown = {"queue": queue, "moved": moved.messages, "nextDueSeconds": moved.next_due}
+    text = f"{quantity(moved.messages, 'message')} moved into {queue}{scope}; {then}"
+    context.answer(shown | {"total": bool(scope)}, text)
+
+
+# ---------------------------------------------------------------- doctor
+
+
+@app.command(cls=Command)
+def doctor(
+    context: Context,
+    queues: cli.Queues = None,
+    *,
+    warn_if_shared: bool = True,
+    subscription_table: str = SUBSCRIPTION_TABLE,
+    state_schema: str | None = None,
+) -> None:
+    """
+    Check queues, subscriptions, streams and the server, and print the fix of each problem.
+
+    Without a name it checks all queues that this login may read. Without
+    --state-schema it names the state schemas that it did not look into.
+    Changes nothing. The exit code is 1 if there is an error or a warning.
+
+    Options:
+        warn_if_shared: Warn if an endpoint seems to own the queue of a stream.
+        state_schema: Look at this schema only; by default at all that you may enter.
+    """
+    options = context.obj.database(stateSchema=state_schema)
+    table = parse_queue("--subscription-table", subscription_table, options.naming)
+    asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
+    connection = context.connect(options, "doctor")
+    states, unread = find_states(connection) if state_schema is None else ([], {})
+    states = states or ([] if unread else [options.state_schema])
+    unnamed, found = ([], []) if asked else all_queues(connection, options, states)
+    for state, reason in unread.items():
+        problem = f"state schema {state} was not looked into: {reason}"
+        found.append(Finding(connection.server, "state_unread", "note", problem, ""))
+    found += checks.run_all_checks(
+        connection,
+        [*asked, *unnamed],
+        warn_if_shared=warn_if_shared,
+        unnamed=unnamed,
+        states=states,
+    )
+    found += checks.of_subscriptions(connection, table)
+    is_fine = not any(each.is_problem for each in found)
+    if context.obj.as_json:
+        for each in found:
+            screen.print_json(asdict(each))
+    else:
+        if not (asked or unnamed):
+            say(screen.NO_QUEUES)
+        for each in sorted(found, key=attrgetter("rank")):
+            for line in screen.finding_lines(each):
+                screen.out().print(line, soft_wrap=True)
+        if is_fine:
+            screen.out().print("no problems found", style="green")
+    if not is_fine:
+        context.exit(cli.FOUND)
+
+
+def all_queues(
+    connection: Connection, options: DatabaseOptions, states: Sequence[str]
+) -> tuple[list[QueueAddress], list[Finding]]:
+    """The queues of the database, and those that streams read; and a finding for no address."""
+    found = [each.address for each in inspect.tables(connection) if not each.is_delayed]
+    known = {connection.printed(each) for each in found}
+    _, names = checks.of_states(connection, states)
+    unfit = []
+    for name in sorted(names.keys() - known):
+        try:
+            found.append(parse_table("QUEUE", name, options.naming))
+        except errors.BadOption as error:
+            unfit.append(checks.no_address(error, names[name]))
+    return found, unfit
+
+
+# ---------------------------------------------------------------- trail
+
+KEYS = ("at", "login", "session_login", "action", "messages", "stream", "batch", "task", "queue")
+
+
+@app.command(cls=StateCommand)
+def trail(
+    context: Context,
+    queue: cli.MaybeQueue = None,
+    *,
+    last: Annotated[int, Option(min=1)] = 100,
+) -> None:
+    """
+    Show the audit trail, the latest entry first.
+
+    An entry says who purged, returned, dropped or retired, when, and how many
+    messages. Each transaction of a command has one.
+
+    Options:
+        last: How many entries.
+    """
+    options = context.obj.database()
+    address = cli.queue_or_none("queue", queue, options)
+    connection = context.connect(options, "trail", StateSession)
+    with transaction(connection):
+        name = None if address is None else connection.printed(address)
+        found = connection.rows("trail", queue_name=name, entries=last)
+    rows = [(*row[:4], *row[5:], row[4]) for row in found]  # the queue last
+    if context.obj.as_json:
+        for row in rows:
+            screen.print_json(dict(zip(KEYS, row, strict=True)))
+    else:
+        screen.show(KEYS, rows, "entries")
