@@ -2,18 +2,19 @@
 Whether the package works on a server, seen on that server: the checks of `sqlqueue selftest`.
 
 A run makes schemas, roles and logins whose names begin with its mark. It drops them at its end, and
-those that a run which was killed has left. Each check has a queue of its own, and returns what it
-saw. It raises `Failed` if that is not what was promised, `NotChecked` if the login may not look.
+those that a killed run has left. Each check has a queue of its own, and returns what it saw. It
+raises `Failed` if that is not what was promised, and `NotChecked` if the login may not look.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,10 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of
-from sqlq_spark.receive import receipts
+from sqlq_spark.receive import driver, receipts
 from sqlq_spark.receive import task as tasks
-from sqlq_spark.receive.driver import StreamDriver, purge
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.send import dispatch, subscriptions
-from sqlq_spark.send.insert import rows_to_store, send_now
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS, Sender
+from sqlq_spark.send import dispatch, insert, sender, subscriptions
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, MESSAGE_ID, dumps
 from sqlq_spark.wire.rows import NO_STREAM
@@ -44,26 +42,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from concurrent.futures import Future
 
-    from sqlq_spark.database import Connection
-    from sqlq_spark.receive.offset import Offset
-    from sqlq_spark.wire.address import Names
+    from sqlq_spark.database import Connection, Tables
 
 MARK = "sqlqueue_selftest_"
-LONGEST = 3600  # seconds of a run; older names are of one that was killed
+LONGEST = 3600  # seconds of a run: older names are of one that was killed
 PAUSE = 0.5  # seconds in which what does not have to wait is done
 WAIT = 60.0  # seconds after which what must not wait has waited
 FILLED = 5000  # messages before plans are made: of fewer a scan may be cheaper
 EXPIRED = 2000  # messages that two sessions delete beside each other
 LARGE_ROWS, LARGE_BYTES = 20_000, 8500  # of the check of locks: a body has two pages
 MEASURED, MEASURED_BYTES = 100_000, 1000
+ATTEMPTS = 5  # to drop what a run has made
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
 # locks on a table that still let others lock single rows
 ROW_LOCKS = {"AccessShareLock", "RowShareLock", "RowExclusiveLock", "IS", "IX", "Sch-S"}
 COLLATIONS = (
     *("Latin1_General_100_CS_AS", "Latin1_General_100_BIN2", "Turkish_100_CI_AS"),
     "Latin1_General_100_CI_AS_SC_UTF8",
 )
-MAKE = ("CREATE in the database", "CREATE SCHEMA")
+MAKE = ("CREATE in the database", "CREATE SCHEMA")  # rights, as each database names them
 SEE = ("VIEW SERVER STATE", "VIEW DATABASE STATE")
+CUT = ("ALTER ANY CONNECTION", "KILL DATABASE CONNECTION")
+USES = ("reader", "sender", "operator", "producer")
 
 
 class Failed(Exception):
@@ -86,15 +86,13 @@ class Result:
     figures: dict[str, Any]
 
 
-def dialect_of(given: Mapping[str, str]) -> Names:
-    return names_of(given["url"])
-
-
-def expect(promised: object, seen: str) -> str:
-    """Return what was seen, or raise it if it is not as promised."""
-    if not promised:
-        raise Failed(seen)
-    return seen
+def expect(**seen: tuple[object, object]) -> str:
+    """Return what was seen, each beside what was promised; or raise it if one is not as promised."""
+    text = ", ".join(f"{name.replace('_', ' ')}: {found}" for name, (found, _) in seen.items())
+    wrong = [f"{name} {promised}" for name, (found, promised) in seen.items() if found != promised]
+    if wrong:
+        raise Failed(f"{text}; promised: {', '.join(wrong)}")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,35 +101,26 @@ class Bench:
 
     given: Mapping[str, str]  # options that say where the database is
     mark: str  # the schema of the queues; it begins the names of all that the run makes
+    state: str  # schema of the state tables
     name: str  # of the queue
     facts: dict[str, Any]  # what the server says of itself; `may …` is a right of the login
     stack: ExitStack
-    state: str  # schema of the state tables
     figures: dict[str, Any] = field(default_factory=dict)
+
+    def table(self, name: str) -> QueueAddress:
+        return QueueAddress(name, self.mark)
 
     @property
     def queue(self) -> QueueAddress:
-        return QueueAddress(self.name, self.mark)
+        return self.table(self.name)
 
-    @property
-    def error_queue(self) -> QueueAddress:
-        return QueueAddress("error", self.mark)
-
-    @property
-    def tables(self) -> dict[str, QueueAddress]:
-        return {"queue": self.queue}
+    def texts(self, **more: str) -> dict[str, str]:
+        """Give options of a read or a write, by their public names."""
+        queue = names_of(self.given["url"]).print_address(self.queue)
+        return {**self.given, "stateSchema": self.state, "queue": queue, **more}
 
     def source(self, **more: str) -> SourceOptions:
-        return SourceOptions.parse({**self._texts(), "maxConcurrency": "1", **more})
-
-    def sink(self, **more: str) -> SinkOptions:
-        return SinkOptions.parse({**self._texts(), **more})
-
-    def _texts(self) -> dict[str, str]:
-        return {**self.given, "stateSchema": self.state, "queue": self.print(self.queue)}
-
-    def print(self, table: QueueAddress) -> str:
-        return dialect_of(self.given).print_address(table)
+        return SourceOptions.parse(self.texts(maxConcurrency="1", **more))
 
     def session(self) -> Session:
         return self.stack.enter_context(Session(self.source(), "selftest"))
@@ -152,29 +141,10 @@ class Bench:
         if self.lacks(*rights):
             raise NotChecked(f"this login has no right {' or '.join(rights)}")
 
-    def as_login(self, connection: Connection, login: str, role: str) -> Bench:
-        """Make a login in a role; the same bench with its sessions."""
-        password = f"aA1-{secrets.token_urlsafe(18)}"
-        names = connection.names
-        text = dialect_named(names.dialect).fill_names(
-            Statements.load(names.dialect)["script_login"],
-            self.state,
-            {},
-            login=names.quote_name(login),
-            role=names.quote_name(role),
-            password=f"'{password}'",
-        )
-        plans.run(connection, text)
-        parts = urlsplit(self.given["url"])
-        place = parts.netloc.rpartition("@")[2]
-        url = parts._replace(netloc=f"{login}:{password}@{place}").geturl()
-        given = {name: text for name, text in self.given.items() if name != "credentials"}
-        return replace(self, given={**given, "url": url})
-
-    def fill(self, messages: int, body: bytes = b"x", headers: str = "{}", **more: Any) -> None:
+    def fill(self, messages: int, headers: str = "{}", **more: pa.Array) -> None:
         """Put equal messages into the queue, in a transaction."""
         connection = self.open()
-        rows = rows_to_store([headers] * messages, pa.chunked_array([[body] * messages]))
+        rows = insert.rows_to_store([headers] * messages, pa.chunked_array([[b"x"] * messages]))
         for name, column in more.items():
             rows = rows.append_column(name, column)
         with transaction(connection, timeout=WAIT):
@@ -185,69 +155,68 @@ class Bench:
         with transaction(connection, timeout=WAIT):
             return inspect.depth(connection, self.queue).messages
 
-    def task(self, **limits: Any) -> tasks.Task:
+    def task(self, **limits: int) -> tasks.Task:
         """Give a task over the whole queue that leaves no receipt."""
-        whole = {"queue": self.queue, "stream": None, "batch": 1, "task": 0, "first": 0}
-        most = {"stop": 2**31 - 1, "messages": 1 << 20, "options": self.source()}
-        return tasks.Task(**{**whole, **most, **limits})
+        whole: dict[str, Any] = {
+            "batch": 1,
+            "task": 0,
+            "first": 0,
+            "stop": 2**31 - 1,
+            "messages": 1 << 20,
+        }
+        options = self.source()
+        return tasks.Task(queue=self.queue, stream=None, options=options, **{**whole, **limits})
 
     def receive(self, task: tasks.Task, connection: Connection | None = None) -> pa.Table:
         return tasks.receive(connection or self.open(), task, timeout=WAIT, origin=NO_STREAM)
 
-    def driver(self, **more: str) -> StreamDriver:
-        driver = StreamDriver(self.source(**more), time.monotonic, checks.at_start)
-        self.stack.callback(driver.close)
-        return driver
+    def stream(self, **more: str) -> driver.StreamDriver:
+        made = driver.StreamDriver(self.source(**more), time.monotonic, checks.at_start)
+        self.stack.callback(made.close)
+        return made
 
-    def plan(self, **more: str) -> tuple[StreamDriver, Offset, tasks.Task]:
-        """Begin a stream; return its driver, its first batch, and the one task of that."""
-        driver = self.driver(**more)
-        end = driver.latest(INITIAL)
-        (task,) = driver.tasks(end)
-        return driver, end, task
-
-    def chunk(self, *bodies: bytes, headers: str = "{}") -> pa.Table:
+    def chunk(self, *bodies: bytes, headers: str = "{}", **more: pa.Array) -> pa.Table:
         empty, texts = [None] * len(bodies), [headers] * len(bodies)
-        return pa.table([empty, texts, [*bodies], empty], schema=CHUNK_ROW)
+        made = pa.table([empty, texts, [*bodies], empty], schema=sender.CHUNK_ROW)
+        for name, column in more.items():
+            made = made.append_column(name, column)
+        return made
 
-    def send(self, sink: str, chunk: pa.Table, session: Session | None = None, **more: str) -> int:
-        """Send a chunk exactly once, as the batch 0 of a sink; return how many now."""
-        session = session or self.session()
-        staged = dispatch.stage(session, [chunk], sink=sink, batch=0)
-        send = partial(dispatch.dispatch, staged=[staged], options=self.sink(**more))
-        return session.run_with_retries(send)
-
-    @contextmanager
-    def holding(self, messages: int) -> Iterator[None]:
-        """Lock the lowest messages while the block runs, as another consumer does."""
-        connection = self.open()
-        connection.rows("begin")
-        try:
-            tasks.take(connection, self.task(messages=messages))
-            yield
-        finally:
-            connection.rows("rollback")
+    def send(self, chunk: pa.Table, session: Session | None = None, **more: str) -> int:
+        """Send a chunk exactly once, for a sink of its own; return how many messages."""
+        staged = dispatch.stage(self.session(), [chunk], sink=secrets.token_hex(8), batch=0)
+        options = SinkOptions.parse(self.texts(**more))
+        send = partial(dispatch.dispatch, staged=[staged], options=options)
+        return (session or self.session()).run_with_retries(send)
 
 
-def before_commit(connection: Connection, work: Callable[[], object], *, lose: bool = False) -> None:
+def before_commit(
+    connection: Connection, work: Callable[[], object], *, lose: bool = False
+) -> None:
     """Do something before the next commit; or after it, and lose the commit's answer."""
     rows = connection.rows
 
-    def paused(statement: Any, **more: Any) -> Any:
+    def paused(statement: Any, **more: Any) -> Any:  # noqa: ANN401
         if statement != "commit":
             return rows(statement, **more)
         del vars(connection)["rows"]
+        if not lose:
+            work()
+        found = rows("commit")
         if lose:
-            rows("commit")
-        work()
-        if lose:
+            work()
             raise errors.ConnectionLost(statement="commit", reason="the selftest lost the answer")
-        return rows("commit")
+        return found
 
     vars(connection)["rows"] = paused
 
 
-# ---------------------------------------------------------------- 1. the server
+def fill_names(connection: Connection, text: str, tables: Tables, **words: str) -> str:
+    fill = dialect_named(connection.names.dialect).fill_names
+    return fill(text, connection.state, tables, **words)
+
+
+# ---------------------------------------------------------------- the server and the plans
 
 
 def facts(bench: Bench) -> str:
@@ -256,64 +225,63 @@ def facts(bench: Bench) -> str:
     return " ".join(str(bench.facts["version"]).split())
 
 
-# ---------------------------------------------------------------- 2. plans
-
-
 def statements(bench: Bench) -> str:
     """Each statement compiles in each shape of a table, and reads no queue as a whole."""
     bench.need("SHOWPLAN")
-    compiled, faults = 0, []
-    for at, shape in enumerate(plans.SHAPES[dialect_of(bench.given).dialect]):
-        its, connection = replace(bench, name=f"shape {at}"), bench.open()
-        tables = {**its.tables, "table": its.queue, "delayed": schema.delayed_of(its.queue)}
-        tables["errors"] = QueueAddress(f"errors {at}", bench.mark)
-        tables["subscriptions"] = QueueAddress("subscriptions", bench.mark)
-        schema.create_subscriptions(connection, tables["subscriptions"], timeout=WAIT)
+    connection, faults = bench.open(), bench.figures
+    names, events = connection.names, bench.table("subscriptions")
+    schema.create_subscriptions(connection, events, timeout=WAIT)
+    for shape, text in plans.SHAPES[names.dialect].items():
+        its, bad = replace(bench, name=f"plans {shape}"), bench.table(f"errors {shape}")
         schema.create_delayed(connection, its.queue, timeout=WAIT)
-        for role in ("queue", "errors"):
-            schema.create_queue(connection, tables[role], timeout=WAIT)
-            plans.reshape(connection, {"queue": tables[role]}, shape)
+        for queue in (its.queue, bad):
+            schema.create_queue(connection, queue, timeout=WAIT)
+            plans.run(connection, fill_names(connection, text, {"queue": queue}))
         its.fill(FILLED)
-        count, found = plans.find_faults(connection, tables)
-        compiled, faults = compiled + count, [*faults, *(f"{each} ({shape})" for each in found)]
-    bench.figures["faults"] = faults
-    return expect(not faults, "; ".join(faults) or f"{compiled} statements compiled")
+        delayed, rows = schema.delayed_of(its.queue), bench.chunk(*[b"x"] * FILLED)
+        due = pa.array([PAST] * FILLED, pa.timestamp("us", "UTC"))
+        connection.load(delayed, rows.select(["headers", "body"]).append_column("due", due))
+        tables = {"queue": its.queue, "table": its.queue, "errors": bad, "delayed": delayed}
+        faults[shape] = plans.find_faults(connection, {**tables, "subscriptions": events})
+    found = [f"{each} ({shape})" for shape, its in faults.items() for each in its]
+    return expect(faults=(found, []))
 
 
-# ---------------------------------------------------------------- 3. two sessions
+# ---------------------------------------------------------------- two sessions
 
 
 def locked_rows(bench: Bench) -> str:
     """A receive passes over messages that another session has locked, and a peek waits for none."""
     bench.fill(10)
-    with bench.holding(3):
-        peek = bench.beside(partial(bench.open().rows, "top", tables=bench.tables))
-        highest = peek.result(WAIT)[0][1]
+    holder, peek = bench.open(), bench.open()
+    with transaction(holder, timeout=WAIT):
+        held = tasks.take(holder, bench.task(messages=3)).num_rows
+        bench.beside(partial(peek.rows, "top", tables={"queue": bench.queue})).result(WAIT)
         got = bench.beside(partial(bench.receive, bench.task())).result(WAIT).num_rows
-    return expect(highest and got == 7, f"{got} of 7 free messages were received beside 3")
+    return expect(locked=(held, 3), received=(got, 7))
 
 
 def fence(bench: Bench) -> str:
     """An acknowledgement waits for a running task, and a later attempt receives nothing."""
     bench.fill(5)
-    driver, end, task = bench.plan()
-    connection = bench.open()
+    stream, connection = bench.stream(), bench.open()
+    end = stream.latest(INITIAL)
+    (task,) = stream.tasks(end)
     with transaction(connection, timeout=WAIT):
         tasks.fence(connection, task)
-        ended = bench.beside(partial(driver.acknowledge, end))
+        ended = bench.beside(partial(stream.acknowledge, end))
         time.sleep(PAUSE)
         waited = not ended.done()
     ended.result(WAIT)
     late = bench.beside(partial(bench.receive, task)).exception(WAIT)
-    left = bench.count()
-    seen = f"it {'waited' if waited else 'did not wait'}, then {type(late).__name__}, {left} left"
-    return expect(waited and isinstance(late, errors.StaleTask) and left == 5, seen)
+    kind = type(late).__name__
+    return expect(waited=(waited, True), then=(kind, "StaleTask"), left=(bench.count(), 5))
 
 
 def new_sinks(bench: Bench) -> str:
-    """A new sink waits for no other; a second session on it waits, and sends nothing again."""
+    """A new sink waits for no other. A second session on it waits, and sends nothing again."""
 
-    def enter(sink: str, meanwhile: Callable[[], object] = lambda: None) -> bool:
+    def enter(sink: str, meanwhile: Callable[[], object] = dict) -> bool:
         connection = bench.open()
         with transaction(connection, timeout=WAIT):
             dispatch.lock_exclusive(connection, sink)
@@ -321,44 +289,42 @@ def new_sinks(bench: Bench) -> str:
             meanwhile()
         return entered
 
-    same: list[Future[bool]] = []
-    other: list[bool] = []
+    seen: dict[str, tuple[object, object]] = {}
+    again: list[Future[bool]] = []
 
     def meanwhile() -> None:
-        same.append(bench.beside(partial(enter, "one")))
-        other.append(bench.beside(partial(enter, "two")).result(WAIT))
+        again.append(bench.beside(partial(enter, "one")))
+        seen["other"] = bench.beside(partial(enter, "two")).result(WAIT), True
         time.sleep(PAUSE)
-        other.append(not same[0].done())
+        seen["waited"] = not again[0].done(), True
 
-    first, second = enter("one", meanwhile), same[0].result(WAIT)
-    seen = f"entered {first}, beside it {other[0]}, waited {other[1]}, entered again {second}"
-    return expect(first and all(other) and not second, seen)
+    first = enter("one", meanwhile)
+    return expect(first=(first, True), **seen, again=(again[0].result(WAIT), False))
 
 
 def new_task(bench: Bench) -> str:
     """The second of two attempts of a task waits, and then hands out what the first one took."""
     bench.fill(5)
-    _, _, task = bench.plan()
-    connection, second = bench.open(), []
+    stream, connection = bench.stream(), bench.open()
+    (task,) = stream.tasks(stream.latest(INITIAL))
+    second: list[Any] = []
 
     def meanwhile() -> None:
         second.append(bench.beside(partial(bench.receive, task)))
         time.sleep(PAUSE)
-        second.append(second[0].done())
+        second.append(not second[0].done())
 
     before_commit(connection, meanwhile)
-    first = bench.receive(task, connection)
-    failed, done = second[0].exception(WAIT), second[1]
-    same = bench.receive(task).equals(first)
-    seen = f"{first.num_rows} received; waited {not done}, then {type(failed).__name__}, same {same}"
-    good = isinstance(failed, errors.ReceiptExists) and same and not done
-    return expect(good and first.num_rows == 5, seen)
+    got = bench.receive(task, connection)
+    kind, same = type(second[0].exception(WAIT)).__name__, bench.receive(task).equals(got)
+    seen = {"waited": (second[1], True), "then": (kind, "ReceiptExists"), "same": (same, True)}
+    return expect(received=(got.num_rows, 5), **seen)
 
 
 def purge_beside_receive(bench: Bench) -> str:
     """Expired messages are deleted by a receive and a purge at once, without a deadlock."""
-    bench.fill(EXPIRED, expires=pa.array([datetime(2020, 1, 1)] * EXPIRED, pa.timestamp("us")))
-    one, other = bench.open(), bench.open()
+    bench.fill(EXPIRED, expires=pa.array([PAST] * EXPIRED, pa.timestamp("us")))
+    one, other, tables = bench.open(), bench.open(), {"queue": bench.queue}
 
     def receive() -> None:
         for _ in range(EXPIRED // 20):
@@ -367,12 +333,14 @@ def purge_beside_receive(bench: Bench) -> str:
     def delete() -> None:
         for _ in range(EXPIRED // 20):
             with transaction(other, timeout=WAIT):
-                other.rows("purge_expired", tables=bench.tables, messages=20)
+                other.rows("purge_expired", tables=tables, messages=20)
 
-    failed = [bench.beside(work) for work in (receive, delete)]
-    deadlocks = sum(isinstance(each.exception(WAIT), errors.Deadlock) for each in failed)
-    left = bench.count()
-    return expect(not deadlocks and not left, f"{deadlocks} deadlocks, {left} messages left")
+    running = [bench.beside(receive), bench.beside(delete)]
+    failed = [error for each in running if (error := each.exception(WAIT))]
+    return expect(failed=(failed, []), left=(bench.count(), 0))
+
+
+# ---------------------------------------------------------------- one session
 
 
 def identity(bench: Bench) -> str:
@@ -380,222 +348,204 @@ def identity(bench: Bench) -> str:
     connection = bench.open()
     own = connection.canonical(bench.queue)
     upper = connection.canonical(replace(bench.queue, table=bench.name.upper()))
-    catalog = connection.whole(bench.queue).catalog
-    has_catalog = connection.names.dialect == "sqlserver"
-    named = catalog == (bench.facts["database"] if has_catalog else None)
     same = {own, upper} if bench.facts["ignores_case"] == "1" else {own}
-    found = find_same(connection, bench.queue, [own, upper])
+    database = bench.facts["database"] if connection.names.dialect == "sqlserver" else None
     bench.fill(1, headers=dumps({FORWARD_DESTINATION: own}))
-    here = bench.receive(bench.task()).num_rows
-    seen = f"database {catalog}, {len(found)} of {len(same)} spellings, received here: {here}"
-    return expect(named and found == same and here == 1, seen)
+    return expect(
+        database=(connection.whole(bench.queue).catalog, database),
+        same=(find_same(connection, bench.queue, [own, upper]), same),
+        here=(bench.receive(bench.task()).num_rows, 1),
+    )
 
 
 def round_trip(bench: Bench) -> str:
     """Any headers and bodies are received as they were sent, and once more from the receipt."""
     bodies = [b"", bytes(range(256)), b"x" * 1_000_000]
     headers = dumps({MESSAGE_ID: "ü 🚀 \x01 /", "empty": ""})
-    bench.send("round trip", bench.chunk(*bodies, headers=headers))
-    _, _, task = bench.plan()
-    sent = [{"headers": headers, "body": body} for body in bodies]
-    for got in (bench.receive(task), bench.receive(task)):
-        expect(got.select(["headers", "body"]).to_pylist() == sent, "another message came back")
-    return f"{len(bodies)} messages, twice"
+    bench.send(bench.chunk(*bodies, headers=headers))
+    stream = bench.stream()
+    (task,) = stream.tasks(stream.latest(INITIAL))
+    got, again = bench.receive(task), bench.receive(task)
+    equal = got["body"].to_pylist() == bodies and {*got["headers"].to_pylist()} == {headers}
+    return expect(equal=(equal, True), again=(again.equals(got), True))
 
 
-# ---------------------------------------------------------------- 4. a connection that breaks
+class Cut(Session):
+    """A session whose first connection is ended by another session, at a moment."""
 
-
-class CutSession(Session):
-    """A session whose first connection is prepared, to be cut."""
-
-    def __init__(self, bench: Bench, prepare: Callable[[Connection], object]) -> None:
+    def __init__(self, bench: Bench, moment: str) -> None:
         super().__init__(bench.source(), "selftest")
-        self.opened, self._prepare = 0, prepare
+        self.numbers: list[int] = []  # of the connections
+        self.moment, self._desk = moment, bench.open()
         bench.stack.callback(self.close)
 
     def _connect(self) -> Connection:
         connection = super()._connect()
-        self.opened += 1
-        if self.opened == 1:
-            self._prepare(connection)
+        self.numbers.append(int(dict(connection.rows("selftest_facts"))["session"]))
+        if len(self.numbers) == 1 and self.moment != "in a statement":
+            before_commit(connection, self.end, lose=self.moment == "after a commit")
         return connection
+
+    def end(self) -> None:
+        self._desk.rows("selftest_end", session=self.numbers[0])
+        time.sleep(PAUSE)
 
 
 def cut_connection(bench: Bench) -> str:
     """A connection that is cut in a statement, or before or after a commit, costs no message."""
-    bench.need("ALTER ANY CONNECTION", "KILL DATABASE CONNECTION")
-    desk, seen = bench.open(), []
+    bench.need(*CUT)
     for moment in ("before a commit", "after a commit", "in a statement"):
-        numbers: list[int] = []
-
-        def end(numbers: list[int] = numbers) -> None:
-            desk.rows("selftest_end", session=numbers[-1])
-            time.sleep(PAUSE)
-
-        def prepare(connection: Connection, moment: str = moment, end: Any = end) -> None:
-            numbers.append(int(dict(connection.rows("selftest_facts"))["session"]))
-            if moment != "in a statement":
-                before_commit(connection, end, lose=moment == "after a commit")
-
         bench.fill(5)
-        _, _, task = bench.plan()
-        session = CutSession(bench, prepare)
+        stream, holder = bench.stream(), bench.open()
+        (task,) = stream.tasks(stream.latest(INITIAL))
+        session, other = Cut(bench, moment), Cut(bench, moment)
         work = partial(tasks.receive, task=task, timeout=WAIT, origin=NO_STREAM)
-        with ExitStack() as held:
+        with transaction(holder, timeout=WAIT):
             if moment == "in a statement":
-                holder = bench.open()
-                held.enter_context(transaction(holder, timeout=WAIT))
-                receipts.lock_stream(holder, task.key[0])
+                receipts.lock_stream(holder, task.key[0])  # the task waits for it
             running = bench.beside(partial(session.run_with_retries, work))
+            time.sleep(PAUSE)
             if moment == "in a statement":
-                time.sleep(PAUSE)
-                end()
+                session.end()
         got = running.result(WAIT)
-        again, other = bench.receive(task), CutSession(bench, prepare)
-        bench.send(moment, bench.chunk(b"1", b"2"), other)
-        sent = bench.receive(bench.task()).num_rows
-        good = session.opened == 2 and got.num_rows == 5 and again.equals(got) and sent == 2
-        expect(good, f"{moment}: {session.opened} sessions, {got.num_rows} received, {sent} sent")
+        same = bench.receive(task).equals(got)
+        bench.send(bench.chunk(b"1", b"2"), other)
+        seen = {"received": (got.num_rows, 5), "same": (same, True)}
+        sent, sessions = bench.receive(bench.task()).num_rows, len(session.numbers)
+        expect(cut=(moment, moment), sessions=(sessions, 2), **seen, sent=(sent, 2))
     return "each message was received and sent once"
-
-
-# ---------------------------------------------------------------- 5. locks
 
 
 def row_locks(bench: Bench) -> str:
     """Statements over many large messages lock rows, not the table, so others work beside them."""
-    one, modes, body = bench.open(), set(), secrets.token_bytes(LARGE_BYTES)
-    part = rows_to_store(["{}"] * 1000, pa.chunked_array([[body] * 1000]))
-    may_look = not bench.lacks(*SEE)
+    one, body = bench.open(), secrets.token_bytes(LARGE_BYTES)
+    modes: set[str] = set()
 
     def look() -> set[str]:
-        found = one.rows("selftest_locks", tables=bench.tables) if may_look else []
-        return {mode for (mode,) in found}
+        if bench.lacks(*SEE):
+            return set()
+        return {mode for (mode,) in one.rows("selftest_locks", tables={"queue": bench.queue})}
 
     with transaction(one, timeout=WAIT):
         for _ in range(LARGE_ROWS // 1000):
+            part = insert.rows_to_store(["{}"] * 1000, pa.chunked_array([[body] * 1000]))
             one.load(bench.queue, part)
-        modes = look()
+        modes |= look()
         bench.beside(partial(bench.fill, 1)).result(WAIT)
     with transaction(one, timeout=WAIT):
         took = tasks.take(one, bench.task(messages=LARGE_ROWS, bytes=1 << 40)).num_rows
         modes |= look()
         beside = bench.beside(partial(bench.receive, bench.task())).result(WAIT).num_rows
-    seen = f"{took} taken, {beside} beside; locks on the table: {', '.join(sorted(modes)) or '?'}"
-    return expect(took == LARGE_ROWS and beside == 1 and modes <= ROW_LOCKS, seen)
+    locks = sorted(modes - ROW_LOCKS)
+    return expect(taken=(took, LARGE_ROWS), beside=(beside, 1), locks_of_the_table=(locks, []))
 
 
-# ---------------------------------------------------------------- 6. --roles
+# ---------------------------------------------------------------- roles, databases, figures
 
 
 def roles(bench: Bench) -> str:
     """After one run of the printed script each role does all of its work, and no more."""
     for right in ("CREATEROLE", "ALTER ANY ROLE", "ALTER ANY LOGIN"):
         bench.need(right)
-    uses = ("reader", "sender", "operator", "producer")
-    made = {use: f"{bench.mark}_{use}" for use in uses}
-    table, names = QueueAddress("events", bench.mark), dialect_of(bench.given)
-    errors_name, team = bench.print(bench.error_queue), replace(bench, state=f"{bench.mark}_team")
-    its = endpoint(bench.given["url"], bench.print(bench.queue), error=errors_name, delayed=True)
-    connection = bench.open()
-    plans.run(
-        connection,
-        script(
-            its,
-            state=team.state,
-            subscriptions=table,
-            roles=Roles(**made),
-            delayed=True,
-            dialect=names.dialect,
-        ),
+    connection, team = bench.open(), replace(bench, state=f"{bench.mark}_team")
+    names, events = connection.names, bench.table("events")
+    bad = names.print_address(bench.table("error"))
+    made = endpoint(bench.given["url"], team.texts()["queue"], error=bad, delayed=True)
+    named = {use: f"{bench.mark}_{use}" for use in USES}
+    words: dict[str, Any] = {"subscriptions": events, "roles": Roles(**named), "delayed": True}
+    text = script(made, state=team.state, dialect=names.dialect, **words)
+    plans.run(connection, text)
+    reader, sender_, operator, producer = (
+        as_login(team, connection, each) for each in named.values()
     )
-    users = {use: team.as_login(connection, f"{role}_login", role) for use, role in made.items()}
     try:
-        return work_of_a_team(bench, users, table)
-    except (errors.RightMissing, errors.StateRightMissing) as error:
+        desk, queue = operator.open(), bench.queue
+        its: dict[str, Any] = {"endpoint": "Lake", "queue": queue, "timeout": WAIT}
+        subscriptions.subscribe(desk, events, topics=["Shop.Event"], **its)
+        once = SinkOptions.parse(producer.texts(delivery="atLeastOnce"))
+        insert.send_now(producer.session(), [bench.chunk(b"produced")], once)
+        sender_.send(bench.chunk(b"sent"))
+        topics = pa.array([["Shop.Event"]], sender.CHUNK_TOPICS.type)
+        table = names.print_address(events)
+        sender_.send(bench.chunk(b"event", topics=topics), subscriptionTable=table)
+        sender_.send(bench.chunk(b"delayed", delay=pa.array([1], pa.int64())))
+        sender_.open().rows("top", tables={"queue": queue})
+        bench.fill(1, headers="[]")
+        stream = reader.stream(delayedDelivery="true", errorQueue=bad)
+        end = stream.latest(INITIAL)
+        got = {
+            body for task in stream.tasks(end) for body in reader.receive(task)["body"].to_pylist()
+        }
+        bench.fill(2)
+        (task,) = stream.tasks(stream.latest(end))
+        reader.receive(task)
+        with transaction(desk, timeout=WAIT):
+            returned = receipts.return_(desk, task.key, queue)
+        purged = driver.purge(desk, [queue], timeout=WAIT)
+        trail = len(desk.rows("trail", entries=10, queue_name=None))
+    except errors.RightMissing as error:
         raise Failed(str(error)) from None
-
-
-def work_of_a_team(bench: Bench, users: dict[str, Bench], table: QueueAddress) -> str:
-    reader, sender, operator, producer = users.values()
-    desk, queue = operator.open(), bench.queue
-    subscriptions.subscribe(
-        desk, table, topics=["Shop.Event"], endpoint="Lake", queue=queue, timeout=WAIT
-    )
-    send_now(producer.session(), [bench.chunk(b"produced")], producer.sink(delivery="atLeastOnce"))
-    sender.send("commands", bench.chunk(b"sent"))
-    topics = pa.array([["Shop.Event"]], CHUNK_TOPICS.type)
-    event = bench.chunk(b"event").append_column(CHUNK_TOPICS, topics)
-    sender.send("events", event, subscriptionTable=bench.print(table))
-    delay = pa.array([1], pa.int64())
-    sender.send("delays", bench.chunk(b"delayed").append_column("delay", delay))
-    sender.open().rows("top", tables=bench.tables)
-    bench.fill(1, headers="[]")
-    driver, end, task = reader.plan(delayedDelivery="true", errorQueue=bench.print(bench.error_queue))
-    got = {*reader.receive(task)["body"].to_pylist()}
-    driver.acknowledge(end)
-    bench.fill(2)
-    (task,) = driver.tasks(driver.latest(end))
-    reader.receive(task)
-    with transaction(desk, timeout=WAIT):
-        returned = receipts.return_(desk, task.key, queue)
-    purged = purge(desk, [queue], timeout=WAIT)
-    trail = len(desk.rows("trail", entries=10, queue_name=None))
     refused = 0
-    for user in users.values():
+    for user in (reader, sender_, operator, producer):
         try:
-            schema.create_queue(user.open(), replace(queue, table="x"), timeout=WAIT)
+            schema.create_queue(user.open(), bench.table("x"), timeout=WAIT)
         except (errors.RightMissing, errors.SchemaNotFound):
             refused += 1
-    seen = f"received {sorted(got)}, returned {returned}, purged {purged}, trail {trail}"
-    good = got == {b"produced", b"sent", b"event", b"delayed"} and returned == purged == 2
-    return expect(good and trail and refused == len(users), f"{seen}, CREATE refused {refused}")
+    sent = {b"produced", b"sent", b"event", b"delayed"}
+    more = {"trail": (trail, 1), "CREATE refused": (refused, len(USES))}
+    return expect(received=(got, sent), returned=(returned, 2), purged=(purged, 2), **more)
 
 
-# ---------------------------------------------------------------- 7. --databases
+def as_login(bench: Bench, connection: Connection, role: str) -> Bench:
+    """Make a login in a role; the same bench with its sessions."""
+    login, password, names = f"{role}_login", f"aA1-{secrets.token_urlsafe(18)}", connection.names
+    words = {"login": names.quote_name(login), "role": names.quote_name(role)}
+    text = Statements.load(names.dialect)["script_login"]
+    plans.run(connection, fill_names(connection, text, {}, password=f"'{password}'", **words))
+    parts = urlsplit(bench.given["url"])
+    place = f"{login}:{password}@{parts.netloc.rpartition('@')[2]}"
+    given = {name: text for name, text in bench.given.items() if name != "credentials"}
+    return replace(bench, given={**given, "url": parts._replace(netloc=place).geturl()})
 
 
 def databases(bench: Bench) -> str:
     """The package works in databases of other collations, with row versions and without."""
-    if dialect_of(bench.given).dialect != "sqlserver":
+    if names_of(bench.given["url"]).dialect != "sqlserver":
         raise NotChecked("it is for SQL Server")
     bench.need("CREATE ANY DATABASE")
     connection, seen = bench.open(), []
     for at, collation in enumerate(COLLATIONS):
-        name = f"{bench.mark}_{at}"
+        name, versions = f"{bench.mark}_{at}", ("OFF", "ON")[at % 2]
         try:
             plans.run(connection, f"CREATE DATABASE [{name}] COLLATE {collation}")
-        except Exception as error:  # noqa: BLE001 - of a driver; SQL Server 2017 knows no UTF-8
+        except Exception as error:  # noqa: BLE001 - of a driver; before 2019 there is no UTF-8
             seen.append(f"{collation}: not checked, {error}")
             continue
-        switch = f"ALTER DATABASE [{name}] SET READ_COMMITTED_SNAPSHOT {'ON' if at % 2 else 'OFF'}"
-        plans.run(connection, switch)
+        plans.run(connection, f"ALTER DATABASE [{name}] SET READ_COMMITTED_SNAPSHOT {versions}")
         url = urlsplit(bench.given["url"])._replace(path=f"/{name}").geturl()
         results = [*run({**bench.given, "url": url}, IN_EACH_DATABASE)]
         bench.figures[collation] = [asdict(each) for each in results]
-        bad = [f"{each.check} {each.seen}" for each in results if each.outcome == "failed"]
+        bad = [f"{each.check}: {each.seen}" for each in results if each.outcome == "failed"]
         seen.append(f"{collation}: {'; '.join(bad) or 'good'}")
-        expect(not bad, seen[-1])
-    return "; ".join(seen)
-
-
-# ---------------------------------------------------------------- 8. figures
+    bad = [
+        each for found in bench.figures.values() for each in found if each["outcome"] == "failed"
+    ]
+    return expect(failed=(len(bad), 0), databases=(seen, seen))
 
 
 def figures(bench: Bench) -> str:
-    """Messages of 1 kB are sent exactly once, and received with receipts, in the time they need."""
-    body = [b"x" * MEASURED_BYTES] * MEASURED
-    batches = pa.table({"body": body}).to_batches(max_chunksize=10_000)
-    session, times = bench.session(), [time.monotonic()]
-    chunks = Sender(options=bench.sink(), partition=0).chunks(batches)
+    """Messages of 1 kB are sent exactly once, and received with receipts, in a time to report."""
+    bodies = pa.table({"body": [b"x" * MEASURED_BYTES] * MEASURED})
+    options, session = SinkOptions.parse(bench.texts()), bench.session()
+    times = [time.monotonic()]
+    chunks = sender.Sender(options=options, partition=0).chunks(bodies.to_batches(10_000))
     staged = dispatch.stage(session, chunks, sink="figures", batch=0)
     times.append(time.monotonic())
-    dispatch.dispatch(session.open(), [staged], bench.sink())
+    dispatch.dispatch(session.open(), [staged], options)
     times.append(time.monotonic())
-    driver, got, start = bench.driver(), 0, INITIAL
-    while (end := driver.latest(start)) != start:
-        got += sum(bench.receive(task).num_rows for task in driver.tasks(end))
+    stream, got, start = bench.stream(), 0, INITIAL
+    while (end := stream.latest(start)) != start:
+        got += sum(bench.receive(task).num_rows for task in stream.tasks(end))
         start = end
     times.append(time.monotonic())
     steps = [after - before for before, after in pairwise(times)]
@@ -603,7 +553,8 @@ def figures(bench: Bench) -> str:
     if "selftest_costs" not in session.open().lacks and not bench.lacks(*SEE):
         bench.figures["statements"] = session.open().rows("selftest_costs", mark=bench.mark)
     sent, received = MEASURED / (steps[0] + steps[1]), got / steps[2]
-    return expect(got == MEASURED, f"{sent:,.0f} sent and {received:,.0f} received each second")
+    rates = f"{sent:,.0f} sent and {received:,.0f} received each second"
+    return expect(messages=(got, MEASURED), rates=(rates, rates))
 
 
 # ---------------------------------------------------------------- all of them
@@ -612,7 +563,6 @@ CHECKS = (
     *(facts, statements, locked_rows, fence, new_sinks, new_task, purge_beside_receive),
     *(identity, round_trip, cut_connection, row_locks, roles, databases, figures),
 )
-ASKED = {"roles", "databases"}  # checks that a flag asks for
 IN_EACH_DATABASE = {
     *("facts", "statements", "locked_rows", "new_sinks", "new_task", "identity", "round_trip"),
 }
@@ -622,14 +572,15 @@ def run(given: Mapping[str, str], chosen: Collection[str]) -> Iterator[Result]:
     """
     Run the checks of these names, one after the other, in schemas of their own.
 
-    Args:
-        given: the options url, credentials and queryTimeout.
-        chosen: names of CHECKS.
+    `given` are the options url, credentials and queryTimeout.
     """
-    now = int(time.time())
-    mark, names = f"{MARK}{now:08x}_{secrets.token_hex(2)}", dialect_of(given)
+    now, names = int(time.time()), names_of(given["url"])
+    mark = f"{MARK}{now:08x}_{secrets.token_hex(2)}"
     with ExitStack() as stack:
-        bench = Bench(given=given, mark=mark, name="q", facts={}, stack=stack, state=f"{mark}_state")
+        logging.disable(logging.WARNING)  # of what is made to happen
+        stack.callback(logging.disable, logging.NOTSET)
+        state = f"{mark}_state"
+        bench = Bench(given=given, mark=mark, state=state, name="q", facts={}, stack=stack)
         connection = bench.open()
         bench.facts.update(connection.rows("selftest_facts"))
         drop(connection, MARK, f"{MARK}{now - LONGEST:08x}")
@@ -637,10 +588,8 @@ def run(given: Mapping[str, str], chosen: Collection[str]) -> Iterator[Result]:
             if not bench.lacks(*MAKE):
                 plans.run(connection, f"CREATE SCHEMA {names.quote_name(mark)}")
                 schema.install(connection, timeout=WAIT)
-                schema.create_queue(connection, bench.error_queue, timeout=WAIT)
-            for check in CHECKS:
-                if check.__name__ in chosen:
-                    yield run_check(check, bench)
+                schema.create_queue(connection, bench.table("error"), timeout=WAIT)
+            yield from (run_check(check, bench) for check in CHECKS if check.__name__ in chosen)
         finally:
             with Session(bench.source(), "selftest") as session:
                 drop(session.open(), mark, f"{mark}~")
@@ -648,36 +597,34 @@ def run(given: Mapping[str, str], chosen: Collection[str]) -> Iterator[Result]:
 
 def run_check(check: Callable[[Bench], str], bench: Bench) -> Result:
     """Run one check with a queue of its own; an error is what it saw."""
-    name, started = check.__name__, time.monotonic()
-    with ExitStack() as stack:
-        its = replace(bench, name=name, stack=stack, figures={})
-        try:
+    found: dict[str, Any] = {}
+    started = time.monotonic()
+    try:
+        with ExitStack() as stack:
+            its = replace(bench, name=check.__name__, stack=stack, figures=found)
             if check is not facts:
                 bench.need(*MAKE)
-                schema.create_queue(its.open(), its.queue, timeout=WAIT)
-                schema.create_delayed(its.open(), its.queue, timeout=WAIT)
+                schema.create_queue(bench.open(), its.queue, timeout=WAIT)
+                schema.create_delayed(bench.open(), its.queue, timeout=WAIT)
             outcome, seen = "passed", check(its)
-        except errors.Cancelled:
-            raise
-        except (NotChecked, errors.RightMissing) as reason:
-            outcome, seen = "not checked", str(reason)
-        except Exception as error:  # noqa: BLE001 - the next check runs all the same
-            outcome, seen = "failed", str(error)
-            if not isinstance(error, Failed):
-                seen = f"{type(error).__name__}: {seen}"
+    except errors.Cancelled:
+        raise
+    except (NotChecked, errors.RightMissing) as reason:
+        outcome, seen = "not checked", str(reason)
+    except Exception as error:  # noqa: BLE001 - the next check runs all the same
+        kind = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
+        outcome, seen = "failed", f"{kind}{error}"
     seconds = round(time.monotonic() - started, 3)
-    promise = " ".join((check.__doc__ or "").split())
-    return Result(name, promise, outcome, seen, seconds, its.figures)
+    return Result(check.__name__, str(check.__doc__), outcome, seen, seconds, found)
 
 
 def drop(connection: Connection, lowest: str, highest: str) -> None:
-    """Drop what runs have made, by its names; a login may have a session that is just ending."""
-    for attempt in range(5):
+    """Drop what runs have made, by its names; a login is kept by a session that is just ending."""
+    for attempt in range(ATTEMPTS):
         time.sleep(attempt * PAUSE)
         for (text,) in connection.rows("selftest_remains", lowest=lowest, highest=highest):
             try:
                 plans.run(connection, text)
-            except Exception:  # noqa: BLE001
-                if attempt == 4:
+            except Exception:
+                if attempt == ATTEMPTS - 1:
                     raise
-        if not connection.rows("selftest_remains", lowest=lowest, highest=highest): return
