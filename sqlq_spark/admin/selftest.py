@@ -39,7 +39,7 @@ from sqlq_spark.wire.headers import FORWARD_DESTINATION, MESSAGE_ID, dumps
 from sqlq_spark.wire.rows import NO_STREAM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Generator, Mapping
     from concurrent.futures import Future
 
     from sqlq_spark.database import Connection, Tables
@@ -87,7 +87,7 @@ class Result:
 
 
 def expect(**seen: tuple[object, object]) -> str:
-    """Return what was seen, each beside what was promised; or raise it if one is not as promised."""
+    """Return what was seen, each beside what was promised; raise it if one is not as promised."""
     text = ", ".join(f"{name.replace('_', ' ')}: {found}" for name, (found, _) in seen.items())
     wrong = [f"{name} {promised}" for name, (found, promised) in seen.items() if found != promised]
     if wrong:
@@ -375,7 +375,7 @@ class Cut(Session):
 
     def __init__(self, bench: Bench, moment: str) -> None:
         super().__init__(bench.source(), "selftest")
-        self.numbers: list[int] = []  # of the connections
+        self.numbers: list[int] = []  # of its connections
         self.moment, self._desk = moment, bench.open()
         bench.stack.callback(self.close)
 
@@ -513,7 +513,8 @@ def databases(bench: Bench) -> str:
     if names_of(bench.given["url"]).dialect != "sqlserver":
         raise NotChecked("it is for SQL Server")
     bench.need("CREATE ANY DATABASE")
-    connection, seen = bench.open(), []
+    connection = bench.open()
+    seen: list[str] = []
     for at, collation in enumerate(COLLATIONS):
         name, versions = f"{bench.mark}_{at}", ("OFF", "ON")[at % 2]
         try:
@@ -568,7 +569,7 @@ IN_EACH_DATABASE = {
 }
 
 
-def run(given: Mapping[str, str], chosen: Collection[str]) -> Iterator[Result]:
+def run(given: Mapping[str, str], chosen: Collection[str]) -> Generator[Result, None, None]:
     """
     Run the checks of these names, one after the other, in schemas of their own.
 
@@ -583,6 +584,7 @@ def run(given: Mapping[str, str], chosen: Collection[str]) -> Iterator[Result]:
         bench = Bench(given=given, mark=mark, state=state, name="q", facts={}, stack=stack)
         connection = bench.open()
         bench.facts.update(connection.rows("selftest_facts"))
+        bench.facts["driver"] = type(connection._raw).__module__  # noqa: SLF001 - of no statement
         drop(connection, MARK, f"{MARK}{now - LONGEST:08x}")
         try:
             if not bench.lacks(*MAKE):

@@ -26,7 +26,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import figures, receipts, retire, retry, screen, setup, subscriptions, upkeep
+from sqlq_spark.cli import (
+    figures,
+    receipts,
+    retire,
+    retry,
+    screen,
+    selftest,
+    setup,
+    subscriptions,
+    upkeep,
+)
 from sqlq_spark.cli import messages as cli_messages
 from sqlq_spark.cli.options import FOUND, OfflineCommand, Shared, end_by, fail
 from sqlq_spark.cli.screen import say
@@ -50,6 +60,7 @@ app.add_typer(retry.app)
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(subscriptions.app)
 app.add_typer(retire.app)
+app.add_typer(selftest.app)
 
 
 def main(words: Sequence[str] | None = None) -> None:
