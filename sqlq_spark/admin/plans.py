@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from xml.etree import ElementTree as ET
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection, Tables
+
+Values: TypeAlias = "dict[str, Any]"  # of parameters, by their names
 
 # shape → the statements that give it to a queue that was just created
 SHAPES = {
@@ -50,10 +52,14 @@ RUN = re.compile(
 )
 NO_PLAN = {"lock_destination", "check_deferred", "lock_queue", "drop_queue"}  # for PostgreSQL
 # what reads a whole table by design: it counts, lists, deletes or locks all of it, or looks for
-# what has expired, for which PostgreSQL's transport makes no index
-WHOLE = {"lock_queue", "purge", "purge_expired", "stats", "stats_delayed", "streams", "subscribers"}
+# what has expired, for which PostgreSQL's transport makes no index, or for a prefix in a small
+# state table, which PostgreSQL's indexes know in the collation C only
+WHOLE = {
+    *("lock_queue", "purge", "purge_expired", "stats", "stats_delayed", "streams", "subscribers"),
+    *("discard_abandoned", "delete_old_sinks"),
+}
 SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
-VALUES: dict[str, Any] = {
+VALUES: Values = {
     **dict.fromkeys(
         (
             *("batch", "bytes", "chunk", "diverted", "entries", "expired", "first", "forwarded"),
@@ -67,10 +73,11 @@ VALUES: dict[str, Any] = {
     "seconds": 1.0,
     "zone": "UTC",
 }
+OWN = "TABLE|bigint|bit|datetime|datetime2|int|nvarchar"  # types of a statement's own variables
 SHOWPLAN = "{http://schemas.microsoft.com/sqlserver/2004/07/showplan}"
 SCANS = {"Table Scan", "Clustered Index Scan", "Index Scan"}
 KEEPS = {"Sort", "Table Spool", "Index Spool"}
-CONVERTED = re.compile(r"CONVERT_IMPLICIT\([^()]*\[RowVersion\]")
+CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion\]")
 
 
 def run(connection: Connection, text: str) -> list[tuple[Any, ...]]:
@@ -108,9 +115,7 @@ def find_faults(connection: Connection, tables: Tables) -> list[str]:
     faults = []
     for name, text in texts.items():
         its = tables | ({"queue": tables["delayed"]} if name == "stats_delayed" else {})
-        table = connection.names.quote_address(its["queue"])
-        known = {**VALUES, "source_table": table, "table_name": table}
-        values = {each: known.get(each, "x") for each in sent.PARAMETER.findall(text)}
+        values = values_for(text, sent.PARAMETER, connection.names.quote_address(its["queue"]))
         try:
             found = (explain if is_postgresql else show_plan)(connection, name, text, its, values)
         except Exception as error:  # noqa: BLE001 - drivers have trees of their own
@@ -119,8 +124,14 @@ def find_faults(connection: Connection, tables: Tables) -> list[str]:
     return faults
 
 
+def values_for(text: str, parameter: re.Pattern[str], table: str) -> Values:
+    """Return a value for each parameter of a statement; a text that must name a table names one."""
+    known = {**VALUES, "source_table": table, "table_name": table}
+    return {name: known.get(name, "x") for name in parameter.findall(text)}
+
+
 def explain(
-    connection: Connection, name: str, text: str, tables: Tables, values: dict[str, Any]
+    connection: Connection, name: str, text: str, tables: Tables, values: Values
 ) -> list[str]:
     from sqlq_spark.database.postgresql import rows  # noqa: PLC0415 - imports the driver
 
@@ -141,29 +152,27 @@ def judge_explain(plan: str) -> list[str]:
     return [f"it reads all of {each}" for each in re.findall(r"Seq Scan on (?!pg_)(\S+)", plan)]
 
 
-def show_plan(
-    connection: Any,  # noqa: ANN401 - of SQL Server
-    name: str,
-    text: str,
-    tables: Tables,
-    values: dict[str, Any],
-) -> list[str]:
-    from sqlq_spark.database.sqlserver import calls  # noqa: PLC0415 - of one database
-
-    # inside sp_executesql it would not be compiled, so parameters become variables of a batch
-    declared = ", ".join(
-        f"@{each} {calls.type_of(each, value)}"
-        for each, value in values.items()
-        if not re.search(rf"DECLARE\b[^;]*@{each} ", text)
-    )
-    text = connection.fill_names(text, tables)
+def show_plan(connection: Any, name: str, text: str, tables: Tables, values: Values) -> list[str]:  # noqa: ANN401 - of SQL Server
+    batch = connection.fill_names(as_batch(text, values), tables)
     run(connection, "SET SHOWPLAN_XML ON")  # alone in its batch
     try:
-        plans = run(connection, f"DECLARE {declared}; {text}" if declared else text)
+        plans = run(connection, batch)
     finally:
         run(connection, "SET SHOWPLAN_XML OFF")
     schema = f"[{tables['queue'].schema}]"
     return [fault for (plan,) in plans for fault in judge_showplan(plan, name, schema)]
+
+
+def as_batch(text: str, values: Values) -> str:
+    """Return a statement whose parameters are variables: in sp_executesql it is not compiled."""
+    from sqlq_spark.database.sqlserver import calls  # noqa: PLC0415 - of one database
+
+    declared = ", ".join(
+        f"@{name} {calls.type_of(name, value)}"
+        for name, value in values.items()
+        if not re.search(rf"@{name} (?:{OWN})\b", text)
+    )
+    return f"DECLARE {declared}; {text}" if declared else text
 
 
 def judge_showplan(plan: str, name: str, schema: str) -> list[str]:

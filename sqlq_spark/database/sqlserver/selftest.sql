@@ -26,8 +26,8 @@ SELECT CONCAT(N'may ', name),
                (N'KILL DATABASE CONNECTION'), (N'ALTER ANY ROLE')) AS r (name)
 UNION ALL
 SELECT CONCAT(N'may ', name), CAST(HAS_PERMS_BY_NAME(NULL, NULL, name) AS nvarchar(10))
-  FROM (VALUES (N'VIEW SERVER STATE'), (N'ALTER ANY CONNECTION'), (N'ALTER ANY LOGIN'),
-               (N'CREATE ANY DATABASE')) AS r (name)
+  FROM (VALUES (N'VIEW SERVER STATE'), (N'ALTER ANY CONNECTION'),
+               (N'ALTER ANY LOGIN'), (N'CREATE ANY DATABASE')) AS r (name)
 
 -- name: selftest_locks
 -- Returns: mode of each lock that this session has on a table
@@ -67,7 +67,7 @@ SELECT m.text
  ORDER BY m.rank, m.text
 
 -- name: selftest_costs
--- What the server has counted for statements in whose text @mark is; their names are in their comments.
+-- What the server has counted for statements in whose text @schema_name is; their names are in their comments.
 -- Returns: statement; executions bigint; cpu, elapsed (ms), reads (pages), grant_kb (the highest) bigint
 SELECT c.statement, SUM(s.execution_count) AS executions, SUM(s.total_worker_time) / 1000 AS cpu,
        SUM(s.total_elapsed_time) / 1000 AS elapsed, SUM(s.total_logical_reads) AS reads,
@@ -76,5 +76,5 @@ SELECT c.statement, SUM(s.execution_count) AS executions, SUM(s.total_worker_tim
  CROSS APPLY sys.dm_exec_sql_text(s.sql_handle) AS t
  CROSS APPLY (SELECT CHARINDEX(N'/* sqlqueue:', t.text) + 12 AS first) AS f
  CROSS APPLY (SELECT SUBSTRING(t.text, f.first, CHARINDEX(N' */', t.text, f.first) - f.first) AS statement) AS c
- WHERE f.first > 12 AND CHARINDEX(@mark, t.text) > 0
+ WHERE f.first > 12 AND CHARINDEX(@schema_name, t.text) > 0
  GROUP BY c.statement
