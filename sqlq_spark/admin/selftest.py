@@ -69,9 +69,13 @@ USES = ("reader", "sender", "operator", "producer")
 class Failed(Exception):
     """A check saw something else than was promised."""
 
+    outcome = "failed"
+
 
 class NotChecked(Exception):
     """A check was not possible; why."""
+
+    outcome = "not checked"
 
 
 @dataclass(frozen=True)
@@ -606,18 +610,18 @@ def run_check(check: Callable[[Bench], str], bench: Bench) -> Result:
             its = replace(bench, name=check.__name__, stack=stack, figures=found)
             if check is not facts:
                 bench.need(*MAKE)
-                schema.create_queue(bench.open(), its.queue, timeout=WAIT)
-                schema.create_delayed(bench.open(), its.queue, timeout=WAIT)
+                connection = its.open()
+                schema.create_queue(connection, its.queue, timeout=WAIT)
+                schema.create_delayed(connection, its.queue, timeout=WAIT)
             outcome, seen = "passed", check(its)
     except errors.Cancelled:
         raise
+    except (Failed, NotChecked) as reason:
+        outcome, seen = reason.outcome, str(reason)
     except Exception as error:  # noqa: BLE001 - the next check runs all the same
-        lacks = isinstance(error, (NotChecked, errors.RightMissing))
-        if not isinstance(error, Failed) and "permission" in str(error):
-            lacks = True  # of a driver
-        outcome, seen = "not checked" if lacks else "failed", str(error)
-        if not isinstance(error, (Failed, NotChecked)):
-            seen = f"{type(error).__name__}: {seen}"
+        lacks = isinstance(error, errors.RightMissing) or "permission" in str(error)  # of a driver
+        outcome = "not checked" if lacks else "failed"
+        seen = f"{type(error).__name__}: {error}"
     seconds = round(time.monotonic() - started, 3)
     return Result(check.__name__, str(check.__doc__), outcome, seen, seconds, found)
 
