@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12297, "tokens": 70951},
-    "everything else": {"files": 66, "lines": 12438, "tokens": 69801},
+    "core": {"files": 62, "lines": 12301, "tokens": 70967},
+    "everything else": {"files": 64, "lines": 12971, "tokens": 75782},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
-    "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 128, "lines": 24735, "tokens": 140752},
-    "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54139, "tokens": 363806},
-    "words": {"words": 69819},
+    "other files in tests": {"files": 70, "lines": 1369},
+    "package": {"files": 126, "lines": 25272, "tokens": 146749},
+    "sql": {"statement lines": 2523},
+    "tests": {"files": 301, "lines": 53753, "tokens": 360743},
+    "words": {"words": 69921},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -16,8 +16,6 @@ from sqlq_spark.jobs.table_writer import table_name
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, EXCEPTION_INFO, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
@@ -151,25 +149,19 @@ def test_a_run_that_ends_between_table_and_error_queue_is_finished_by_the_next(
     returned = {f"ServiceControl.Retry.{name}": text for name, text in retry.items()}
     queue.fill(0, 20)
     queue.put(dumps({MESSAGE_ID: "bad", **returned}), b'{"number":"x"}')
-    fail = made.Appender.fail
 
-    def failing(self: Any, rows: DataFrame, number: int) -> None:
-        if sent:
-            fail(self, rows, number)
-        sent.append(number)
+    def failing(*_: object, **__: object) -> None:
         reason = "the end"
         raise RuntimeError(reason)
 
-    sent: list[int] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(made.Appender, "fail", failing)
-        for _ in range(2):
+    for its, step in ((made.bodies, "failures"), (made.table_writer, "acknowledge")):
+        with monkeypatch.context() as patched:
+            patched.setattr(its, step, failing)
             with pytest.raises(Exception, match="the end"):
                 made.run(queue.spark, settings)
     made.run(queue.spark, settings)
 
     numbers = sorted(row["number"] for row in delta_rows(queue.folder / "table"))
-    assert sent == [0, 0]
     assert numbers == [*range(20)]
     assert reasons(error) == {"bad": "the body does not fit: number is not int"}
     assert [queue.count(), control.count()] == [0, 0]
