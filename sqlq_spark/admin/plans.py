@@ -15,6 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 from xml.etree import ElementTree as ET
 
+from sqlq_spark.database import dialect_named
+
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection, Tables
 
@@ -80,8 +82,17 @@ KEEPS = {"Sort", "Table Spool", "Index Spool"}
 CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion\]")
 
 
-def run(connection: Connection, text: str) -> list[tuple[Any, ...]]:
-    """Run a text of several statements as psql and sqlcmd do; return the rows that it gives."""
+def run(
+    connection: Connection, text: str, tables: Tables | None = None, **words: str
+) -> list[tuple[Any, ...]]:
+    """
+    Run a text of several statements as psql and sqlcmd do; return the rows that it gives.
+
+    With `tables` it has names in braces, as a statement of the package.
+    """
+    if tables is not None:
+        fill = dialect_named(connection.names.dialect).fill_names
+        text = fill(text, connection.state, tables, **words)
     rows: list[tuple[Any, ...]] = []
     is_postgresql = connection.names.dialect == "postgresql"
     if not text:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect, plans
 from sqlq_spark.admin.script import Roles, endpoint, script
-from sqlq_spark.database import dialect_named, find_same, schema, transaction
+from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -39,10 +39,11 @@ from sqlq_spark.wire.headers import FORWARD_DESTINATION, MESSAGE_ID, dumps
 from sqlq_spark.wire.rows import NO_STREAM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from sqlq_spark.database import Connection, Tables
+    from sqlq_spark.database import Connection
+    from sqlq_spark.receive.offset import Offset
 
 MARK = "sqlqueue_selftest_"
 LONGEST = 3600  # seconds of a run: older names are of one that was killed
@@ -50,9 +51,8 @@ PAUSE = 0.5  # seconds in which what does not have to wait is done
 WAIT = 60.0  # seconds after which what must not wait has waited
 FILLED = 5000  # messages before plans are made: of fewer a scan may be cheaper
 EXPIRED = 2000  # messages that two sessions delete beside each other
-LARGE_ROWS, LARGE_BYTES = 20_000, 8500  # of the check of locks: a body has two pages
-MEASURED, MEASURED_BYTES = 100_000, 1000
-ATTEMPTS = 5  # to drop what a run has made
+LARGE_ROWS, LARGE = 20_000, secrets.token_bytes(8500)  # of the check of locks: bodies of two pages
+MEASURED, ATTEMPTS = 100_000, 5  # messages; attempts to drop what a run has made
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 # locks on a table that still let others lock single rows
 ROW_LOCKS = {"AccessShareLock", "RowShareLock", "RowExclusiveLock", "IS", "IX", "Sch-S"}
@@ -118,13 +118,17 @@ class Bench:
     def queue(self) -> QueueAddress:
         return self.table(self.name)
 
-    def texts(self, **more: str) -> dict[str, str]:
-        """Give options of a read or a write, by their public names."""
-        queue = names_of(self.given["url"]).print_address(self.queue)
-        return {**self.given, "stateSchema": self.state, "queue": queue, **more}
+    def print(self, table: QueueAddress) -> str:
+        return names_of(self.given["url"]).print_address(table)
 
     def source(self, **more: str) -> SourceOptions:
-        return SourceOptions.parse(self.texts(maxConcurrency="1", **more))
+        return SourceOptions.parse({**self._texts(), "maxConcurrency": "1", **more})
+
+    def sink(self, **more: str) -> SinkOptions:
+        return SinkOptions.parse({**self._texts(), **more})
+
+    def _texts(self) -> dict[str, str]:
+        return {**self.given, "stateSchema": self.state, "queue": self.print(self.queue)}
 
     def session(self) -> Session:
         return self.stack.enter_context(Session(self.source(), "selftest"))
@@ -135,6 +139,12 @@ class Bench:
     def beside(self, work: Callable[[], Any]) -> Future[Any]:
         """Run something in a thread of its own."""
         return self.stack.enter_context(ThreadPoolExecutor(1)).submit(work)
+
+    def waiting(self, work: Callable[[], Any]) -> tuple[Future[Any], bool]:
+        """Run something beside, and return whether it waits, for a lock."""
+        running = self.beside(work)
+        time.sleep(PAUSE)
+        return running, not running.done()
 
     def lacks(self, *rights: str) -> bool:
         """Whether the login has none of some rights, of those that the server knows."""
@@ -147,51 +157,47 @@ class Bench:
 
     def fill(self, messages: int, headers: str = "{}", **more: pa.Array) -> None:
         """Put equal messages into the queue, in a transaction."""
-        connection = self.open()
         rows = insert.rows_to_store([headers] * messages, pa.chunked_array([[b"x"] * messages]))
         for name, column in more.items():
             rows = rows.append_column(name, column)
-        with transaction(connection, timeout=WAIT):
+        with transaction(connection := self.open(), timeout=WAIT):
             connection.load(self.queue, rows)
 
     def count(self) -> int:
-        connection = self.open()
-        with transaction(connection, timeout=WAIT):
+        with transaction(connection := self.open(), timeout=WAIT):
             return inspect.depth(connection, self.queue).messages
 
-    def task(self, **limits: int) -> tasks.Task:
+    def task(self, messages: int = 1 << 20, size: int = 1 << 40) -> tasks.Task:
         """Give a task over the whole queue that leaves no receipt."""
-        whole: dict[str, Any] = {
-            "batch": 1,
-            "task": 0,
-            "first": 0,
-            "stop": 2**31 - 1,
-            "messages": 1 << 20,
-        }
-        options = self.source()
-        return tasks.Task(queue=self.queue, stream=None, options=options, **{**whole, **limits})
+        place: dict[str, Any] = {"batch": 1, "task": 0, "first": 0, "stop": 2**31 - 1}
+        most: dict[str, Any] = {"messages": messages, "bytes": size, "options": self.source()}
+        return tasks.Task(queue=self.queue, stream=None, **place, **most)
 
     def receive(self, task: tasks.Task, connection: Connection | None = None) -> pa.Table:
         return tasks.receive(connection or self.open(), task, timeout=WAIT, origin=NO_STREAM)
 
-    def stream(self, **more: str) -> driver.StreamDriver:
+    def stream(self, **more: str) -> tuple[driver.StreamDriver, Offset, tasks.Task]:
+        """Begin a stream; return its driver, and its first batch with the one task."""
         made = driver.StreamDriver(self.source(**more), time.monotonic, checks.at_start)
         self.stack.callback(made.close)
-        return made
+        (task,) = made.tasks(end := made.latest(INITIAL))
+        return made, end, task
 
-    def chunk(self, *bodies: bytes, headers: str = "{}", **more: pa.Array) -> pa.Table:
-        empty, texts = [None] * len(bodies), [headers] * len(bodies)
-        made = pa.table([empty, texts, [*bodies], empty], schema=sender.CHUNK_ROW)
-        for name, column in more.items():
-            made = made.append_column(name, column)
-        return made
-
-    def send(self, chunk: pa.Table, session: Session | None = None, **more: str) -> int:
-        """Send a chunk exactly once, for a sink of its own; return how many messages."""
+    def send(
+        self, *bodies: bytes, session: Session | None = None, headers: str = "{}", **more: Any
+    ) -> None:
+        """Send messages exactly once, for a sink of its own; `more` are columns and options."""
+        chunk = self.chunk(*bodies, headers=headers)
+        for name in [*more]:
+            if not isinstance(more[name], str):
+                chunk = chunk.append_column(name, more.pop(name))
         staged = dispatch.stage(self.session(), [chunk], sink=secrets.token_hex(8), batch=0)
-        options = SinkOptions.parse(self.texts(**more))
-        send = partial(dispatch.dispatch, staged=[staged], options=options)
-        return (session or self.session()).run_with_retries(send)
+        send = partial(dispatch.dispatch, staged=[staged], options=self.sink(**more))
+        (session or self.session()).run_with_retries(send)
+
+    def chunk(self, *bodies: bytes, headers: str = "{}") -> pa.Table:
+        columns = [None] * len(bodies), [headers] * len(bodies), [*bodies], [None] * len(bodies)
+        return pa.table([*columns], schema=sender.CHUNK_ROW)
 
 
 def before_commit(
@@ -201,23 +207,16 @@ def before_commit(
     rows = connection.rows
 
     def paused(statement: Any, **more: Any) -> Any:  # noqa: ANN401
-        if statement != "commit":
-            return rows(statement, **more)
-        del vars(connection)["rows"]
-        if not lose:
+        if statement == "commit":
+            del vars(connection)["rows"]
+            if lose:
+                rows("commit")
             work()
-        found = rows("commit")
-        if lose:
-            work()
-            raise errors.ConnectionLost(statement="commit", reason="the selftest lost the answer")
-        return found
+            if lose:
+                raise errors.ConnectionLost(statement="commit", reason="its answer was lost")
+        return rows(statement, **more)
 
     vars(connection)["rows"] = paused
-
-
-def fill_names(connection: Connection, text: str, tables: Tables, **words: str) -> str:
-    fill = dialect_named(connection.names.dialect).fill_names
-    return fill(text, connection.state, tables, **words)
 
 
 # ---------------------------------------------------------------- the server and the plans
@@ -240,7 +239,7 @@ def statements(bench: Bench) -> str:
         schema.create_delayed(connection, its.queue, timeout=WAIT)
         for queue in (its.queue, bad):
             schema.create_queue(connection, queue, timeout=WAIT)
-            plans.run(connection, fill_names(connection, text, {"queue": queue}))
+            plans.run(connection, text, {"queue": queue})
         its.fill(FILLED)
         delayed, rows = schema.delayed_of(its.queue), bench.chunk(*[b"x"] * FILLED)
         due = pa.array([PAST] * FILLED, pa.timestamp("us", "UTC"))
@@ -259,7 +258,7 @@ def locked_rows(bench: Bench) -> str:
     bench.fill(10)
     holder, peek = bench.open(), bench.open()
     with transaction(holder, timeout=WAIT):
-        held = tasks.take(holder, bench.task(messages=3)).num_rows
+        held = tasks.take(holder, bench.task(3)).num_rows
         bench.beside(partial(peek.rows, "top", tables={"queue": bench.queue})).result(WAIT)
         got = bench.beside(partial(bench.receive, bench.task())).result(WAIT).num_rows
     return expect(locked=(held, 3), received=(got, 7))
@@ -268,57 +267,41 @@ def locked_rows(bench: Bench) -> str:
 def fence(bench: Bench) -> str:
     """An acknowledgement waits for a running task, and a later attempt receives nothing."""
     bench.fill(5)
-    stream, connection = bench.stream(), bench.open()
-    end = stream.latest(INITIAL)
-    (task,) = stream.tasks(end)
-    with transaction(connection, timeout=WAIT):
+    stream, end, task = bench.stream()
+    with transaction(connection := bench.open(), timeout=WAIT):
         tasks.fence(connection, task)
-        ended = bench.beside(partial(stream.acknowledge, end))
-        time.sleep(PAUSE)
-        waited = not ended.done()
+        ended, waited = bench.waiting(partial(stream.acknowledge, end))
     ended.result(WAIT)
-    late = bench.beside(partial(bench.receive, task)).exception(WAIT)
-    kind = type(late).__name__
-    return expect(waited=(waited, True), then=(kind, "StaleTask"), left=(bench.count(), 5))
+    late = type(bench.beside(partial(bench.receive, task)).exception(WAIT)).__name__
+    return expect(waited=(waited, True), then=(late, "StaleTask"), left=(bench.count(), 5))
 
 
 def new_sinks(bench: Bench) -> str:
     """A new sink waits for no other. A second session on it waits, and sends nothing again."""
 
-    def enter(sink: str, meanwhile: Callable[[], object] = dict) -> bool:
-        connection = bench.open()
-        with transaction(connection, timeout=WAIT):
-            dispatch.lock_exclusive(connection, sink)
-            entered = dispatch.advance(connection, sink, 0)
-            meanwhile()
-        return entered
+    def enter(sink: str, connection: Connection) -> bool:
+        dispatch.lock_exclusive(connection, sink)
+        return dispatch.advance(connection, sink, 0)
 
-    seen: dict[str, tuple[object, object]] = {}
-    again: list[Future[bool]] = []
+    def commit(sink: str) -> bool:
+        with transaction(connection := bench.open(), timeout=WAIT):
+            return enter(sink, connection)
 
-    def meanwhile() -> None:
-        again.append(bench.beside(partial(enter, "one")))
-        seen["other"] = bench.beside(partial(enter, "two")).result(WAIT), True
-        time.sleep(PAUSE)
-        seen["waited"] = not again[0].done(), True
-
-    first = enter("one", meanwhile)
-    return expect(first=(first, True), **seen, again=(again[0].result(WAIT), False))
+    with transaction(one := bench.open(), timeout=WAIT):
+        first = enter("one", one)
+        other = bench.beside(partial(commit, "two")).result(WAIT)
+        again, waited = bench.waiting(partial(commit, "one"))
+    sent = (first, True), (other, True), (again.result(WAIT), False)
+    return expect(first=sent[0], other=sent[1], waited=(waited, True), again=sent[2])
 
 
 def new_task(bench: Bench) -> str:
     """The second of two attempts of a task waits, and then hands out what the first one took."""
     bench.fill(5)
-    stream, connection = bench.stream(), bench.open()
-    (task,) = stream.tasks(stream.latest(INITIAL))
+    _, _, task = bench.stream()
     second: list[Any] = []
-
-    def meanwhile() -> None:
-        second.append(bench.beside(partial(bench.receive, task)))
-        time.sleep(PAUSE)
-        second.append(not second[0].done())
-
-    before_commit(connection, meanwhile)
+    work = partial(bench.waiting, partial(bench.receive, task))
+    before_commit(connection := bench.open(), lambda: second.extend(work()))
     got = bench.receive(task, connection)
     kind, same = type(second[0].exception(WAIT)).__name__, bench.receive(task).equals(got)
     seen = {"waited": (second[1], True), "then": (kind, "ReceiptExists"), "same": (same, True)}
@@ -332,7 +315,7 @@ def purge_beside_receive(bench: Bench) -> str:
 
     def receive() -> None:
         for _ in range(EXPIRED // 20):
-            bench.receive(bench.task(messages=20), one)
+            bench.receive(bench.task(20), one)
 
     def delete() -> None:
         for _ in range(EXPIRED // 20):
@@ -366,9 +349,8 @@ def round_trip(bench: Bench) -> str:
     """Any headers and bodies are received as they were sent, and once more from the receipt."""
     bodies = [b"", bytes(range(256)), b"x" * 1_000_000]
     headers = dumps({MESSAGE_ID: "ü 🚀 \x01 /", "empty": ""})
-    bench.send(bench.chunk(*bodies, headers=headers))
-    stream = bench.stream()
-    (task,) = stream.tasks(stream.latest(INITIAL))
+    bench.send(*bodies, headers=headers)
+    _, _, task = bench.stream()
     got, again = bench.receive(task), bench.receive(task)
     equal = got["body"].to_pylist() == bodies and {*got["headers"].to_pylist()} == {headers}
     return expect(equal=(equal, True), again=(again.equals(got), True))
@@ -401,20 +383,18 @@ def cut_connection(bench: Bench) -> str:
     bench.need(*CUT)
     for moment in ("before a commit", "after a commit", "in a statement"):
         bench.fill(5)
-        stream, holder = bench.stream(), bench.open()
-        (task,) = stream.tasks(stream.latest(INITIAL))
+        (_, _, task), holder = bench.stream(), bench.open()
         session, other = Cut(bench, moment), Cut(bench, moment)
         work = partial(tasks.receive, task=task, timeout=WAIT, origin=NO_STREAM)
         with transaction(holder, timeout=WAIT):
             if moment == "in a statement":
                 receipts.lock_stream(holder, task.key[0])  # the task waits for it
-            running = bench.beside(partial(session.run_with_retries, work))
-            time.sleep(PAUSE)
+            running, _ = bench.waiting(partial(session.run_with_retries, work))
             if moment == "in a statement":
                 session.end()
         got = running.result(WAIT)
         same = bench.receive(task).equals(got)
-        bench.send(bench.chunk(b"1", b"2"), other)
+        bench.send(b"1", b"2", session=other)
         seen = {"received": (got.num_rows, 5), "same": (same, True)}
         sent, sessions = bench.receive(bench.task()).num_rows, len(session.numbers)
         expect(cut=(moment, moment), sessions=(sessions, 2), **seen, sent=(sent, 2))
@@ -423,26 +403,25 @@ def cut_connection(bench: Bench) -> str:
 
 def row_locks(bench: Bench) -> str:
     """Statements over many large messages lock rows, not the table, so others work beside them."""
-    one, body = bench.open(), secrets.token_bytes(LARGE_BYTES)
-    modes: set[str] = set()
+    one, modes = bench.open(), set[str]()
 
-    def look() -> set[str]:
-        if bench.lacks(*SEE):
-            return set()
-        return {mode for (mode,) in one.rows("selftest_locks", tables={"queue": bench.queue})}
+    def look() -> None:
+        if not bench.lacks(*SEE):
+            found = one.rows("selftest_locks", tables={"queue": bench.queue})
+            modes.update(mode for (mode,) in found)
 
     with transaction(one, timeout=WAIT):
         for _ in range(LARGE_ROWS // 1000):
-            part = insert.rows_to_store(["{}"] * 1000, pa.chunked_array([[body] * 1000]))
+            part = insert.rows_to_store(["{}"] * 1000, pa.chunked_array([[LARGE] * 1000]))
             one.load(bench.queue, part)
-        modes |= look()
+        look()
         bench.beside(partial(bench.fill, 1)).result(WAIT)
     with transaction(one, timeout=WAIT):
-        took = tasks.take(one, bench.task(messages=LARGE_ROWS, bytes=1 << 40)).num_rows
-        modes |= look()
-        beside = bench.beside(partial(bench.receive, bench.task())).result(WAIT).num_rows
+        took = tasks.take(one, bench.task(LARGE_ROWS)).num_rows
+        look()
+        got = bench.beside(partial(bench.receive, bench.task())).result(WAIT).num_rows
     locks = sorted(modes - ROW_LOCKS)
-    return expect(taken=(took, LARGE_ROWS), beside=(beside, 1), locks_of_the_table=(locks, []))
+    return expect(taken=(took, LARGE_ROWS), beside=(got, 1), locks_of_the_table=(locks, []))
 
 
 # ---------------------------------------------------------------- roles, databases, figures
@@ -451,61 +430,62 @@ def row_locks(bench: Bench) -> str:
 def roles(bench: Bench) -> str:
     """After one run of the printed script each role does all of its work, and no more."""
     bench.need("CREATEROLE", "ALTER ANY ROLE")
-    connection, team = bench.open(), replace(bench, state=f"{bench.mark}_team")
-    names, events = connection.names, bench.table("events")
-    bad = names.print_address(bench.table("error"))
-    made = endpoint(bench.given["url"], team.texts()["queue"], error=bad, delayed=True)
+    dialect, bad = names_of(bench.given["url"]).dialect, bench.print(bench.table("error"))
+    events, team = bench.table("events"), replace(bench, state=f"{bench.mark}_team")
+    its = endpoint(bench.given["url"], bench.print(bench.queue), error=bad, delayed=True)
     named = {use: f"{bench.mark}_{use}" for use in USES}
-    words: dict[str, Any] = {"subscriptions": events, "roles": Roles(**named), "delayed": True}
-    text = script(made, state=team.state, dialect=names.dialect, **words)
-    plans.run(connection, text)
-    reader, sender_, operator, producer = (
-        as_login(team, connection, each) for each in named.values()
-    )
+    more: dict[str, Any] = {"subscriptions": events, "roles": Roles(**named), "delayed": True}
+    plans.run(bench.open(), script(its, state=team.state, dialect=dialect, **more))
+    users = [as_login(team, role) for role in named.values()]
     try:
-        desk, queue = operator.open(), bench.queue
-        its: dict[str, Any] = {"endpoint": "Lake", "queue": queue, "timeout": WAIT}
-        subscriptions.subscribe(desk, events, topics=["Shop.Event"], **its)
-        once = SinkOptions.parse(producer.texts(delivery="atLeastOnce"))
-        insert.send_now(producer.session(), [bench.chunk(b"produced")], once)
-        sender_.send(bench.chunk(b"sent"))
-        topics = pa.array([["Shop.Event"]], sender.CHUNK_TOPICS.type)
-        table = names.print_address(events)
-        sender_.send(bench.chunk(b"event", topics=topics), subscriptionTable=table)
-        sender_.send(bench.chunk(b"delayed", delay=pa.array([1], pa.int64())))
-        sender_.open().rows("top", tables={"queue": queue})
-        bench.fill(1, headers="[]")
-        stream = reader.stream(delayedDelivery="true", errorQueue=bad)
-        end = stream.latest(INITIAL)
-        got = {
-            body for task in stream.tasks(end) for body in reader.receive(task)["body"].to_pylist()
-        }
-        bench.fill(2)
-        (task,) = stream.tasks(stream.latest(end))
-        reader.receive(task)
-        with transaction(desk, timeout=WAIT):
-            returned = receipts.return_(desk, task.key, queue)
-        purged = driver.purge(desk, [queue], timeout=WAIT)
-        trail = len(desk.rows("trail", entries=10, queue_name=None))
+        seen = work_as_team(bench, users, events)
     except errors.RightMissing as error:
         raise Failed(str(error)) from None
     refused = 0
-    for user in (reader, sender_, operator, producer):
+    for user in users:
         try:
             schema.create_queue(user.open(), bench.table("x"), timeout=WAIT)
         except (errors.RightMissing, errors.SchemaNotFound):
             refused += 1
+    return expect(**seen, CREATE_refused=(refused, len(users)))
+
+
+def work_as_team(
+    bench: Bench, users: Sequence[Bench], events: QueueAddress
+) -> dict[str, tuple[object, object]]:
+    reader, writer, operator, producer = users
+    desk, queue, table = operator.open(), bench.queue, bench.print(events)
+    its: dict[str, Any] = {"endpoint": "Lake", "queue": queue, "timeout": WAIT}
+    subscriptions.subscribe(desk, events, topics=["Shop.Event"], **its)
+    once = producer.sink(delivery="atLeastOnce")
+    insert.send_now(producer.session(), [bench.chunk(b"produced")], once)
+    writer.send(b"sent")
+    topics = pa.array([["Shop.Event"]], sender.CHUNK_TOPICS.type)
+    writer.send(b"event", topics=topics, subscriptionTable=table)
+    writer.send(b"delayed", delay=pa.array([1], pa.int64()))
+    writer.open().rows("top", tables={"queue": queue})
+    bench.fill(1, headers="[]")
+    bad = bench.print(bench.table("error"))
+    stream, end, task = reader.stream(delayedDelivery="true", errorQueue=bad)
+    got = {*reader.receive(task)["body"].to_pylist()}
+    bench.fill(2)
+    (task,) = stream.tasks(stream.latest(end))
+    reader.receive(task)
+    with transaction(desk, timeout=WAIT):
+        returned = receipts.return_(desk, task.key, queue)
+    purged = driver.purge(desk, [queue], timeout=WAIT)
+    trail = len(desk.rows("trail", entries=10, queue_name=None))
     sent = {b"produced", b"sent", b"event", b"delayed"}
-    more = {"trail": (trail, 1), "CREATE refused": (refused, len(USES))}
-    return expect(received=(got, sent), returned=(returned, 2), purged=(purged, 2), **more)
+    seen = {"received": (got, sent), "returned": (returned, 2)}
+    return {**seen, "purged": (purged, 2), "trail": (trail, 1)}
 
 
-def as_login(bench: Bench, connection: Connection, role: str) -> Bench:
+def as_login(bench: Bench, role: str) -> Bench:
     """Make a login in a role; the same bench with its sessions."""
-    login, password, names = f"{role}_login", f"aA1-{secrets.token_urlsafe(18)}", connection.names
-    words = {"login": names.quote_name(login), "role": names.quote_name(role)}
-    text = Statements.load(names.dialect)["script_login"]
-    plans.run(connection, fill_names(connection, text, {}, password=f"'{password}'", **words))
+    login, password, connection = f"{role}_login", f"aA1-{secrets.token_urlsafe(18)}", bench.open()
+    quoted = map(connection.names.quote_name, (login, role))
+    words = dict(zip(("login", "role"), quoted, strict=True), password=f"'{password}'")
+    plans.run(connection, Statements.load(connection.names.dialect)["script_login"], {}, **words)
     parts = urlsplit(bench.given["url"])
     place = f"{login}:{password}@{parts.netloc.rpartition('@')[2]}"
     given = {name: text for name, text in bench.given.items() if name != "credentials"}
@@ -517,48 +497,45 @@ def databases(bench: Bench) -> str:
     if names_of(bench.given["url"]).dialect != "sqlserver":
         raise NotChecked("it is for SQL Server")
     bench.need("CREATE ANY DATABASE")
-    connection = bench.open()
-    seen: list[str] = []
+    connection, seen = bench.open(), {}
     for at, collation in enumerate(COLLATIONS):
         name, versions = f"{bench.mark}_{at}", ("OFF", "ON")[at % 2]
         try:
             plans.run(connection, f"CREATE DATABASE [{name}] COLLATE {collation}")
         except Exception as error:  # noqa: BLE001 - of a driver; before 2019 there is no UTF-8
-            seen.append(f"{collation}: not checked, {error}")
+            bench.figures[collation] = f"not checked: {error}"
             continue
         plans.run(connection, f"ALTER DATABASE [{name}] SET READ_COMMITTED_SNAPSHOT {versions}")
         url = urlsplit(bench.given["url"])._replace(path=f"/{name}").geturl()
         results = [*run({**bench.given, "url": url}, IN_EACH_DATABASE)]
         bench.figures[collation] = [asdict(each) for each in results]
         bad = [f"{each.check}: {each.seen}" for each in results if each.outcome == "failed"]
-        seen.append(f"{collation}: {'; '.join(bad) or 'good'}")
-    bad = [
-        each for found in bench.figures.values() for each in found if each["outcome"] == "failed"
-    ]
-    return expect(failed=(len(bad), 0), databases=(seen, seen))
+        seen[collation] = bad, []
+    return expect(**seen)
 
 
 def figures(bench: Bench) -> str:
     """Messages of 1 kB are sent exactly once, and received with receipts, in a time to report."""
-    bodies = pa.table({"body": [b"x" * MEASURED_BYTES] * MEASURED})
-    options, session = SinkOptions.parse(bench.texts()), bench.session()
-    times = [time.monotonic()]
-    chunks = sender.Sender(options=options, partition=0).chunks(bodies.to_batches(10_000))
+    bodies = pa.table({"body": [b"x" * 1000] * MEASURED}).to_batches(10_000)
+    session, options, times = bench.session(), bench.sink(), [time.monotonic()]
+    chunks = sender.Sender(options=options, partition=0).chunks(bodies)
     staged = dispatch.stage(session, chunks, sink="figures", batch=0)
     times.append(time.monotonic())
-    dispatch.dispatch(session.open(), [staged], options)
+    dispatch.dispatch(connection := session.open(), [staged], options)
     times.append(time.monotonic())
-    stream, got, start = bench.stream(), 0, INITIAL
-    while (end := stream.latest(start)) != start:
-        got += sum(bench.receive(task).num_rows for task in stream.tasks(end))
-        start = end
+    stream, end, task = bench.stream()
+    got = bench.receive(task).num_rows
+    while (following := stream.latest(end)) != end:
+        got += sum(bench.receive(task).num_rows for task in stream.tasks(following))
+        end = following
     times.append(time.monotonic())
     steps = [after - before for before, after in pairwise(times)]
     bench.figures["seconds"] = dict(zip(("stage", "dispatch", "receive"), steps, strict=True))
-    if "selftest_costs" not in session.open().lacks and not bench.lacks(*SEE):
-        bench.figures["statements"] = session.open().rows("selftest_costs", schema_name=bench.mark)
-    sent, received = MEASURED / (steps[0] + steps[1]), got / steps[2]
-    rates = f"{sent:,.0f} sent and {received:,.0f} received each second"
+    if "selftest_costs" not in connection.lacks and not bench.lacks(*SEE):
+        bench.figures["statements"] = connection.rows("selftest_costs", schema_name=bench.mark)
+    rates = (
+        f"{MEASURED / (steps[0] + steps[1]):,.0f} sent, {got / steps[2]:,.0f} received each second"
+    )
     return expect(messages=(got, MEASURED), rates=(rates, rates))
 
 

@@ -178,10 +178,10 @@ def test_a_right_that_the_script_forgot_is_found(
     """The role's own work misses it."""
     as_login = selftest.as_login
 
-    def revoked(bench: selftest.Bench, connection: Any, role: str) -> selftest.Bench:
+    def revoked(bench: selftest.Bench, role: str) -> selftest.Bench:
         if role.endswith("reader"):
             place.sql(f'REVOKE DELETE ON "{bench.mark}"."roles" FROM {role}')
-        return as_login(bench, connection, role)
+        return as_login(bench, role)
 
     monkeypatch.setattr(selftest, "as_login", revoked)
 
