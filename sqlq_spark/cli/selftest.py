@@ -54,10 +54,11 @@ def selftest(
     messages in a minute or two, and drops all that it made. What this login
     may not do is not checked. The exit code is 1 if a check failed.
     """
-    from sqlq_spark.admin import selftest as checks  # noqa: PLC0415 - imports pyarrow
+    from sqlq_spark.admin import selftest as run  # noqa: PLC0415 - imports pyarrow
+    from sqlq_spark.admin.server_checks import CHECKS  # noqa: PLC0415 - as above
 
     shared: Shared = context.obj
-    names = [check.__name__ for check in checks.CHECKS]
+    names = {check.__name__: check for check in CHECKS}
     if unknown := set(only or ()).difference(names):
         raise BadOption(option="--only", found=min(unknown), expected=", ".join(names))
     asked = {"roles": roles, "databases": databases}
@@ -66,9 +67,9 @@ def selftest(
     given |= {"credentials": shared.credentials} if shared.credentials else {}
     with Session(shared.database(), "selftest") as session:
         server = session.open().server
-    confirm(f"make schemas {checks.MARK}… in {server}, work in them, and drop them", shared)
+    confirm(f"make schemas {run.MARK}… in {server}, work in them, and drop them", shared)
     results: list[dict[str, Any]] = []
-    with closing(checks.run(given, chosen)) as running:
+    with closing(run.run(given, [names[name] for name in chosen])) as running:
         for each in running:
             results.append(without_host(asdict(each), server))
             show(results[-1], as_json=shared.as_json)

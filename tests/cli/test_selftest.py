@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from sqlq_spark.admin import plans, selftest
+from sqlq_spark.admin import plans, selftest, server_checks
 from sqlq_spark.database.sqlserver import calls
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "FILLED": 100,
         "EXPIRED": 100,
     }.items():
-        monkeypatch.setattr(selftest, name, value)
+        monkeypatch.setattr(server_checks, name, value)
 
 
 def given(place: Place) -> dict[str, str]:
@@ -85,7 +85,7 @@ def given(place: Place) -> dict[str, str]:
 
 def run_one(place: Place, name: str) -> selftest.Result:
     """What one check saw."""
-    (found,) = selftest.run(given(place), [name])
+    (found,) = selftest.run(given(place), [getattr(server_checks, name)])
     return found
 
 
@@ -96,7 +96,9 @@ def test_every_check_passes_and_nothing_is_left(run: Run, place: Place, tmp_path
     done = run("selftest", "--roles", "--yes", "--file", str(file))
 
     lines = done.out.splitlines()
-    names = [check.__name__ for check in selftest.CHECKS if check is not selftest.databases]
+    names = [
+        check.__name__ for check in server_checks.CHECKS if check is not server_checks.databases
+    ]
     assert done.code == 0, done.out
     assert [line.split()[:2] for line in lines[1:-1]] == [["passed", name] for name in names]
     assert lines[-1] == f"{len(names)} passed; {file} is to be attached to an issue"
@@ -116,8 +118,9 @@ def test_a_check_sees_what_was_broken(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """An exact number or kind of what was promised is missed; no check passes by chance."""
-    fault, check, fill = FAULTS[name], getattr(selftest, name), selftest.Bench.fill
-    monkeypatch.setattr(selftest, "WAIT", 2.0)
+    fault, check, fill = FAULTS[name], getattr(server_checks, name), selftest.Bench.fill
+    for module in (selftest, server_checks):
+        monkeypatch.setattr(module, "WAIT", 2.0)
     with psycopg.connect(place.url, autocommit=True) as other:
 
         def act(text: str, bench: selftest.Bench) -> None:
@@ -144,7 +147,7 @@ def test_a_check_sees_what_was_broken(
             drop(*args)
 
         drop = selftest.drop
-        monkeypatch.setattr(selftest, "CHECKS", (broken,))
+        monkeypatch.setattr(server_checks, name, broken)
         monkeypatch.setattr(selftest, "drop", dropped)
         monkeypatch.setattr(selftest.Bench, "fill", filled)
 
@@ -176,14 +179,14 @@ def test_a_right_that_the_script_forgot_is_found(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The role's own work misses it."""
-    as_login = selftest.as_login
+    as_login = selftest.Bench.as_login
 
     def revoked(bench: selftest.Bench, role: str) -> selftest.Bench:
         if role.endswith("reader"):
             place.sql(f'REVOKE DELETE ON "{bench.mark}"."roles" FROM {role}')
         return as_login(bench, role)
 
-    monkeypatch.setattr(selftest, "as_login", revoked)
+    monkeypatch.setattr(selftest.Bench, "as_login", revoked)
 
     found = run_one(place, "roles")
 
@@ -220,7 +223,7 @@ def test_a_failed_check_is_exit_code_1(
         message = "of a driver"
         raise RuntimeError(message)
 
-    monkeypatch.setattr(selftest, "CHECKS", (broken,))
+    monkeypatch.setattr(server_checks, "CHECKS", (broken,))
 
     done = run("selftest", "--yes", "--json", "--file", str(tmp_path / "report.json"))
 
@@ -260,7 +263,7 @@ def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None
 
 def test_a_run_that_is_stopped_drops_what_it_made(place: Place) -> None:
     """As Ctrl-C does, between two checks."""
-    running = selftest.run(given(place), ["facts", "figures"])
+    running = selftest.run(given(place), [server_checks.facts, server_checks.figures])
     next(running)
     before = place.sql(LEFT)
 
