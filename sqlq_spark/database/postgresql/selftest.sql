@@ -3,9 +3,8 @@
 -- Returns: name text, value text; null where the server does not say
 SELECT name, setting
   FROM pg_catalog.pg_settings
- WHERE name IN ('server_version', 'server_encoding', 'default_transaction_isolation', 'TimeZone',
-                'synchronous_commit', 'wal_level', 'shared_buffers', 'max_connections', 'autovacuum',
-                'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'jit')
+ WHERE name ~ '^(server_(version|encoding)|default_transaction_isolation|TimeZone|synchronous_commit'
+              '|wal_level|shared_buffers|max_connections|autovacuum|jit|\w+_timeout)$'
 UNION ALL
 SELECT f.name, f.value
   FROM pg_catalog.pg_database AS d
@@ -32,11 +31,9 @@ SELECT pg_terminate_backend(:session::bigint::int)
 -- Statements that drop what `selftest` has made, by its names: schemas before the roles that have rights
 -- there.
 -- Returns: text
-SELECT format('DROP SCHEMA %I CASCADE', nspname) AS text
-  FROM pg_catalog.pg_namespace
- WHERE nspname COLLATE "C" BETWEEN :lowest::text AND :highest::text
-UNION ALL
-SELECT format('DROP ROLE %I', rolname)
-  FROM pg_catalog.pg_roles
- WHERE rolname COLLATE "C" BETWEEN :lowest::text AND :highest::text
+SELECT format('DROP %s %I %s', kind, name, more) AS text
+  FROM (SELECT 'SCHEMA', nspname, 'CASCADE' FROM pg_catalog.pg_namespace
+        UNION ALL
+        SELECT 'ROLE', rolname, '' FROM pg_catalog.pg_roles) AS made (kind, name, more)
+ WHERE name COLLATE "C" BETWEEN :lowest::text AND :highest::text
  ORDER BY text DESC

@@ -1,32 +1,28 @@
 -- name: selftest_facts
--- What a report of `sqlqueue selftest` is of no use without. Names that begin with `may` are rights.
+-- What a report of `sqlqueue selftest` is of no use without. Names that begin with `may` are rights: of
+-- the database, or where it has none of that name, of the server.
 -- Returns: name, value; null where the server does not say
 SELECT f.name, CAST(f.value AS nvarchar(1000)) AS value
   FROM sys.databases AS d
  CROSS APPLY (VALUES
-        (N'version', CAST(@@VERSION AS sql_variant)),
+        (N'version', CAST(@@VERSION AS sql_variant)), (N'edition', SERVERPROPERTY(N'Edition')),
         (N'update', SERVERPROPERTY(N'ProductUpdateLevel')),
-        (N'edition', SERVERPROPERTY(N'Edition')),
         (N'engine_edition', SERVERPROPERTY(N'EngineEdition')),
         (N'service_tier', DATABASEPROPERTYEX(DB_NAME(), N'ServiceObjective')),
         (N'optimized_locking', DATABASEPROPERTYEX(DB_NAME(), N'IsOptimizedLockingOn')),
-        (N'compatibility_level', d.compatibility_level),
-        (N'read_committed_snapshot', d.is_read_committed_snapshot_on),
-        (N'snapshot_isolation', d.snapshot_isolation_state_desc),
-        (N'delayed_durability', d.delayed_durability_desc),
-        (N'recovery_model', d.recovery_model_desc),
-        (N'server_collation', SERVERPROPERTY(N'Collation')), (N'collation', d.collation_name),
+        (N'level', d.compatibility_level), (N'row_versions', d.is_read_committed_snapshot_on),
+        (N'snapshots', d.snapshot_isolation_state_desc), (N'recovery', d.recovery_model_desc),
+        (N'delayed_durability', d.delayed_durability_desc), (N'collation', d.collation_name),
+        (N'server_collation', SERVERPROPERTY(N'Collation')),
         (N'ignores_case', CASE WHEN N'i' COLLATE DATABASE_DEFAULT = N'I' THEN 1 ELSE 0 END),
         (N'database', DB_NAME()), (N'session', @@SPID), (N'user_options', @@OPTIONS)) AS f (name, value)
  WHERE d.name = DB_NAME()
 UNION ALL
 SELECT CONCAT(N'may ', name),
-       CAST(HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', name) AS nvarchar(10))
-  FROM (VALUES (N'CREATE SCHEMA'), (N'SHOWPLAN'), (N'VIEW DATABASE STATE'),
-               (N'KILL DATABASE CONNECTION'), (N'ALTER ANY ROLE')) AS r (name)
-UNION ALL
-SELECT CONCAT(N'may ', name), CAST(HAS_PERMS_BY_NAME(NULL, NULL, name) AS nvarchar(10))
-  FROM (VALUES (N'VIEW SERVER STATE'), (N'ALTER ANY CONNECTION'),
+       CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', name),
+                     HAS_PERMS_BY_NAME(NULL, NULL, name)) AS nvarchar(10))
+  FROM (VALUES (N'CREATE SCHEMA'), (N'SHOWPLAN'), (N'VIEW DATABASE STATE'), (N'VIEW SERVER STATE'),
+               (N'KILL DATABASE CONNECTION'), (N'ALTER ANY CONNECTION'), (N'ALTER ANY ROLE'),
                (N'ALTER ANY LOGIN'), (N'CREATE ANY DATABASE')) AS r (name)
 
 -- name: selftest_locks
@@ -42,7 +38,7 @@ DECLARE @kill nvarchar(40) = CONCAT(N'KILL ', @session);
 EXEC (@kill)
 
 -- name: selftest_remains
--- Statements that drop what `selftest` has made, by its names.
+-- Statements that drop what `selftest` has made, by its names: users before their roles.
 -- Returns: text
 SELECT m.text
   FROM (SELECT 1 AS rank, s.name, CONCAT(N'DROP TABLE ', QUOTENAME(s.name), N'.', QUOTENAME(t.name)) AS text
@@ -50,13 +46,9 @@ SELECT m.text
         UNION ALL
         SELECT 2, name, CONCAT(N'DROP SCHEMA ', QUOTENAME(name)) FROM sys.schemas
         UNION ALL
-        SELECT 3, r.name, CONCAT(N'ALTER ROLE ', QUOTENAME(r.name), N' DROP MEMBER ',
-                                 QUOTENAME(USER_NAME(g.member_principal_id)))
-          FROM sys.database_role_members AS g
-          JOIN sys.database_principals AS r ON r.principal_id = g.role_principal_id
-        UNION ALL
-        SELECT 4, name, CONCAT(N'DROP ', CASE type WHEN 'R' THEN N'ROLE ' ELSE N'USER ' END, QUOTENAME(name),
-                               CASE authentication_type WHEN 1 THEN N'; DROP LOGIN ' + QUOTENAME(name) END)
+        SELECT CASE type WHEN 'R' THEN 4 ELSE 3 END, name,
+               CONCAT(N'DROP ', CASE type WHEN 'R' THEN N'ROLE ' ELSE N'USER ' END, QUOTENAME(name),
+                      CASE authentication_type WHEN 1 THEN N'; DROP LOGIN ' + QUOTENAME(name) END)
           FROM sys.database_principals
         UNION ALL
         SELECT 5, name COLLATE DATABASE_DEFAULT,
@@ -67,7 +59,7 @@ SELECT m.text
  ORDER BY m.rank, m.text
 
 -- name: selftest_costs
--- What the server has counted for statements in whose text @schema_name is; their names are in their comments.
+-- What the server has counted for statements in whose text @schema_name is.
 -- Returns: statement; executions bigint; cpu, elapsed (ms), reads (pages), grant_kb (the highest) bigint
 SELECT c.statement, SUM(s.execution_count) AS executions, SUM(s.total_worker_time) / 1000 AS cpu,
        SUM(s.total_elapsed_time) / 1000 AS elapsed, SUM(s.total_logical_reads) AS reads,
