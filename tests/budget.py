@@ -23,12 +23,12 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12301, "tokens": 70967},
-    "everything else": {"files": 64, "lines": 12971, "tokens": 75782},
+    "everything else": {"files": 65, "lines": 13012, "tokens": 75942},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 126, "lines": 25272, "tokens": 146749},
-    "sql": {"statement lines": 2523},
-    "tests": {"files": 301, "lines": 53753, "tokens": 360743},
+    "package": {"files": 127, "lines": 25313, "tokens": 146909},
+    "sql": {"statement lines": 2511},
+    "tests": {"files": 301, "lines": 53759, "tokens": 360771},
     "words": {"words": 69921},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
