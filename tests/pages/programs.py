@@ -151,7 +151,7 @@ def pytest_(words: list[str]) -> None:
 
 OTHERS = (  # nothing to check
     *("git", "ruff", "mypy", "databricks", "venv-pack", "twine", "uv", "npm"),
-    *("./initdb", "./pg_ctl"),
+    *("cd", "./initdb", "./pg_ctl"),
 )
 KNOWN: dict[str, Callable[[list[str]], object]] = {
     "spark-submit": submit,
