@@ -9,6 +9,7 @@ raises `Failed` if that is not what was promised, and `NotChecked` if the login 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -155,8 +156,10 @@ class Bench:
         plans.run(connection, text, {}, **words)
         parts = urlsplit(self.given["url"])
         place = f"{login}:{password}@{parts.netloc.rpartition('@')[2]}"
+        query = re.sub(r"(?i)(?:^|&)(?:user|password|authentication)=[^&]*", "", parts.query)
+        url = parts._replace(netloc=place, query=query.removeprefix("&")).geturl()
         given = {name: text for name, text in self.given.items() if name != "credentials"}
-        return replace(self, given={**given, "url": parts._replace(netloc=place).geturl()})
+        return replace(self, given={**given, "url": url})
 
     def fill(self, messages: int, headers: str = "{}", **more: pa.Array) -> None:
         """Put equal messages into the queue, in a transaction."""

@@ -106,6 +106,6 @@ def without_host(result: dict[str, Any], server: str) -> Any:  # noqa: ANN401 - 
     """Return a result with the words `the server` for its url and for each host."""
     text = json.dumps(result, default=str)
     hosts = urlsplit(server).netloc.rpartition("@")[2].split(",")
-    for each in (server, *(re.sub(r":\d+$", "", host) for host in hosts)):
+    for each in filter(None, (server, *(re.sub(r":\d+$", "", host) for host in hosts))):
         text = re.sub(rf"(?<!\w){re.escape(json.dumps(each)[1:-1])}(?!\w)", "the server", text)
     return json.loads(text)
