@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12301, "tokens": 70967},
-    "everything else": {"files": 65, "lines": 13012, "tokens": 75942},
+    "core": {"files": 62, "lines": 12285, "tokens": 70879},
+    "everything else": {"files": 61, "lines": 12499, "tokens": 73280},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 127, "lines": 25313, "tokens": 146909},
+    "package": {"files": 123, "lines": 24784, "tokens": 144159},
     "sql": {"statement lines": 2511},
-    "tests": {"files": 301, "lines": 53759, "tokens": 360771},
-    "words": {"words": 69921},
+    "tests": {"files": 303, "lines": 53954, "tokens": 362684},
+    "words": {"words": 69927},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

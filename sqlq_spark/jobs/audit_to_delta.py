@@ -33,7 +33,7 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
-from sqlq_spark.functions.failed import RETRY_ID
+from sqlq_spark.functions.expressions import RETRY_ID
 from sqlq_spark.jobs import runner, streams
 from sqlq_spark.jobs.settings import (
     DatabaseSettings,
