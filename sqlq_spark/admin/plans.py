@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 from xml.etree import ElementTree as ET
 
 from sqlq_spark.database import dialect_named
+from sqlq_spark.database.statements import Statements
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection, Tables
@@ -61,20 +63,9 @@ WHOLE = {
     *("discard_abandoned", "delete_old_sinks"),
 }
 SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
-VALUES: Values = {
-    **dict.fromkeys(
-        (
-            *("batch", "bytes", "chunk", "diverted", "entries", "expired", "first", "forwarded"),
-            *("grain", "largest", "last", "messages", "query_batch", "stop", "task", "unpacked"),
-        ),
-        1,
-    ),
-    **dict.fromkeys(("delays", "moments", "places", "rows", "seqs"), "[]"),
-    **dict.fromkeys(("expiring", "renamed"), True),
-    "payload": b"",
-    "seconds": 1.0,
-    "zone": "UTC",
-}
+# a value of each type, as PostgreSQL's statements cast their parameters; of others a text
+KINDS = {"bigint": 1, "integer": 1, "boolean": True, "bytea": b"", "float8": 1.0}
+VALUES = {**dict.fromkeys(("delays", "moments", "places", "rows", "seqs"), "[]"), "zone": "UTC"}
 OWN = "TABLE|bigint|bit|datetime|datetime2|int|nvarchar"  # types of a statement's own variables
 SHOWPLAN = "{http://schemas.microsoft.com/sqlserver/2004/07/showplan}"
 SCANS = {"Table Scan", "Clustered Index Scan", "Index Scan"}
@@ -135,9 +126,16 @@ def find_faults(connection: Connection, tables: Tables) -> list[str]:
     return faults
 
 
+@cache
+def kinds() -> dict[str, Any]:
+    """Return a value for each parameter that PostgreSQL's statements cast, by its name."""
+    texts = " ".join(Statements.load("postgresql").values())
+    return {name: KINDS.get(kind, "x") for name, kind in re.findall(r":(\w+)::(\w+)", texts)}
+
+
 def values_for(text: str, parameter: re.Pattern[str], table: str) -> Values:
     """Return a value for each parameter of a statement; a text that must name a table names one."""
-    known = {**VALUES, "source_table": table, "table_name": table}
+    known = {**kinds(), **VALUES, "source_table": table, "table_name": table}
     return {name: known.get(name, "x") for name in parameter.findall(text)}
 
 
