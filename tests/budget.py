@@ -23,12 +23,12 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12285, "tokens": 70879},
-    "everything else": {"files": 61, "lines": 12499, "tokens": 73280},
+    "everything else": {"files": 61, "lines": 12497, "tokens": 73302},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 123, "lines": 24784, "tokens": 144159},
+    "package": {"files": 123, "lines": 24782, "tokens": 144181},
     "sql": {"statement lines": 2511},
-    "tests": {"files": 303, "lines": 53954, "tokens": 362684},
+    "tests": {"files": 301, "lines": 53760, "tokens": 360846},
     "words": {"words": 69927},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
