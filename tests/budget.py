@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12278, "tokens": 70847},
-    "everything else": {"files": 50, "lines": 10228, "tokens": 58467},
+    "core": {"files": 62, "lines": 12282, "tokens": 70863},
+    "everything else": {"files": 54, "lines": 11227, "tokens": 66466},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
-    "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 112, "lines": 22506, "tokens": 129314},
-    "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54120, "tokens": 363597},
-    "words": {"words": 69824},
+    "other files in tests": {"files": 70, "lines": 1369},
+    "package": {"files": 116, "lines": 23509, "tokens": 137329},
+    "sql": {"statement lines": 2511},
+    "tests": {"files": 301, "lines": 53758, "tokens": 360739},
+    "words": {"words": 69926},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

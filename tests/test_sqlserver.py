@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 import sqlserver_lint
 import sqlserver_texts
-from conformance import first_checks, first_contact
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from sqlq_spark.admin import plans
 from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.cli import endpoints
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
@@ -46,16 +46,10 @@ def plain(text: str) -> str:
 # ---------------------------------------------------------------- all of it
 
 
-FIRST = first_checks.TEXTS["sqlserver"] | {"switch": first_contact.SWITCH.format("ON")}
-
-
-@pytest.mark.parametrize("name", FIRST)
-def test_the_texts_of_first_contact_parse_as_t_sql(name: str) -> None:
+@pytest.mark.parametrize("shape", plans.SHAPES["sqlserver"])
+def test_the_shapes_of_selftest_parse_as_t_sql(shape: str) -> None:
     """No server of the suite may have run them yet."""
-    table = "[sales].[Shop.Orders]"
-
-    assert faults(FIRST[name].format(queue=table, text=table, role="r", login="l")) == []
-    assert first_checks.TEXTS["postgresql"].keys() == first_checks.TEXTS["sqlserver"].keys()
+    assert faults(plans.SHAPES["sqlserver"][shape].format(queue="[sales].[Shop.Orders]")) == []
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import endpoints, messages, queues, screen
+from sqlq_spark.cli import endpoints, messages, queues, screen, selftest
 from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, end_by, fail
 from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
@@ -40,7 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # it would print local variables
 )
-for each in (endpoints, messages, queues):
+for each in (endpoints, messages, queues, selftest):
     app.add_typer(each.app)
 app.add_typer(messages.receipts, name="receipts")
 

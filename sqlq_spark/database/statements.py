@@ -30,6 +30,7 @@ FILES = (
     "trail",
     "checks",
     "script",
+    "selftest",
 )
 
 COMMENTS = re.compile(r"^ *--.*\n?", re.MULTILINE)
@@ -74,13 +75,16 @@ StatementName = Literal[
     # script.sql
     "script_begin", "script_check", "script_roles", "script_role", "script_reader", "script_sender",
     "script_operator", "script_receive", "script_send", "script_produce", "script_move",
-    "script_delay", "script_publish", "script_subscribe", "script_end",
+    "script_delay", "script_publish", "script_subscribe", "script_login", "script_end",
+    # selftest.sql
+    "selftest_facts", "selftest_locks", "selftest_end", "selftest_remains", "selftest_costs",
 ]
 # fmt: on
 
 # dialect → statements that it has no use for; callers ask their connection
 LACKS: dict[str, frozenset[StatementName]] = {
-    "postgresql": frozenset({"weigh"}),  # `receive` weighs the rows that it locks
+    # `receive` weighs the rows that it locks. The server keeps no costs by statement.
+    "postgresql": frozenset({"weigh", "selftest_costs"}),
     # It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
     # The right to INSERT gives no lock of a table: what an INSERT runs is checked before and after.
     # Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the

@@ -106,7 +106,9 @@ def test_a_command_waits_no_longer_than_its_timeout(
 # ---------------------------------------------------------------- JSON and exit codes
 
 
-ASKING = ["purge", "receipts return", "receipts drop", "retire", "retry", "unsubscribe"]
+ASKING = [
+    *("purge", "receipts return", "receipts drop", "retire", "retry", "selftest", "unsubscribe"),
+]
 
 
 @pytest.mark.parametrize("name", ASKING)

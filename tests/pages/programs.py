@@ -149,7 +149,10 @@ def pytest_(words: list[str]) -> None:
             assert (ROOT / word.partition("::")[0]).exists(), word
 
 
-OTHERS = ("git", "ruff", "mypy", "databricks", "venv-pack", "twine", "uv")  # nothing to check
+OTHERS = (  # nothing to check
+    *("git", "ruff", "mypy", "databricks", "venv-pack", "twine", "uv", "npm"),
+    *("cd", "./initdb", "./pg_ctl"),
+)
 KNOWN: dict[str, Callable[[list[str]], object]] = {
     "spark-submit": submit,
     "python": python,

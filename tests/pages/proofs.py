@@ -521,7 +521,7 @@ PARTS: dict[str, dict[str, str]] = {
         ),
         "rights": "test_sqlserver.py::test_the_script_gives_the_rights_that_the_wire_lists",
         "errors": "tds/test_drivers.py::test_an_error_is_classified_wherever_it_comes",
-        "checked": f"{PAGES}_the_list_of_what_was_checked_names_each_check_of_first_contact",
+        "checked": f"{PAGES}_the_list_of_what_was_checked_names_the_checks_of_selftest",
     },
     "docs/testing.md": {
         "fixtures": "test_testing.py::test_the_page_lists_the_fixtures_and_functions",

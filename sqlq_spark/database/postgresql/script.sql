@@ -108,5 +108,10 @@ GRANT SELECT ON {subscriptions} TO {role}
 -- name: script_subscribe
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
+-- name: script_login
+-- A login in a role, as `sqlqueue selftest` makes one for each.
+CREATE ROLE {login} LOGIN PASSWORD {password};
+GRANT {role} TO {login}
+
 -- name: script_end
 COMMIT

@@ -147,7 +147,7 @@ class Connection(database.Connection):
         self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> list[Row]:
         tables = tables or {}
-        text = self._fill_names(STATEMENTS[statement], tables)
+        text = self.fill_names(STATEMENTS[statement], tables)
         if statement in DIRECT:
             return self._direct(statement, text, values)
         return self._do(statement, text, tables, values)
@@ -175,7 +175,7 @@ class Connection(database.Connection):
     def _fetch(
         self, statement: StatementName, tables: Tables, numbers: Mapping[str, int | list[int]]
     ) -> pa.Table:
-        text = self._fill_names(STATEMENTS[statement], tables)
+        text = self.fill_names(STATEMENTS[statement], tables)
         values: dict[str, Value] = {
             name: json.dumps(value) if isinstance(value, list) else int(value)
             for name, value in numbers.items()
@@ -195,7 +195,7 @@ class Connection(database.Connection):
         tables = {"queue": queue}
         null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
         insert = build_insert(rows.column_names, self._columns_of(queue), null_bodies=null_bodies)
-        text = self._fill_names(insert, tables)
+        text = self.fill_names(insert, tables)
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
@@ -254,7 +254,7 @@ class Connection(database.Connection):
             self._columns[queue] = found
         return self._columns[queue]
 
-    def _fill_names(self, text: str, tables: Tables) -> str:
+    def fill_names(self, text: str, tables: Tables) -> str:
         """Return a statement with its names, for the columns of the table that it fills."""
         if "{recoverable}" not in text:
             return fill_names(text, self.state, tables)

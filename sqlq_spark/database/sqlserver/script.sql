@@ -93,6 +93,17 @@ GRANT SELECT ON {subscriptions} TO {role}
 -- name: script_subscribe
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
+-- name: script_login
+-- A login in a role, as `sqlqueue selftest` makes one for each. On Azure it is a user with a password.
+IF SERVERPROPERTY(N'EngineEdition') = 5
+    CREATE USER {login} WITH PASSWORD = {password};
+ELSE
+BEGIN
+    CREATE LOGIN {login} WITH PASSWORD = {password}, CHECK_POLICY = OFF;
+    CREATE USER {login} FOR LOGIN {login};
+END;
+ALTER ROLE {role} ADD MEMBER {login}
+
 -- name: script_end
 GO
 -- After an error the transaction may be open in a window that stays.

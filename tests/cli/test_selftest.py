@@ -1,0 +1,331 @@
+"""The command `selftest`: each check passes, and sees what was broken for it; nothing is left."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import psycopg.conninfo
+import pytest
+
+from sqlq_spark.admin import plans, selftest, server_checks
+from sqlq_spark.database.sqlserver import calls
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Place
+
+    from .commands import Run
+
+LEFT = """
+SELECT nspname FROM pg_namespace WHERE nspname LIKE 'sqlqueue\\_selftest%%'
+UNION ALL SELECT rolname FROM pg_roles WHERE rolname LIKE 'sqlqueue\\_selftest%%'
+"""
+HOLD = "BEGIN; SELECT FROM {queue} ORDER BY seq OFFSET 5 LIMIT 1 FOR UPDATE"
+DELETE = "DELETE FROM {queue} WHERE seq = (SELECT max(seq) FROM {queue})"
+TRIGGER = """
+CREATE FUNCTION {schema}.{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$;
+CREATE TRIGGER broken BEFORE INSERT ON {queue} FOR EACH ROW EXECUTE FUNCTION {schema}.{name}()"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a check's queue, and the word of the promise that the check then misses."""
+
+    missed: str
+    filled: str = ""  # statement of another session, after the queue was filled
+    trigger: str = ""  # what an INSERT into the queue does
+    before: str = ""  # statement of another session, before the check
+
+
+FAULTS = {
+    "locked_rows": Fault("received 7", filled=HOLD),
+    "fence": Fault("left 5", filled=DELETE),
+    "new_sinks": Fault("sink_close took longer", before="BEGIN; LOCK TABLE {state}.dispatch_log"),
+    "new_task": Fault("received 5", filled=DELETE),
+    "purge_beside_receive": Fault("left 0", filled=HOLD),
+    "identity": Fault("here 1", filled="INSERT INTO {queue} (id, headers) VALUES ({id}, '{{}}')"),
+    "round_trip": Fault("equal True", trigger="NEW.body := 'other'; RETURN NEW;"),
+    "cut_connection": Fault("received 5", filled=DELETE),
+    "row_locks": Fault(
+        "locks_of_the_table []",
+        trigger="""
+        IF octet_length(NEW.body) > 1 THEN
+            LOCK TABLE {queue} IN SHARE UPDATE EXCLUSIVE MODE;
+        END IF;
+        RETURN NEW;""",
+    ),
+    "figures": Fault(
+        "messages 1000", trigger="IF NEW.seq % 100 = 0 THEN RETURN NULL; END IF; RETURN NEW;"
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use fewer messages, and wait less for what never comes."""
+    for name, value in {
+        "LARGE_ROWS": 1000,
+        "MEASURED": 1000,
+        "FILLED": 100,
+        "EXPIRED": 100,
+    }.items():
+        monkeypatch.setattr(server_checks, name, value)
+
+
+def given(place: Place) -> dict[str, str]:
+    """Options of a run on the test's server."""
+    return {"url": place.url, "queryTimeout": "10s"}
+
+
+def run_one(place: Place, name: str) -> selftest.Result:
+    """What one check saw."""
+    (found,) = selftest.run(given(place), [getattr(server_checks, name)])
+    return found
+
+
+def test_every_check_passes_and_nothing_is_left(
+    run: Run, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terminal has a line for each, and the file has neither host nor password."""
+    file, facts = tmp_path / "report.json", psycopg.conninfo.conninfo_to_dict(place.url)
+    password = str(facts.get("password", "none"))
+    monkeypatch.setenv("SQLQUEUE_URL", place.url.replace(f":{password}@", "@"))
+    monkeypatch.setenv("SQLQUEUE_PASSWORD", password)
+
+    done = run("selftest", "--roles", "--yes", "--file", str(file))
+
+    lines, text = done.out.splitlines(), file.read_text("utf-8")
+    checks = [each for each in server_checks.CHECKS if each is not server_checks.databases]
+    names = [each.__name__ for each in checks]
+    assert done.code == 0, done.out
+    assert [line.split()[:2] for line in lines[1:-1]] == [["passed", name] for name in names]
+    assert lines[-1] == f"{len(names)} passed; {file} is to be attached to an issue"
+    report = json.loads(text)
+    assert [each["check"] for each in report["checks"]] == names
+    assert report["versions"]["pyarrow"]
+    assert report["checks"][0]["figures"]["server_version"]
+    assert str(facts["host"]) not in text
+    assert "password" not in facts or password not in text
+    assert place.sql(LEFT) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_check_sees_what_was_broken(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """An exact number or kind of what was promised is missed; no check passes by chance."""
+    fault, check, fill = FAULTS[name], getattr(server_checks, name), selftest.Bench.fill
+    for module in (selftest, server_checks):
+        monkeypatch.setattr(module, "WAIT", 2.0)
+    with psycopg.connect(place.url, autocommit=True) as other:
+
+        def act(text: str, bench: selftest.Bench) -> None:
+            words = {"schema": bench.mark, "state": bench.state, "name": f"f_{name}"}
+            words |= {"queue": f'"{bench.mark}"."{bench.name}"', "id": "gen_random_uuid()"}
+            other.execute(text.format(**words).encode())
+
+        @wraps(check)
+        def broken(bench: selftest.Bench) -> str:
+            if fault.trigger:
+                act(TRIGGER.replace("{body}", fault.trigger), bench)
+            if fault.before:
+                act(fault.before, bench)
+            seen: str = check(bench)
+            return seen
+
+        def filled(bench: selftest.Bench, *args: Any, **more: Any) -> None:
+            fill(bench, *args, **more)
+            if fault.filled:
+                act(fault.filled, bench)
+
+        def dropped(*args: Any) -> None:
+            other.execute("ROLLBACK")
+            drop(*args)
+
+        drop = selftest.drop
+        monkeypatch.setattr(server_checks, name, broken)
+        monkeypatch.setattr(selftest, "drop", dropped)
+        monkeypatch.setattr(selftest.Bench, "fill", filled)
+
+        found = run_one(place, name)
+
+    assert found.outcome == "failed"
+    assert fault.missed in found.seen
+    assert place.sql(LEFT) == []
+
+
+def test_a_statement_without_its_index_is_found(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statements that need the index on seq are named, with the shape of the table."""
+    names = ("plans bare_seq_key", "errors bare_seq_key")
+    drops = ", ".join(f'DROP CONSTRAINT IF EXISTS "{name}"' for name in names)
+    shapes = {"bare": f"ALTER TABLE {{queue}} {drops}"}
+    monkeypatch.setitem(plans.SHAPES, "postgresql", shapes)
+
+    found = run_one(place, "statements")
+
+    assert found.outcome == "failed"
+    named = {each.partition(":")[0] for each in found.figures["bare"]}
+    assert {"receive", "peek", "sample", "take", "browse", "purge_range"} <= named
+    assert named.isdisjoint({"fence", "move_due", *plans.WHOLE})
+
+
+def test_a_right_that_the_script_forgot_is_found(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The role's own work misses it."""
+    as_login = selftest.Bench.as_login
+
+    def revoked(bench: selftest.Bench, role: str) -> selftest.Bench:
+        if role.endswith("reader"):
+            place.sql(f'REVOKE DELETE ON "{bench.mark}"."roles" FROM {role}')
+        return as_login(bench, role)
+
+    monkeypatch.setattr(selftest.Bench, "as_login", revoked)
+
+    found = run_one(place, "roles")
+
+    assert found.outcome == "failed"
+    assert "GRANT DELETE" in found.seen or "permission denied" in found.seen
+    assert place.sql(LEFT) == []
+
+
+def test_what_the_login_may_not_do_is_not_checked(run: Run, place: Place, tmp_path: Path) -> None:
+    """The missing right is named. That is no failure."""
+    dba = place.dotnet.dba
+    login = dba.login()
+
+    done = run(
+        "selftest", "--yes", "--json", "--url", login.url, "--file", str(tmp_path / "r.json")
+    )
+    dba.drop_login(login)
+
+    assert done.code == 0
+    first, *others = done.objects
+    assert first["outcome"] == "passed"
+    assert {each["outcome"] for each in others} == {"not checked"}
+    assert {each["seen"] for each in others} == {
+        "this login has no right CREATE in the database or CREATE SCHEMA"
+    }
+
+
+def test_a_failed_check_is_exit_code_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With --json there is an object for each check, also for one that raised an error."""
+
+    def broken(_: selftest.Bench) -> str:
+        message = "of a driver"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(server_checks, "CHECKS", (broken,))
+
+    done = run("selftest", "--yes", "--json", "--file", str(tmp_path / "report.json"))
+
+    assert done.code == 1
+    assert [(each["outcome"], each["seen"]) for each in done.objects] == [
+        ("failed", "RuntimeError: of a driver")
+    ]
+
+
+def test_nothing_is_done_without_a_yes(run: Run, place: Place, tmp_path: Path) -> None:
+    """And an unknown check is refused."""
+    file = tmp_path / "report.json"
+
+    asked = run("selftest", "--file", str(file), stdin="n\n")
+    unknown = run("selftest", "--yes", "--only", "everything", "--file", str(file))
+
+    assert asked.code == 1
+    assert "This will make schemas" in asked.out
+    assert (unknown.code, unknown.out) == (2, "")
+    assert not file.exists()
+    assert place.sql(LEFT) == []
+
+
+def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None:
+    """What is younger may be of a run beside this one, and stays."""
+    old, young = f"{selftest.MARK}00000001_dead", f"{selftest.MARK}ffffffff_live"
+    for name in (old, young):
+        place.sql(f"CREATE SCHEMA {name}; CREATE TABLE {name}.t (); CREATE ROLE {name}")
+        place.sql(f"GRANT USAGE ON SCHEMA {name} TO {name}")
+
+    run_one(place, "facts")
+    left = {name for (name,) in place.sql(LEFT)}
+    place.sql(f"DROP SCHEMA {young} CASCADE; DROP ROLE {young}")
+
+    assert left == {young}
+
+
+def test_a_run_that_is_stopped_drops_what_it_made(place: Place) -> None:
+    """As Ctrl-C does, between two checks."""
+    running = selftest.run(given(place), [server_checks.facts, server_checks.figures])
+    next(running)
+    before = place.sql(LEFT)
+
+    running.close()
+
+    assert before
+    assert place.sql(LEFT) == []
+
+
+# ---------------------------------------------------------------- plans of SQL Server
+
+COLUMN = '<ColumnReference Schema="[s]" Table="[q]" Column="{}"/>'
+SCAN = """
+<RelOp PhysicalOp="{kind}"><OutputList/>
+  <IndexScan Ordered="{ordered}"><Object Schema="{schema}" Table="[q]"/></IndexScan></RelOp>"""
+SORT = '<RelOp PhysicalOp="{}"><OutputList>{}</OutputList></RelOp>'
+CONVERSION = '<ScalarOperator ScalarString="CONVERT_IMPLICIT({},[d].[s].[q].[{}],0)&lt;[@last]"/>'
+BELOW_TOP = '<RelOp PhysicalOp="Top"><Top>{}</Top></RelOp>'
+QUEUE, ORDERED = {"schema": "[s]"}, {"schema": "[s]", "ordered": "true"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "statement", "found"),
+    [
+        (SCAN.format(kind="Index Seek", ordered="true", **QUEUE), "peek", []),
+        (SCAN.format(kind="Table Scan", ordered="0", **QUEUE), "peek", ["Table Scan of [q]"]),
+        (SCAN.format(kind="Index Scan", **ORDERED), "peek", ["Index Scan of [q]"]),
+        (BELOW_TOP.format(SCAN.format(kind="Index Scan", **ORDERED)), "peek", []),
+        (
+            BELOW_TOP.format(SCAN.format(kind="Table Scan", ordered="0", **QUEUE)),
+            "peek",
+            ["Table Scan of [q]"],
+        ),
+        (SCAN.format(kind="Table Scan", ordered="0", **QUEUE), "stats", []),
+        (SCAN.format(kind="Table Scan", ordered="0", schema="[sys]"), "peek", []),
+        (SORT.format("Sort", COLUMN.format("RowVersion")), "receive", []),
+        (SORT.format("Sort", COLUMN.format("Body")), "receive", ["Sort of bodies"]),
+        (SORT.format("Table Spool", COLUMN.format("Body")), "browse", ["Table Spool of bodies"]),
+        (SORT.format("Sort", COLUMN.format("Body")), "load", []),
+        (CONVERSION.format("float(53)", "RowVersion"), "receive", ["RowVersion is converted"]),
+        (CONVERSION.format("bigint", "Expires"), "receive", []),
+        (CONVERSION.format("numeric", "RowVersion"), "receive", ["RowVersion is converted"]),
+    ],
+)
+def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[str]) -> None:
+    """By scans of a queue, sorts and spools of bodies, and conversions of RowVersion."""
+    namespace = "http://schemas.microsoft.com/sqlserver/2004/07/showplan"
+    text = f'<ShowPlanXML xmlns="{namespace}"><QueryPlan>{plan}</QueryPlan></ShowPlanXML>'
+
+    assert plans.judge_showplan(text, statement, "[s]") == found
+
+
+@pytest.mark.parametrize("name", [name for name in calls.STATEMENTS if not plans.RUN.match(name)])
+def test_a_statement_of_sql_server_becomes_a_batch_with_its_parameters(name: str) -> None:
+    """Each is declared once, those that the text declares itself too."""
+    text = calls.STATEMENTS[name]
+
+    batch = plans.as_batch(text, plans.values_for(text, calls.PARAMETER, "[s].[q]"))
+
+    kinds = r"(?:TABLE|\w*int|bit|float|datetime2?|\w+\(\w+\))"
+    declared = Counter(re.findall(rf"@(\w+) {kinds}(?= [=(]|[,;])", batch))
+    assert batch.endswith(text)
+    assert declared == Counter({*calls.PARAMETER.findall(text)})
