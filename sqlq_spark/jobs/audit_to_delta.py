@@ -18,7 +18,6 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -45,7 +44,7 @@ from sqlq_spark.jobs.settings import (
     raw_options,
     setting,
 )
-from sqlq_spark.jobs.spark import delete_rows, has_table, parallelism, quote_table, set_conf
+from sqlq_spark.jobs.streams import delete_rows, has_table, parallelism, quote_table, set_conf
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.options.fields import duration, flag, size
 from sqlq_spark.wire import headers as wire
@@ -318,4 +317,4 @@ class Upkeep:
         return delete_rows(self.spark, self.table, old)
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

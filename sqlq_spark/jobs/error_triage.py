@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -39,7 +38,7 @@ from sqlq_spark.jobs.settings import (
     setting,
     texts,
 )
-from sqlq_spark.jobs.spark import delete_rows, has_table, is_path, read_table
+from sqlq_spark.jobs.streams import delete_rows, has_table, is_path, read_table
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, one_of
 
@@ -232,4 +231,4 @@ def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
     return read_table(spark.read, into).count()
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -32,7 +32,7 @@ from sqlq_spark.admin import failed_messages
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.spark import has_table, quote_table, read_table
+from sqlq_spark.jobs.streams import has_table, quote_table, read_table
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire import headers as wire

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from sqlq_spark.jobs.settings import (
     texts,
     unreadable,
 )
-from sqlq_spark.jobs.spark import is_path
+from sqlq_spark.jobs.streams import is_path
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, flag, one_of
 
@@ -278,4 +277,4 @@ def type_partition() -> Column:
     return F.coalesce(F.right(plain, F.lit(table_writer.STEM)), F.lit(table_writer.OTHER))
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

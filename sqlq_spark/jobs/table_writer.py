@@ -29,7 +29,7 @@ from sqlq_spark.database.trust import PATIENCE, Destinations
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.functions import acknowledge_retries, is_retried
 from sqlq_spark.jobs import bodies
-from sqlq_spark.jobs.spark import is_path
+from sqlq_spark.jobs.streams import is_path
 from sqlq_spark.send.insert import Inserts
 from sqlq_spark.send.sender import Sender
 
