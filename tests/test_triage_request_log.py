@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from spark.stand import Queue
 
-from sqlq_spark.jobs.failures import give_up, in_log
+from sqlq_spark.jobs.error_triage import give_up, in_log
 from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs.submit import module
 
+from sqlq_spark.jobs.queue_to_delta import application
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.table_writer import application
 from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ SPLIT = {"split": True, **ERROR}
         ({"schema": "a INT"}, "setting error_queue is missing: messages whose body does not fit"),
         ({"schema": "a INT", **SPLIT}, "setting schema is for one table: with split use [schemas]"),
         ({"schemas": {"A": "a INT"}, **ERROR}, "setting schemas needs split = true"),
-        ({"schema": " ", **ERROR}, "setting schema is empty: expected DDL"),
         ({"schema": "/none.ddl", **ERROR}, "setting schema is '/none.ddl': expected a file to"),
         ({"schemas": {"A": "none.ddl"}, **SPLIT}, "setting A in [schemas] is 'none.ddl': expected"),
         ({"schema_prefix": "x_"}, "setting schema_prefix needs schema or [schemas]"),
@@ -41,7 +40,7 @@ SPLIT = {"split": True, **ERROR}
         ),
         (
             {"schemas": {"A": "a INT"}, "names": {"A": "other"}, **SPLIT},
-            "setting names gives A the table other, which has no schema",
+            "setting names gives A and other types the table other: expected the same schema",
         ),
         ({"format": "iceberg", "table": "/lake/t"}, "setting table is '/lake/t': expected a name"),
     ],
@@ -74,18 +73,18 @@ def test_failures_go_to_the_error_queue_under_a_name() -> None:
     source = {"stateSchema": "mine", "allowedDestinations": "a*", "maxMessagesPerTrigger": "5"}
 
     made = settings(schema="a INT", source=source, **ERROR)
-    found = SinkOptions.parse(made.failures("name", 7))
+    found = SinkOptions.parse(made.sink(queue="error", txnAppId="name", txnVersion="7"))
 
     assert (found.state_schema, found.delivery) == ("mine", "exactlyOnce")
     assert [each.table for each in (found.address, *found.allowed) if each] == ["error", "a*"]
-    assert made.failures("name", 7)["txnVersion"] == "7"
+    assert found.txn_version == 7
 
 
 def test_another_schema_is_another_write() -> None:
-    """And none leaves the name as it was."""
-    rules: dict[str, Any] = {"named": {}, "most": 1, "form": "map"}
+    """And so is none."""
+    names = [
+        application("q", "t", settings(**each))
+        for each in ({}, {"schema": "a INT", **ERROR}, {"schema": "b INT", **ERROR})
+    ]
 
-    names = [application("q", "t", **rules, schemas=each) for each in ({"": "a INT"}, {"": "b"})]
-
-    assert len({application("q", "t", **rules), *names}) == 3
-    assert application("q", "t", **rules) == application("q", "t", **rules, schemas={})
+    assert len(set(names)) == 3

@@ -9,25 +9,42 @@ Collect an error queue in a Delta table of failures and one of groups; return fa
 It then writes the table of groups again. A group has failures of one exception and one stack.
 
 `retry` returns the failures of some groups or ids to the queues in which they failed, each exactly
-once. It first writes a request into their rows. Then it sends them in one transaction, which also
-enters the request into the database's dispatch log. Then it marks them as returned. After a kill,
-the next `retry` finishes each open request. It does not send a request again that is in the
-dispatch log, and reports one that this dispatch log does not have.
+once:
+
+    open     the request's id is entered into the dispatch log
+    choose   the id is written into the rows to return, in one commit of the table; no other
+             request can choose these rows
+    send     the rows are sent in one transaction, which enters this into the dispatch log
+    mark     the rows are marked as returned, in one commit of the table
+
+A kill before `choose` has no effect. After it the request is pending, and the next `retry` finishes
+it: it sends the rows, unless the dispatch log says that they were sent, and marks them. It reports
+a request that this dispatch log does not have: it belongs to another database or stateSchema.
 
 Failures that cannot be returned, and ids or groups that are not in the table, are reported, and the
-exit code is 1. If a request's queue no longer exists, use `--give-up`.
+exit code is 1. If a request's queue no longer exists, use `--give-up`. Its rows can then be chosen
+again.
 """
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
+import stamina
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark.jobs import failures, runner, streams
+from sqlq_spark import functions
+from sqlq_spark.admin import failed_messages
+from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.jobs import runner, table_writer
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
@@ -38,13 +55,43 @@ from sqlq_spark.jobs.settings import (
     setting,
     texts,
 )
-from sqlq_spark.jobs.streams import delete_rows, has_table, is_path, read_table
+from sqlq_spark.jobs.streams import delete_rows, has_table, is_path, quote_table, read_table
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, one_of
+from sqlq_spark.send import dispatch
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.header_columns import parse_headers
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from collections.abc import Callable, Iterable, Mapping
+
+    from sqlq_spark.database import Connection
+
+T = TypeVar("T")
+
+# `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: the part up to the parenthesis.
+# The quantifiers are possessive, so that a line of a megabyte takes one pass.
+FRAME = r"(?m)^[ \t]++[^\s(]++[ \t]++([^\s(][^(\r\n]*+\([^)\r\n]*+\))"
+GUID = r"(?i)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
+NUMBERED = r"(?<=__|DisplayClass)[0-9]++(?:_[0-9]++)*+"  # as in <Handle>d__5, DisplayClass3_0
+ADDRESS = r"0x[0-9a-fA-F]++"
+QUOTED = r"\"[^\"]*+\"|'[^']*+'"
+NUMBER = r"[0-9]++"
+DIGITS = 16  # of a digest, in hex
+
+# when a message failed; without such a header, when it was collected
+SEEN = "coalesce(timeOfFailure, collected)"
+HOMELESS = "it has no header NServiceBus.FailedQ, or corrupt headers"
+GROUPS = (
+    "count(*) AS failures",
+    "count(returned) AS returned",
+    f"min({SEEN}) AS firstSeen",
+    f"max({SEEN}) AS lastSeen",
+    "min(exceptionType) AS exceptionType",
+    f"max_by(exceptionMessage, {SEEN}) AS sampleMessage",
+    "array_sort(collect_set(failedQueue)) AS failedQueues",
+    "array_sort(array_distinct(flatten(collect_set(messageTypes)))) AS messageTypes",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,45 +195,35 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 
 
 def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Receive the error queue into the table, and write the groups after each batch."""
+    """
+    Receive the error queue into the table, and write the groups at the end.
 
-    def write(received: DataFrame) -> StreamingQuery:
-        writer = failures.failures(received).writeStream
-        return streams.start(writer, settings, settings.table)
-
-    class Tidy(StreamingQueryListener):
-        def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
-            pass
-
-        def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
-            if event.progress.numInputRows:
-                tidy(spark, settings, totals)
-
-        def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
-            pass
-
+    A stream that runs on writes them after each batch. With Spark Connect the totals have no
+    failures that it deleted then.
+    """
     totals = Counter[str]()
-    listener, runs_on = Tidy(), settings.trigger != "availableNow"
-    if runs_on:
-        spark.streams.addListener(listener)
-    try:
-        received = streams.receive(spark, settings, write)
-    finally:
-        if runs_on:
-            spark.streams.removeListener(listener)
+
+    def write(batch: DataFrame, query: str, number: int) -> None:
+        table_writer.append_delta(batch, settings.table, query, number)
+        if settings.trigger != "availableNow":
+            tidy(batch.sparkSession, settings, totals)
+
+    received = table_writer.receive(spark, settings, failures, write)
     groups = tidy(spark, settings, totals)
     return received | totals | {"groups": groups}
 
 
 def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     """Finish the requests of earlier runs, then return the chosen failures."""
-    source = SourceOptions.parse(settings.read())
-    work = failures.Retry(spark, settings.table, source, settings.write)
-    freed = work.give_up(settings.give_up)
+    if not has_table(spark, settings.table):
+        found = f"setting table is {settings.table!r}: "
+        raise BadSettings(reason=f"{found}expected a table that mode collect created")
+    work = Retry(spark, settings)
+    freed = work.give_up()
     resumed, waiting = work.resume()
     left = None if settings.limit is None else max(0, settings.limit - resumed)
-    returned, staying = work.do(groups=settings.groups, ids=settings.ids, limit=left)
-    missing = work.missing(groups=settings.groups, ids=settings.ids)
+    returned, staying = work.do(left)
+    missing = work.missing()
     totals = Counter[str]()
     tidy(spark, settings, totals)
     return {
@@ -212,23 +249,293 @@ def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
     """
     if not has_table(spark, settings.table):
         return 0
-    into = settings.groups_into
-
-    def delete() -> int:
-        old = f"returned < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
-        return delete_rows(spark, settings.table, old)
-
     if settings.retention_days is not None:
         end = datetime.now(UTC) - timedelta(days=settings.retention_days)
-        totals["deletedFailures"] += failures.retry_conflicts(delete)
-
-    def overwrite() -> None:
-        found = failures.groups(read_table(spark.read, settings.table))
-        writer = found.coalesce(1).write.format("delta").mode("overwrite")
-        writer.save(into) if is_path(into) else writer.saveAsTable(into)
-
-    failures.retry_conflicts(overwrite)
+        old = f"returned < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
+        delete = partial(delete_rows, spark, settings.table, old)
+        totals["deletedFailures"] += retry_conflicts(delete)
+    groups = read_table(spark.read, settings.table).groupBy("digest").agg(*map(F.expr, GROUPS))
+    writer, into = groups.coalesce(1).write.format("delta").mode("overwrite"), settings.groups_into
+    retry_conflicts(partial(writer.save if is_path(into) else writer.saveAsTable, into))
     return read_table(spark.read, into).count()
+
+
+# ---------------------------------------------------------------- rows and groups
+
+
+def digest() -> Column:
+    """
+    The digest of a failure, 16 hexadecimal digits; never null.
+
+    It is computed from the exception's type and stack trace. It leaves out what differs between
+    failures or builds: line numbers, files, addresses, guids, numbers from the compiler and
+    translated words. Without a stack trace the message is used, without numbers and quoted text.
+    These are Spark expressions. None raises an error, and each takes one pass over a text of any
+    size.
+    """
+    _, kind, message, _ = functions.failure(json=True)
+    trace = functions.header("headers", f"{wire.EXCEPTION_INFO}StackTrace", json=True)
+    frames = F.regexp_extract_all(trace, F.lit(FRAME), F.lit(1))
+    stack = F.nullif(mask(F.array_join(frames, "\n"), GUID, ADDRESS, NUMBERED), F.lit(""))
+    plain = mask(message, GUID, QUOTED, ADDRESS, NUMBER)
+    whole = F.concat_ws("\n", kind, F.coalesce(stack, plain))
+    return F.substring(F.sha2(whole.cast("binary"), 256), 1, DIGITS)
+
+
+def mask(text: Column, *patterns: str) -> Column:
+    """Replace what matches a pattern by #."""
+    for pattern in patterns:
+        text = F.regexp_replace(text, pattern, "#")
+    return text
+
+
+def failures(received: DataFrame) -> DataFrame:
+    """
+    Messages of an error queue, as rows of a table of failures.
+
+    Args:
+        received: a read with headersFormat=json.
+
+    Returns:
+        Headers, body, and columns of the failure. `failedQueue` is null for poison messages: Spark
+        can read some headers that an endpoint cannot, and would return them as a different message.
+        `request` and `returned` are null until the message is returned.
+    """
+    queue, kind, message, time = functions.failure(json=True)
+    is_readable = F.udf(lambda text: parse_headers(text) is not None, "boolean", useArrow=False)
+    own = functions.header("headers", wire.MESSAGE_ID, json=True)
+    return received.select(
+        F.expr("id AS failureId"),
+        F.coalesce(own, "id").alias("messageId"),
+        digest().alias("digest"),
+        kind,
+        message,
+        F.when(is_readable("headers"), queue).alias("failedQueue"),
+        time,
+        functions.message_types("headers", json=True).alias("messageTypes"),
+        "headers",
+        "body",
+        F.expr("queue AS errorQueue"),
+        "seq",
+        F.expr("current_timestamp() AS collected"),
+        F.expr("CAST(NULL AS STRING) AS request"),
+        F.expr("CAST(NULL AS TIMESTAMP) AS returned"),
+    )
+
+
+# ---------------------------------------------------------------- return
+
+
+@dataclass
+class Retry:
+    """Returns the failures of one table."""
+
+    spark: SparkSession
+    settings: Settings
+
+    @property
+    def rows(self) -> DataFrame:
+        return read_table(self.spark.read, self.settings.table)
+
+    def pending(self) -> list[str]:
+        open_ = self.rows.where("request IS NOT NULL AND returned IS NULL")
+        return sorted(request for (request,) in open_.select("request").distinct().collect())
+
+    def resume(self) -> tuple[int, dict[str, int]]:
+        """
+        Finish the requests of earlier runs. If one cannot be finished, the others still are.
+
+        Returns:
+            How many failures were returned, and how many wait, by reason.
+        """
+        returned, waiting = 0, dict[str, int]()
+        for request in self.pending():
+            messages, stuck = self.finish(request)
+            returned += messages
+            waiting |= stuck
+        return returned, waiting
+
+    def give_up(self) -> int:
+        """
+        Give up pending requests, unless they were sent. `resume` finishes them either way.
+
+        Returns:
+            How many failures can be chosen again.
+
+        Raises:
+            BadSettings: one of them is not pending; none was given up.
+        """
+        requests = self.settings.give_up
+        pending = self.pending() if requests else []
+        if strange := sorted({*requests} - {*pending}):
+            known = ", ".join(pending) or "none"
+            raise BadSettings(
+                reason=f"setting give_up names {strange[0]!r}: expected a pending request ({known})"
+            )
+        sinks = {each: self.settings.write(each) for each in requests}
+        given_up = [each for each in requests if give_up(sinks[each]) == dispatch.GIVEN_UP]
+        return self.rows.where(f"returned IS NULL AND {among('request', given_up)}").count()
+
+    def missing(self) -> list[str]:
+        """The chosen groups and ids that no failure of the table has."""
+        chosen = {*self.settings.groups, *self.settings.ids}
+        names = F.explode(F.array("digest", "failureId", "messageId")).alias("name")
+        found = self.rows.select(names).where(among("name", chosen)).distinct().collect()
+        return sorted(chosen - {name for (name,) in found})
+
+    def do(self, limit: int | None) -> tuple[int, dict[str, int]]:
+        """
+        Return the chosen failures: those of some groups, or with some ids of messages or failures.
+
+        At most `limit`, the oldest first; None: all.
+
+        Returns:
+            How many were returned, and how many stay, by reason.
+        """
+        ids = self.settings.ids
+        columns = {"digest": self.settings.groups, "failureId": ids, "messageId": ids}
+        chosen = " OR ".join(among(*each) for each in columns.items())
+        wanted = f"request IS NULL AND returned IS NULL AND ({chosen})"
+        counted = by_queue(self.rows.where(wanted))
+        there, reasons = self.sources(counted)
+        staying = Counter[str]()
+        for text in counted.keys() - there.keys():
+            staying[reasons.get(text or "", HOMELESS)] += counted[text]
+        if not there or limit == 0:
+            return 0, staying
+        request = str(uuid.uuid4())
+        in_log(self.settings.write(request), dispatch.open_request)
+        self._choose(request, f"{wanted} AND {among('failedQueue', there)}", limit)
+        returned, waiting = self.finish(request)
+        return returned, {**staying, **waiting}
+
+    def _choose(self, request: str, which: str, limit: int | None) -> None:
+        """Write a request into failures, the oldest; a newer commit may leave it fewer."""
+        key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
+        self._run(
+            f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM ("  # noqa: S608 - by `literal`
+            f"SELECT {key} FROM {table} WHERE {which} "
+            f"ORDER BY {SEEN}, {key} LIMIT {'ALL' if limit is None else limit})) AS o "
+            "ON t.errorQueue = o.errorQueue AND t.seq = o.seq AND t.failureId = o.failureId "
+            "AND t.request IS NULL AND t.returned IS NULL "
+            f"WHEN MATCHED THEN UPDATE SET request = {literal(request)}"
+        )
+
+    def finish(self, request: str) -> tuple[int, dict[str, int]]:
+        """
+        Send the failures of a request, unless they were sent, and mark them.
+
+        Returns:
+            How many were returned; 0 if the request was given up. And how many wait, by reason, if
+            one of its queues no longer exists, or the dispatch log does not have the request.
+        """
+        which = f"request = {literal(request)} AND returned IS NULL"
+        counted = by_queue(self.rows.where(which))
+        if not counted:
+            return 0, {}
+        messages, sink, stuck = sum(counted.values()), self.settings.write(request), ""
+        state = in_log(sink, dispatch.read_state)
+        if state == dispatch.UNKNOWN:
+            stuck = (
+                "the dispatch log does not have it. It was begun in another database or "
+                "stateSchema, and may have been sent there. "
+                "Set the url and the [sink] with which it was begun"
+            )
+        elif state < dispatch.SENT:
+            stuck = self.send(request, self.rows.where(which), counted)
+            state = in_log(sink, dispatch.read_state)
+        if stuck:
+            text = f"request {request} of table {self.settings.table} cannot be finished: {stuck}. "
+            return 0, {f"{text}The next run then finishes it, and sends nothing twice.": messages}
+        if state == dispatch.GIVEN_UP:
+            self._update(which, "request = NULL")
+            return 0, {}
+        self._update(which, "returned = current_timestamp()")
+        return messages, {}
+
+    def send(self, request: str, rows: DataFrame, counted: Iterable[str | None]) -> str:
+        """Send the failures of a request, only once; returns why that is not possible, or ""."""
+        there, reasons = self.sources(counted)
+        if reasons:
+            found = "; ".join(sorted(set(reasons.values()))).rstrip(".")
+            return f"{found}. Create the queue, or give the request up with --give-up {request}"
+        queues = F.create_map(*map(F.lit, chain(*there.items())))
+        sent = rows.withColumnRenamed("failureId", "id").select(
+            *functions.return_to_source(json=True)[:-1],
+            queues[F.col("failedQueue")].alias("queue"),
+        )
+        sent.write.format("sqlqueue").options(**self.settings.write(request)).mode("append").save()
+        return ""
+
+    def sources(self, texts: Iterable[str | None]) -> tuple[dict[str, str], dict[str, str]]:
+        """The canonical addresses of failed queues, and the reasons why others have none."""
+        source = SourceOptions.parse(self.settings.read())
+        with Session(source, "triage") as session:
+            connection = session.open()
+            there, reasons = failed_messages.sources(
+                connection,
+                source.address,
+                [text for text in texts if text],
+                timeout=source.query_timeout,
+                allowed=source.allowed,
+            )
+            return {text: connection.canonical(each) for text, each in there.items()}, reasons
+
+    def _update(self, which: str, change: str) -> None:
+        self._run(f"UPDATE {quote_table(self.settings.table)} SET {change} WHERE {which}")  # noqa: S608 - by `literal`
+
+    def _run(self, text: str) -> None:
+        retry_conflicts(lambda: self.spark.sql(text).collect())
+
+
+def by_queue(failures: DataFrame) -> dict[str | None, int]:
+    return dict(failures.groupBy("failedQueue").count().collect())
+
+
+def literal(value: str) -> str:
+    """Any text as an SQL literal, because Delta's UPDATE takes no parameters."""
+    return f"decode(unhex('{value.encode().hex()}'), 'UTF-8')"
+
+
+def among(column: str, values: Iterable[str]) -> str:
+    """The condition that a column has one of the texts."""
+    listed = ", ".join(map(literal, values))
+    return f"{column} IN ({listed})" if listed else "false"
+
+
+# ---------------------------------------------------------------- the dispatch log, and conflicts
+
+
+def in_log(sink: Mapping[str, str], work: Callable[[Connection, str, float], T]) -> T:
+    """Read or change a request in the dispatch log, by the options of the write that sends it."""
+    options = SinkOptions.parse(sink)
+    name, timeout = f"app:{options.txn_app_id}", options.query_timeout
+    with StateSession(options, "triage") as session:
+        return session.run_with_retries(lambda connection: work(connection, name, timeout))
+
+
+def give_up(sink: Mapping[str, str]) -> int:
+    """Prevent that an open request is sent, unless it was sent already; returns its state."""
+    if in_log(sink, dispatch.read_state) == dispatch.OPEN:
+        in_log(sink, dispatch.give_up)
+    return in_log(sink, dispatch.read_state)
+
+
+# another commit came first; a second attempt succeeds, or finds nothing to do
+CONFLICT = re.compile(
+    r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
+    r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
+)
+ATTEMPTS = 8  # to commit, with pauses of 8 s in total
+
+
+def retry_conflicts(work: Callable[[], T]) -> T:
+    """Do one commit of a table, and try again if another commit came first."""
+
+    def is_conflict(error: Exception) -> bool:  # by the name of Delta's error
+        return bool(CONFLICT.search(f"{type(error).__name__}: {error}"))
+
+    return stamina.retry(on=is_conflict, attempts=ATTEMPTS, timeout=None)(work)()
 
 
 main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -193,13 +193,13 @@ def patient(work: Callable[[], object]) -> None:
     raise AssertionError(f"the machine was too busy {RUNS} times")
 
 
-def then(batch: int, work: Callable[[], object]) -> Callable[[DataFrame, table_writer.Write], None]:
+def then(batch: int, work: Callable[[], object]) -> Callable[..., None]:
     """Do something after the write of a batch."""
     append = table_writer.append_iceberg
 
-    def both(rows: DataFrame, write: table_writer.Write) -> None:
-        append(rows, write)
-        if write.number == batch:
+    def both(rows: DataFrame, table: str, name: str, number: int, columns: list[str]) -> None:
+        append(rows, table, name, number, columns)
+        if number == batch:
             work()
 
     return both

@@ -312,8 +312,8 @@ DRAWN = [
         id="jobs-8",
         promise="A schema that has a column of the table already is refused.",
         file="jobs/bodies.py",
-        old="if each.lower() in others:",
-        new="if each.lower() not in others:",
+        old="if name.lower() in others:",
+        new="if name.lower() not in others:",
         tests=["spark/test_typed.py::test_a_schema_that_cannot_be_used_is_refused_at_the_start"],
     ),
     Fault(

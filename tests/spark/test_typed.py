@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs.submit import delta_rows, module
 
+from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.table_writer import table_name
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, EXCEPTION_INFO, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
@@ -150,25 +148,23 @@ def test_a_run_that_ends_between_table_and_error_queue_is_finished_by_the_next(
     returned = {f"ServiceControl.Retry.{name}": text for name, text in retry.items()}
     queue.fill(0, 20)
     queue.put(dumps({MESSAGE_ID: "bad", **returned}), b'{"number":"x"}')
-    fail = made.Appender.fail
 
-    def failing(self: Any, rows: DataFrame, number: int) -> None:
-        if sent:
-            fail(self, rows, number)
-        sent.append(number)
+    def end(*_: object, **__: object) -> str:
+        ended.append(error.count())
         reason = "the end"
         raise RuntimeError(reason)
 
-    sent: list[int] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(made.Appender, "fail", failing)
-        for _ in range(2):
+    ended: list[int] = []
+    # the name of the write to the error queue, and what comes after it
+    for place, name in ((made.bodies, "reason"), (made.table_writer, "acknowledge")):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, end)
             with pytest.raises(Exception, match="the end"):
                 made.run(queue.spark, settings)
     made.run(queue.spark, settings)
 
     numbers = sorted(row["number"] for row in delta_rows(queue.folder / "table"))
-    assert sent == [0, 0]
+    assert ended == [0, 1]
     assert numbers == [*range(20)]
     assert reasons(error) == {"bad": "the body does not fit: number is not int"}
     assert [queue.count(), control.count()] == [0, 0]
@@ -221,7 +217,7 @@ def test_each_type_has_its_schema(queue: SparkQueue) -> None:
         ({"schema": "Id STRING"}, "setting schema has the column Id, which the table has already"),
         ({"schema": "body STRING"}, "has the column body, which the table has already"),
         ({"schema": "date DATE"}, "has the column date, which the table has already"),
-        ({"schema": "a INT, A INT"}, "setting schema has the column a twice"),
+        ({"schema": "a INT, A INT"}, "setting schema has the column A, which the table has"),
         (
             {"split": True, "schemas": {"Shop.A": "a INT", "Shop.B": "b BAD"}},
             "setting Shop.B in [schemas] is 'b BAD'",

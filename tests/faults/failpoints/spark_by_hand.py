@@ -21,7 +21,7 @@ from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
-from sqlq_spark.jobs.failures import give_up, in_log
+from sqlq_spark.jobs.error_triage import give_up, in_log
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import StreamDriver
