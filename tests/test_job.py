@@ -289,6 +289,27 @@ def test_a_job_that_does_not_get_to_spark(words: list[str], code: int, said: str
     assert "s3cret" not in ended.stderr
 
 
+def test_without_pyspark_a_job_says_what_to_install() -> None:
+    """Every job on Spark, by its exit code and without a trace."""
+    program = (
+        "import sys\n"
+        "from importlib import import_module, metadata\n"
+        "def missing(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.version, sys.modules['pyspark'] = missing, None\n"
+        "for name in sys.argv[1:]:\n"
+        "    print(import_module(f'sqlq_spark.jobs.{name}').main.main([]))\n"
+    )
+    names = sorted({path.stem for path in (ROOT / "jobs").glob("*.py")} - {"maintenance"})
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *names], capture_output=True, text=True, check=True
+    )
+
+    assert ended.stdout.split() == ["2"] * len(names)
+    said = "package pyspark is not installed. Run: pip install 'sqlq-spark[spark]'"
+    assert ended.stderr.splitlines() == [f"{name}: {said}" for name in names]
+
+
 @pytest.mark.parametrize(("found", "code"), [(0, 0), (3, 1)])
 def test_the_totals_are_the_last_line(
     found: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

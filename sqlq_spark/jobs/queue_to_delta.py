@@ -17,17 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
-
-from sqlq_spark import functions
-from sqlq_spark.jobs import bodies, runner, streams, table_writer
+from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
@@ -38,9 +35,16 @@ from sqlq_spark.jobs.settings import (
     texts,
     unreadable,
 )
-from sqlq_spark.jobs.streams import is_path
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, flag, one_of
+
+with suppress(ImportError):  # the runner says what to install
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+    from sqlq_spark import functions
+    from sqlq_spark.jobs import bodies, streams, table_writer
+    from sqlq_spark.jobs.streams import is_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

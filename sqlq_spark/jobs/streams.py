@@ -240,17 +240,9 @@ def delete_rows(spark: SparkSession, table: str, condition: str) -> int:
 # ---------------------------------------------------------------- a stream
 
 
-def start(
-    writer: DataStreamWriter, settings: StreamSettings, table: str | None = None
-) -> StreamingQuery:
-    """Start a stream on its checkpoint: as the writer says, or into a Delta table."""
-    writer = with_trigger(
-        writer.option("checkpointLocation", settings.checkpoint), settings.trigger
-    )
-    if table is None:
-        return writer.start()
-    writer = writer.format("delta").outputMode("append")
-    return writer.start(table) if is_path(table) else writer.toTable(table)
+def start(writer: DataStreamWriter, settings: StreamSettings) -> StreamingQuery:
+    writer = writer.option("checkpointLocation", settings.checkpoint)
+    return with_trigger(writer, settings.trigger).start()
 
 
 def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
