@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12297, "tokens": 70951},
-    "everything else": {"files": 66, "lines": 12438, "tokens": 69801},
+    "core": {"files": 62, "lines": 12300, "tokens": 70973},
+    "everything else": {"files": 59, "lines": 11342, "tokens": 63956},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 128, "lines": 24735, "tokens": 140752},
+    "package": {"files": 121, "lines": 23642, "tokens": 134929},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54139, "tokens": 363806},
-    "words": {"words": 69819},
+    "tests": {"files": 303, "lines": 53928, "tokens": 361625},
+    "words": {"words": 69894},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
