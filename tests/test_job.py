@@ -335,7 +335,7 @@ def test_without_java_or_delta_a_job_says_what_to_install(
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # of another test
     made, words = job.Job("", Settings, lambda *_: {}), ["--url", URL, "--queues", "a"]
     with monkeypatch.context() as patch:
-        patch.setattr(streams, "has_delta", lambda: False)
+        patch.setitem(sys.modules, "delta", None)
         patch.setattr(Settings, "tables", lambda _: {"/lake/orders": False}, raising=False)
         assert made.main(words) == 2
     assert "add --properties-file conf/spark-defaults.conf" in capsys.readouterr().err

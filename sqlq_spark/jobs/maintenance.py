@@ -117,9 +117,6 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
         totals["receipts"] = receipts
     for each in findings:
         runner.print_line(f"{each.severity}  {each.where}: {each.found}. Fix: {each.fix}")
-    for row in receipts:
-        line = "receipts left  {queue}: {messages} messages of stream {stream}"
-        runner.print_line(line.format(**row))
     found = bool(receipts) or any(each.severity == "error" for each in findings)
     return totals | {"found": found}
 

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.jobs import runner
@@ -31,9 +30,9 @@ from sqlq_spark.jobs.settings import (
     StreamSettings,
     pairs,
     raw_options,
+    read_text,
     setting,
     texts,
-    unreadable,
 )
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, flag, one_of
@@ -211,11 +210,8 @@ def read_ddl(kind: str, given: str) -> str:
     text = given.strip()
     if not text.endswith(".ddl"):
         return text
-    try:
-        return Path(text).read_text(encoding="utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        setting = f"setting {kind} in [schemas]" if kind else "setting schema"
-        raise unreadable(setting, given, error) from None
+    what = f"setting {kind} in [schemas]" if kind else "setting schema"
+    return read_text(what, text).strip()
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:

@@ -38,13 +38,13 @@ from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import QueueAddress
 
 with suppress(ImportError):  # the runner says what to install
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
     from sqlq_spark.functions import forward
     from sqlq_spark.jobs import streams
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from sqlq_spark.database import Connection

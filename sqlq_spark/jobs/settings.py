@@ -308,17 +308,20 @@ def name_flag(name: str) -> str:
 
 def read_file(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable("flag --settings", path, error) from None
+        return tomllib.loads(read_text("flag --settings", path))
     except tomllib.TOMLDecodeError as error:
         raise BadSettings(reason=f"{path} is not TOML: {error}") from None
 
 
-def unreadable(what: str, path: str, error: OSError | UnicodeDecodeError) -> BadSettings:
-    """The error for a file that cannot be read."""
-    reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-    return BadSettings(reason=f"{what} is {path!r}: expected a file to read ({reason})")
+def read_text(what: str, path: str) -> str:
+    """Read the file that a setting names."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is not UTF-8")
+        raise BadSettings(
+            reason=f"{what} is {path!r}: expected a file to read ({reason})"
+        ) from None
 
 
 def list_places(
@@ -340,21 +343,19 @@ def list_places(
     name, read, variables = each.name, each.metadata["read"], each.metadata["environment"]
     yield getattr(line, name, None), f"flag {name_flag(name)}"
     yield file.get(name), f"setting {name} in {line.settings}"
-    if each.metadata["secret"]:
-        url, credentials, key = (
-            values.get(name.replace("password", other))
-            for other in ("url", "credentials", "secret_key")
-        )
-        if url is None or credentials or hide_secrets(url) != url:
-            return
-        others = other_password_variables(url)
-        variables = [variable for variable in variables if variable not in others]
+    # of the same login, if this setting is a password; else there are none yet
+    url, credentials, key = (
+        values.get(name.replace("password", other), "")
+        for other in ("url", "credentials", "secret_key")
+    )
+    if credentials or hide_secrets(url) != url:
+        return
     for variable in variables:
-        yield os.environ.get(variable) or None, f"environment variable {variable}"
-    if each.metadata["secret"]:
-        if key and values.get("secret_scope"):
-            yield secret(values["secret_scope"], key), f"secret {key}"
-    elif each.default is MISSING and each.default_factory is MISSING:
+        if variable not in other_password_variables(url):
+            yield os.environ.get(variable) or None, f"environment variable {variable}"
+    if key and "secret_scope" in values:
+        yield secret(values["secret_scope"], key), f"secret {key}"
+    if each.default is MISSING and each.default_factory is MISSING:
         other = "".join(f", or environment variable {variable}" for variable in variables)
         expected = each.metadata["description"] if read is text else read.expected
         raise BadSettings(

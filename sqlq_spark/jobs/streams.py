@@ -7,7 +7,6 @@ then started again on its checkpoint, until it has received all that waited afte
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -20,36 +19,31 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaClass
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark import checkpoints, register, spark_api
+from sqlq_spark import checkpoints, errors, register, spark_api, versions
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.errors import MissingDelta
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.options.fields import duration
 from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
-from sqlq_spark.versions import check_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark.sql import DataFrame, DataFrameReader
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
     from sqlq_spark.jobs.settings import Settings, StreamSettings
     from sqlq_spark.options import SinkOptions
-
-R = TypeVar("R", "DataFrameReader", "DataStreamReader")
 
 log = logging.getLogger("sqlq_spark")
 
@@ -65,15 +59,18 @@ DELTA = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
 }
-# Delta's error conditions for a path without a table
-NO_TABLE = {"DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND"}
+# error conditions for a path or a name without a table
+NO_TABLE = {
+    "DELTA_MISSING_DELTA_TABLE",
+    "DELTA_TABLE_NOT_FOUND",
+    "PATH_NOT_FOUND",
+    "TABLE_OR_VIEW_NOT_FOUND",
+}
 
 POLL = 0.25  # seconds between two looks at a stream
 LAST_BATCH = 60.0  # seconds to wait for the end of the batch when a stream is stopped
 TARGET = "sqlqueue_target"  # a folder of one file, because Spark writes only folders
-STREAM = re.compile(
-    r"stream\W+([0-9a-f-]{36})"
-)  # in an offset of the source, or Python's text of it
+STREAM = re.compile(r"stream\W+([0-9a-f-]{36})")  # in an offset of the source
 UNDELIVERED = ("expired", "diverted", "forwarded")
 
 
@@ -93,11 +90,10 @@ def session(name: str, settings: Settings) -> Iterator[SparkSession]:
         MissingDelta: the job needs Delta, and a new session cannot have it.
     """
     found = SparkSession.getActiveSession()
-    on_databricks = "DATABRICKS_RUNTIME_VERSION" in os.environ
-    if found is not None or on_databricks:
+    if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         found = found or SparkSession.builder.getOrCreate()
-        if on_databricks:  # a broken pyspark_* module there prevents the discovery of ours
-            register(found)
+        register(found)  # a broken pyspark_* module there prevents the discovery of ours
+    if found is not None:
         yield found
         return
     builder = SparkSession.builder.appName(f"sqlqueue {name}")
@@ -119,35 +115,23 @@ def session(name: str, settings: Settings) -> Iterator[SparkSession]:
 def configure(builder: SparkSession.Builder, *, delta: bool) -> SparkSession.Builder:
     """Set what spark-submit did not get, and add Delta, whose jar spark-submit was given."""
     settings = SETTINGS | DELTA if delta else SETTINGS
-    if not by_spark_submit():
-        check_java()
-    if delta and not has_delta():
-        raise MissingDelta
-    if by_spark_submit():
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit
         SparkContext._ensure_initialized()  # noqa: SLF001 - SparkConf reads what was given only after this
+        jvm: Any = SparkContext._jvm  # noqa: SLF001
+        if delta and not isinstance(jvm.io.delta.sql.DeltaSparkSessionExtension, JavaClass):
+            raise errors.MissingDelta
         given = SparkConf()
-        return builder.config(
-            map={name: settings[name] for name in settings if not given.contains(name)}
-        )
+        settings = {name: text for name, text in settings.items() if not given.contains(name)}
+        return builder.config(map={**settings})
+    versions.check_java()
     builder = builder.config(map={**settings})
     if delta:
-        from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - an extra
-
+        try:
+            from delta import configure_spark_with_delta_pip  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise errors.MissingDelta from None
         builder = configure_spark_with_delta_pip(builder)
     return builder
-
-
-def by_spark_submit() -> bool:
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def has_delta() -> bool:
-    """Whether a new session can have Delta."""
-    if not by_spark_submit():
-        return importlib.util.find_spec("delta") is not None
-    SparkContext._ensure_initialized()  # noqa: SLF001
-    jvm: Any = SparkContext._jvm  # noqa: SLF001
-    return isinstance(jvm.io.delta.sql.DeltaSparkSessionExtension, JavaClass)
 
 
 # ---------------------------------------------------------------- the cluster
@@ -217,7 +201,7 @@ def quote_table(table: str) -> str:
     return f"delta.`{table.replace('`', '``')}`" if is_path(table) else table
 
 
-def read_table(reader: R, table: str) -> DataFrame:
+def read_table(reader: DataFrameReader | DataStreamReader, table: str) -> DataFrame:
     reader = reader.format("delta")
     return reader.load(table) if is_path(table) else reader.table(table)
 
