@@ -57,7 +57,7 @@ def test_a_request_is_opened_sent_and_then_not_given_up(
 
 
 def test_only_an_open_request_is_given_up_and_stays_so(
-    sink: Callable[[str], dict[str, str]], place: Place
+    sink: Callable[[str], dict[str, str]],
 ) -> None:
     """Also if it is done twice."""
     in_log(sink("r"), open_request)

@@ -73,8 +73,8 @@ COMPUTED = {
     "failed": "failedQueue IS NOT NULL OR exceptionType IS NOT NULL",
     "bodySize": "octet_length(body)",
     # the UTC date of the processing, in any session time zone; never in the future
-    "date": "date_from_unix_date(CAST(floor(unix_seconds(least(coalesce(processingEnded, timeSent), "
-    "received)) / 86400) AS INT))",
+    "date": "date_from_unix_date(CAST(floor("
+    "unix_seconds(least(coalesce(processingEnded, timeSent), received)) / 86400) AS INT))",
 }
 
 

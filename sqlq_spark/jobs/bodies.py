@@ -11,8 +11,7 @@ its values are counted inside an array. Only one JSON value is valid in both pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
@@ -38,8 +37,7 @@ UTF8 = "is_valid_utf8(CAST(body AS STRING))"
 ONE_VALUE = f"{UTF8} AND json_array_length(concat('[', {TEXT}, ']')) = 1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schema:
+class Schema(NamedTuple):
     """The columns of a body."""
 
     types: tuple[str, ...]  # the message types that have it; none: all messages
@@ -147,9 +145,6 @@ def find_required(kind: DataType, value: str, path: str = "") -> list[tuple[str,
         inside = find_required(kind.elementType, item, f"{path}[]")
         return [(name, f"exists({value}, {item} -> {test})") for name, test in inside]
     return []
-
-
-# ---------------------------------------------------------------- the schemas of a job
 
 
 def parse(

@@ -411,9 +411,9 @@ class Retry:
                 stuck = self.send(request, self.rows.where(which), counted)
             state = in_log(sink, dispatch.read_state)
         if stuck:
-            text = f"request {request} of table {self.settings.table} cannot be finished: {stuck}. "
-            text += "The next run then finishes it, and sends nothing twice."
-            self.staying[text] += messages
+            what = f"request {request} of table {self.settings.table} cannot be finished: {stuck}"
+            reason = f"{what}. The next run then finishes it, and sends nothing twice."
+            self.staying[reason] += messages
             return
         given_up = state == dispatch.GIVEN_UP
         self._update(which, "request = NULL" if given_up else "returned = current_timestamp()")
@@ -478,7 +478,7 @@ def in_log(sink: Mapping[str, str], work: Callable[..., T]) -> T:
         return session.run_with_retries(call)
 
 
-# another commit came first; a second attempt succeeds, or finds nothing to do
+# Delta's errors if another commit came first; a second attempt succeeds, or finds nothing to do
 CONFLICT = re.compile(
     r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
     r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
@@ -488,11 +488,11 @@ ATTEMPTS = 8  # to commit, with pauses of 8 s in total
 
 def retry_conflicts(work: Callable[[], T]) -> T:
     """Do one commit of a table, and try again if another commit came first."""
-
-    def is_conflict(error: Exception) -> bool:  # by the name of Delta's error
-        return bool(CONFLICT.search(f"{type(error).__name__}: {error}"))
-
-    return stamina.retry(on=is_conflict, attempts=ATTEMPTS, timeout=None)(work)()
+    return stamina.retry(
+        on=lambda error: bool(CONFLICT.search(f"{type(error).__name__}: {error}")),
+        attempts=ATTEMPTS,
+        timeout=None,
+    )(work)()
 
 
 main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel

@@ -216,12 +216,8 @@ class Appender:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.schemas = list[bodies.Schema]()
+        self.schema: bodies.Schema | None = None  # of all messages
         self.unacknowledged = 0  # retries; with Spark Connect only the server's copy counts them
-
-    @property
-    def schema(self) -> bodies.Schema | None:
-        """The schema of all messages."""
-        return self.schemas[0] if self.settings.schema else None
 
     def add_columns(self, received: DataFrame) -> DataFrame:
         """
@@ -239,6 +235,7 @@ class Appender:
         )
         taken = [*frame.columns, *PARTITIONS.values()]
         self.schemas = bodies.parse(frame.sparkSession, settings.ddl, settings.schema_prefix, taken)
+        self.schema = self.schemas[0] if settings.schema else None
         return bodies.add_columns(frame, self.schemas)
 
     def columns(self, rows: DataFrame, schema: bodies.Schema | None) -> DataFrame:
@@ -313,10 +310,8 @@ def table_name(message_type: str) -> str:
     A table's name for a type: `shop_orderplaced_5f1c0a9e` of `Shop.OrderPlaced`.
 
     The name of a type is untrusted. The digest of it separates `Shop.Placed`, `shop.placed` and
-    `Shop_Placed`, even if table names are not case-sensitive.
-
-    Returns:
-        At most 69 letters, digits and underscores; always the same, and never `other`.
+    `Shop_Placed`, even if table names are not case-sensitive. The table's name is always the same,
+    at most 69 letters, digits and underscores, and never `other`.
     """
     stem = re.sub(r"[^a-z0-9]+", "_", message_type.lower()).strip("_")[-STEM:].strip("_")
     digest = hashlib.sha256(message_type.encode("utf-8", "surrogatepass")).hexdigest()[:8]

@@ -68,9 +68,6 @@ def receive(
     return streams.receive(spark, settings, begin)
 
 
-# ---------------------------------------------------------------- Delta and Iceberg
-
-
 def append_delta(
     rows: DataFrame, table: str, name: str, number: int, partitions: Sequence[str] = ()
 ) -> None:
@@ -117,9 +114,6 @@ def append_iceberg(
     options = {"merge-schema": "true", "check-ordering": "false"}
     mark = {f"snapshot-property.{APPLICATION}": name, f"snapshot-property.{BATCH}": str(number)}
     rows.writeTo(table).options(**options, **mark).append()
-
-
-# ---------------------------------------------------------------- answers to ServiceControl
 
 
 def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> int:
