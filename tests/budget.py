@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12297, "tokens": 70951},
-    "everything else": {"files": 66, "lines": 12438, "tokens": 69801},
+    "everything else": {"files": 60, "lines": 11495, "tokens": 64959},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 128, "lines": 24735, "tokens": 140752},
+    "package": {"files": 122, "lines": 23792, "tokens": 135910},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54139, "tokens": 363806},
-    "words": {"words": 69819},
+    "tests": {"files": 303, "lines": 53922, "tokens": 361549},
+    "words": {"words": 69875},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

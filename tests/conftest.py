@@ -30,7 +30,7 @@ from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
-from sqlq_spark.testing.postgresql import VARIABLE
+from sqlq_spark.testing.queues import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

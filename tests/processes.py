@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlq_spark.demo.process import members
+from sqlq_spark.demo import members
 
 MIB = 1 << 20
 GONE = (FileNotFoundError, ProcessLookupError)

@@ -149,7 +149,7 @@ def of_json(server: str) -> Facts:
             for each in printed:
                 yield from keys(f"json of {name}", each)
     figures: dict[str, Any] = {each.name: 0 for each in fields(demo.Result)} | {"rows": []}
-    with patch.object(demo, "run", lambda **_: (each for each in [demo.Result(**figures)])):
+    with patch.object(demo, "run", lambda *_, **__: demo.Result(**figures)):
         _, printed = run("", "demo", "--json")
     yield from keys("json of demo", printed[0])
 

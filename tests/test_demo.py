@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,9 +21,8 @@ from waiting import PATIENCE, until
 
 from sqlq_spark.cli import demo as screen
 from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import Session
-from sqlq_spark.demo import Result, embedded, job
-from sqlq_spark.options import SourceOptions
+from sqlq_spark.demo import Result, count
+from sqlq_spark.testing import Database, embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,32 +82,30 @@ def test_the_demo_loses_nothing_and_repeats_nothing(kept: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
 )
-def test_nothing_stays_behind_when_the_demo_is_stopped(ending: signal.Signals, code: int) -> None:
-    """No process, no server, no folder, whatever the stop."""
+def test_nothing_stays_behind_when_the_demo_is_stopped(
+    kept: Path, ending: signal.Signals, code: int
+) -> None:
+    """No process, no server, no file, whatever the stop."""
+    kept.mkdir(0o711)
     mark = secrets.token_hex(8)
     with subprocess.Popen(
         [*DEMO, "--messages", "1000"],
-        env=environ(SQLQ_MARK=mark),
+        env=environ(SQLQ_MARK=mark, TMPDIR=str(kept)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as process:
         until(lambda: [line for line in inheriting(mark).values() if "SparkSubmit" in line])
-        (home,) = {
-            Path(found[1])
-            for line in inheriting(mark).values()
-            if (found := re.search(r'"folder": "([^"]+)/demo"', line))
-        }
-        assert home.exists()
+        assert [*kept.glob("sqlq-*/tmp/spark.log")]
         process.send_signal(ending)
         assert process.wait(PATIENCE) == code
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
     until(lambda: inheriting(mark), {})
-    until(home.exists, False)  # noqa: FBT003 - what is to be seen
-    assert naming(home) == []
+    until(lambda: [*kept.iterdir()], [])
+    assert naming(kept) == []
 
 
 def test_without_a_new_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:
@@ -155,7 +151,7 @@ def test_when_spark_fails_its_log_is_kept() -> None:
 
 def test_the_count_finds_what_is_lost_repeated_and_strange() -> None:
     """It would report a broken promise."""
-    counted = job.count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
+    counted = count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
 
     assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
 
@@ -174,16 +170,11 @@ def test_a_result_is_good_only_if_every_message_came_once(wrong: str) -> None:
 def test_the_ten_lines_run(tmp_path: Path) -> None:
     """What the demo prints at its end works on a queue of one's own, without more."""
     with embedded.server() as server:
-        options = SourceOptions.parse({"url": server.url, "queue": "Shop.Orders"})
-        with Session(options, "test") as session:
-            schema.install(session.open(), timeout=30)
-            schema.create_queue(session.open(), options.address, timeout=30)
+        database = Database(server.url)
+        with database.connection() as connection:
+            schema.install(connection, timeout=30)
+        database.queue("Shop.Orders").send("1", "2")
         env = environ(SQLQUEUE_URL=server.url)
-        with psycopg.connect(server.url) as connection:
-            connection.execute(
-                'INSERT INTO "Shop.Orders" (id, headers, body)'
-                " SELECT gen_random_uuid(), '{}', '1' FROM generate_series(1, 2)"
-            )
 
         subprocess.run([sys.executable, "-c", screen.TEN_LINES], cwd=tmp_path, env=env, check=True)
 

@@ -21,15 +21,15 @@ import pytest
 from processes import inheriting, naming
 from waiting import until
 
-from sqlq_spark.demo import embedded
 from sqlq_spark.errors import MissingPackage
+from sqlq_spark.testing import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OWNER = """
 import sys, time
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing import embedded
 with embedded.server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
     print(server.home, server.url, flush=True)
     time.sleep(600)
@@ -185,7 +185,7 @@ def test_nothing_is_left_of_an_owner_killed_while_it_starts(folder: Path, after:
 
 def test_a_server_prints_nothing() -> None:
     """Nothing on stdout or stderr, with every warning shown."""
-    text = "from sqlq_spark.demo import embedded\nwith embedded.server(): pass"
+    text = "from sqlq_spark.testing import embedded\nwith embedded.server(): pass"
     environ = {name: at for name, at in os.environ.items() if name != "XDG_RUNTIME_DIR"}
     ran = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", text],

@@ -14,7 +14,7 @@ from pages.page import blocks, table
 
 from sqlq_spark import testing
 from sqlq_spark.testing import Database, Message, Queue, frame, plugin
-from sqlq_spark.testing.postgresql import VARIABLE
+from sqlq_spark.testing.queues import VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +53,7 @@ def test_the_tests_of_the_page_pass(users: Path, pytester: pytest.Pytester) -> N
 
 def test_the_plugin_imports_nothing_heavy(users: Path, pytester: pytest.Pytester) -> None:
     """Neither in a run without its fixtures, nor where pytest-xdist is switched off."""
-    heavy = ["pyspark", "pyarrow", "numpy", "adbc_driver_manager", "sqlq_spark.demo"]
+    heavy = ["pyspark", "pyarrow", "numpy", "adbc_driver_manager", "sqlq_spark.testing.queues"]
     (users / "test_imports.py").write_text(
         "import sys\n"
         "def test_imports():\n"
@@ -155,7 +155,6 @@ def test_the_page_lists_the_fixtures_and_functions() -> None:
     assert fixtures == {name for name in vars(plugin) if name.startswith("sqlqueue_")}
     assert functions <= set(testing.__all__)
     assert set(testing.__all__) - functions == {"Database", "Queue"}
-    assert set(testing.__all__) == set(testing.HOMES)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

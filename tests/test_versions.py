@@ -50,7 +50,7 @@ def test_the_versions_are_those_of_the_project() -> None:
     assert stated == versions.OLDEST
     versions.check(*stated)
     for each in project["dependencies"]:
-        assert re.fullmatch(r"[a-z-]+>=\d+(\.\d+)*", each)
+        assert re.fullmatch(r"[a-z0-9-]+>=\d+(\.\d+)*", each)
     assert project["requires-python"] == ">=" + ".".join(map(str, versions.OLDEST_PYTHON))
 
 

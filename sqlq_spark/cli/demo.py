@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from sqlq_spark import demo
-from sqlq_spark.admin.formats import part, quantity
-from sqlq_spark.cli.screen import out, say_error, show, type_and_time
+from sqlq_spark.admin.formats import quantity
+from sqlq_spark.cli.screen import PROGRESS, out, say_error, show, type_and_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.progress import TaskID
+    from sqlq_spark.demo import Result
 
 TEN_LINES = """\
 import os, sys
@@ -33,56 +30,13 @@ query.start("orders/table").awaitTermination()
 """
 
 
-def follow(events: Iterable[demo.Event], *, quiet: bool = False) -> demo.Result:
-    """Show the demo's progress, unless quiet, and return its result."""
-    columns = (
-        SpinnerColumn(finished_text="[green]✓"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        TextColumn("{task.fields[count]}"),
-        TimeElapsedColumn(),
-    )
-    events = iter(events)
-    first = next(events)  # an error before the first step is raised before the screen changes
-    with Progress(*columns, console=out(), disable=quiet) as progress:
-        doing: str | None = None
-        bar: TaskID | None = None
-        for event in chain([first], events):
-            match event:
-                case demo.Result():
-                    finish(progress, bar)
-                    return event
-                case demo.Kill() if not quiet:
-                    progress.console.print(
-                        f"[red]✗[/] SIGKILL to {event.processes} processes within batch "
-                        f"{event.batch}; {quantity(event.held, 'message')} had left the queue"
-                    )
-                case demo.Step():
-                    if event.doing != doing:
-                        finish(progress, bar)
-                        doing = event.doing
-                        bar = progress.add_task(doing, total=None, count="")
-                    if bar is not None:
-                        advance(progress, bar, event)
-    raise AssertionError  # pragma: no cover - the demo ends with its result
+def make_bars(*, quiet: bool) -> Progress:
+    """What shows the demo's progress."""
+    console = Console(quiet=True) if quiet else out()
+    return Progress(SpinnerColumn(finished_text="[green]✓"), *PROGRESS, console=console)
 
 
-def finish(progress: Progress, bar: TaskID | None) -> None:
-    """Mark a step as done."""
-    if bar is not None:
-        progress.update(bar, total=1, completed=1, count="")
-
-
-def advance(progress: Progress, bar: TaskID, step: demo.Step) -> None:
-    """Show the progress of a step, if it is known."""
-    if step.messages is None:
-        progress.update(bar, count=step.note)
-    else:
-        count = step.note or part(step.messages, step.total or 0, "message")
-        progress.update(bar, total=step.total, completed=step.messages, count=count)
-
-
-def show_result(result: demo.Result) -> None:
+def show_result(result: Result) -> None:
     """Show the counts, three rows, and how to receive from your own queue."""
     good, bad = "bold green", "bold red"
     console = out()
@@ -94,14 +48,10 @@ def show_result(result: demo.Result) -> None:
         (f"{result.received:,}", f"received, over {quantity(result.kills, 'kill')}", ""),
         (f"{result.lost:,}", "lost", bad if result.lost else good),
         (f"{result.repeated:,}", "repeated", bad if result.repeated else good),
+        (f"{result.sent_each_second:,.0f}", "messages/s sent, by one write", ""),
         (
-            f"{result.sent_each_second:,.0f}",
-            "messages/s sent, including the start of the JVM",
-            "",
-        ),
-        (
-            f"{result.received_each_second:,.0f}" if result.received_each_second else "-",
-            "messages/s received in micro-batches, without the first of each process",
+            f"{result.received_each_second:,.0f}",
+            "messages/s received by the last process, from the start of its stream",
             "",
         ),
     ]

@@ -18,7 +18,6 @@ Names, headers and bodies are untrusted: they are shown without markup or contro
 from __future__ import annotations
 
 import signal
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads it at run time
 from typing import TYPE_CHECKING, Annotated
@@ -97,14 +96,13 @@ def demo_(
         signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
     from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
     from sqlq_spark.cli import demo as demo_screen  # noqa: PLC0415 - as above
-    from sqlq_spark.demo.process import JobFailed  # noqa: PLC0415 - as above
 
     shared: Shared = context.obj
+    bars = demo_screen.make_bars(quiet=shared.as_json)
     table = "delta" if delta else "parquet"
     try:
-        with closing(demo.run(messages=messages, table=table, keep=keep)) as events:
-            result = demo_screen.follow(events, quiet=shared.as_json)
-    except JobFailed as error:
+        result = demo.run(bars, messages=messages, table=table, keep=keep)
+    except demo.JobFailed as error:
         fail(str(error))
     if shared.as_json:
         figures = {name: value for name, value in asdict(result).items() if name != "rows"}

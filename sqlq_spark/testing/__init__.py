@@ -11,26 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlq_spark.testing.database import Database, Queue, new_database
-    from sqlq_spark.testing.frames import frame
-    from sqlq_spark.testing.messages import Message
-    from sqlq_spark.testing.postgresql import server
+    from sqlq_spark.testing.queues import Database, Message, Queue, frame, new_database, server
 
 __all__ = ["Database", "Message", "Queue", "frame", "new_database", "server"]
-
-HOMES = {
-    "Database": "database",
-    "Message": "messages",
-    "Queue": "database",
-    "frame": "frames",
-    "new_database": "database",
-    "server": "postgresql",
-}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - classes and functions
     """Import what is asked for."""
-    if name not in HOMES:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.queues"), name)
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing import embedded
 
 from .figures import Figure
 from .lines import LINES, Line

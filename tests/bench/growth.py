@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing import embedded
 
 from . import charts, limits, postgresql, scaling
 from .figures import Figure

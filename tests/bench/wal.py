@@ -20,7 +20,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing import embedded
 
 from . import limits, postgresql
 from .database import install_state

@@ -15,8 +15,8 @@ from psycopg import sql
 from sqlq_spark.admin import checks, inspect, queue_tables
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.demo import embedded
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.testing import embedded
 
 from .database import address
 

@@ -21,6 +21,8 @@ from .commands import COMMANDS, options
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.progress import Progress
+
     from .commands import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "commandline.md"
@@ -148,18 +150,19 @@ def test_a_problem_or_nothing_to_work_on_is_exit_code_1(
 
 
 def test_the_demo_prints_its_figures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no bars; its events stand in for the minute that it takes."""
+    """And no bars; a result stands in for the minute that it takes."""
     figures = {"sent": 9, "received": 9, "lost": 0, "repeated": 0, "strange": 0, "left": 0}
     result = demo.Result(
         **figures, kills=2, sent_each_second=1.5, received_each_second=2.5, rows=[{"body": "x"}]
     )
 
-    def events(**_: object) -> Iterator[demo.Event]:
-        yield demo.Step(doing="sending", messages=3, total=9)
-        yield demo.Kill(batch=1, processes=2, held=3)
-        yield result
+    def run_demo(bars: Progress, **_: object) -> demo.Result:
+        with bars:
+            bars.add_task("send", total=None, count="")
+            bars.console.print("SIGKILL")
+        return result
 
-    monkeypatch.setattr(demo, "run", events)
+    monkeypatch.setattr(demo, "run", run_demo)
     endings = (signal.SIGTERM, signal.SIGHUP)  # the demo handles these signals
     before = [signal.getsignal(ending) for ending in endings]
 

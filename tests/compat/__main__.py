@@ -23,7 +23,7 @@ from typing import Any
 
 from processes import kill_session
 
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing import embedded
 
 from .environments import MATRIX, ROOT, Environment, build_wheel, make
 

@@ -16,7 +16,6 @@ from sqlq_spark.admin import checks, problems
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
-from sqlq_spark.demo import embedded
 from sqlq_spark.errors import (
     NotReachable,
     ReadOnly,
@@ -28,6 +27,7 @@ from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
+from sqlq_spark.testing import embedded
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM
 

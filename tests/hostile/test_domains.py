@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from sqlq_spark.cli import main
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.demo.embedded import _programs as programs
 from sqlq_spark.errors import (
     NotAQueue,
     NothingToSettle,
@@ -34,6 +33,7 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.receive import task as receive
 from sqlq_spark.send.dispatch import lock_exclusive
+from sqlq_spark.testing.embedded import _programs as programs
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import make_login

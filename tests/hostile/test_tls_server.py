@@ -20,7 +20,7 @@ from tls import HOST, client_words
 
 from sqlq_spark import errors
 from sqlq_spark.database.postgresql.connection import connect
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -327,7 +327,7 @@ DRAWN = [
     Fault(
         id="demo-9",
         promise="Without the wheel of the private server an error names the extra.",
-        file="demo/embedded.py",
+        file="testing/embedded.py",
         old="if found is None or found.origin is None:",
         new="if not (found is None or found.origin is None):",
         tests=["test_embedded.py::test_without_the_wheel_the_error_names_the_extra"],
@@ -335,7 +335,7 @@ DRAWN = [
     Fault(
         id="testing-5",
         promise="What a test sends waits in its queue.",
-        file="testing/database.py",
+        file="testing/queues.py",
         old="            connection.load(self._address, rows)",
         new="            pass",
         tests=["test_testing.py::test_what_was_sent_waits_in_its_order"],

@@ -29,12 +29,11 @@ from rich.console import Console
 from sqlq_spark.admin import watch
 from sqlq_spark.cli import figures
 from sqlq_spark.database import schema
-from sqlq_spark.demo import embedded
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
-from sqlq_spark.testing import Database, Message
+from sqlq_spark.testing import Database, Message, embedded
 from sqlq_spark.wire.headers import wire_time
 from sqlq_spark.wire.rows import NO_STREAM
 

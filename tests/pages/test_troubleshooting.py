@@ -42,7 +42,8 @@ class Dots(str):
 def printed(name: str) -> str:
     """What an error prints, with three dots for each of its facts."""
     template: str = getattr(errors, name).template
-    return template.format_map(defaultdict(lambda: Dots("…")))
+    named = {option: option for option in errors.NAMED_OPTIONS}
+    return template.format_map(defaultdict(lambda: Dots("…"), named))
 
 
 def spans(cell: str) -> list[str]:

