@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from jobs.submit import module
@@ -10,9 +10,6 @@ from jobs.submit import module
 from sqlq_spark.jobs.queue_to_delta import application
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SinkOptions
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def settings(**more: Any) -> Any:
@@ -30,9 +27,8 @@ SPLIT = {"split": True, **ERROR}
     [
         ({"schema": "a INT"}, "setting error_queue is missing: messages whose body does not fit"),
         ({"schema": "a INT", **SPLIT}, "setting schema is for one table: with split use [schemas]"),
-        ({"schemas": {"A": "a INT"}, **ERROR}, "setting schemas needs split = true"),
-        ({"schema": "/none.ddl", **ERROR}, "setting schema is '/none.ddl': expected a file to"),
-        ({"schemas": {"A": "none.ddl"}, **SPLIT}, "setting A in [schemas] is 'none.ddl': expected"),
+        ({"schemas": {"A": "a INT"}, **ERROR}, "settings names and schemas need split = true"),
+        ({"partition_by": ("date", "date")}, "setting partition_by is date, date: expected date,"),
         ({"schema_prefix": "x_"}, "setting schema_prefix needs schema or [schemas]"),
         (
             {"schemas": {"A": "a INT"}, "names": {"A": "both", "B": "both"}, **SPLIT},
@@ -56,24 +52,12 @@ def test_settings_that_do_not_go_together(given: dict[str, Any], expected: str) 
     assert str(error.value).startswith(expected)
 
 
-def test_a_schema_is_read_from_a_file(tmp_path: Path) -> None:
-    """Once, at the start; a byte order mark and blanks around it do not matter."""
-    file = tmp_path / "order.ddl"
-    file.write_text("\ufeff\nnumber INT\n", encoding="utf-8")
-
-    made = settings(schema=str(file), **ERROR)
-    file.unlink()
-
-    assert made.ddl == {"": "number INT"}
-    assert made.tables() == {"t": False}
-
-
 def test_failures_go_to_the_error_queue_under_a_name() -> None:
     """With the state tables of the read, and its destinations."""
     source = {"stateSchema": "mine", "allowedDestinations": "a*", "maxMessagesPerTrigger": "5"}
 
     made = settings(schema="a INT", source=source, **ERROR)
-    found = SinkOptions.parse(made.sink(queue="error", txnAppId="name", txnVersion="7"))
+    found = SinkOptions.parse(made.failures("name", 7))
 
     assert (found.state_schema, found.delivery) == ("mine", "exactlyOnce")
     assert [each.table for each in (found.address, *found.allowed) if each] == ["error", "a*"]

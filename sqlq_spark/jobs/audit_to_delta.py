@@ -39,15 +39,7 @@ with suppress(ImportError):  # the runner says what to install
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-    from sqlq_spark.functions import (
-        audit,
-        deliver_at,
-        failure,
-        header,
-        message_type,
-        time_sent,
-        wire_time,
-    )
+    from sqlq_spark import functions
     from sqlq_spark.functions.failed import RETRY_ID
     from sqlq_spark.jobs import table_writer
     from sqlq_spark.jobs.streams import delete_rows, has_table, parallelism, quote_table, set_conf
@@ -65,6 +57,30 @@ KEPT = "delta.deletedFileRetentionDuration"
 # the number of tasks in which VACUUM lists the table; 10,000 by default
 LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 
+HEADERS = {
+    "messageId": wire.MESSAGE_ID,
+    "intent": wire.MESSAGE_INTENT,
+    "originatingEndpoint": wire.ORIGINATING_ENDPOINT,
+    "originatingMachine": wire.ORIGINATING_MACHINE,
+    "processingMachine": wire.PROCESSING_MACHINE,
+    "delayedRetries": wire.RETRIES,
+    "immediateRetries": wire.FL_RETRIES,
+    "retryId": RETRY_ID,
+}
+COMPUTED = {
+    "messageId": "coalesce(messageId, id)",
+    # earlier retries, by the endpoint or an operator
+    "delayedRetries": "try_cast(delayedRetries AS INT)",
+    "immediateRetries": "try_cast(immediateRetries AS INT)",
+    "retried": "retryId IS NOT NULL OR greatest(try_cast(delayedRetries AS INT), "
+    "try_cast(immediateRetries AS INT), 0) > 0",
+    "failed": "failedQueue IS NOT NULL OR exceptionType IS NOT NULL",
+    "bodySize": "octet_length(body)",
+    # the UTC date of the processing, in any session time zone; never in the future
+    "date": "date_from_unix_date(CAST(floor("
+    "unix_seconds(least(coalesce(processingEnded, timeSent), received)) / 86400) AS INT))",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(DatabaseSettings, StreamSettings):
@@ -72,9 +88,9 @@ class Settings(DatabaseSettings, StreamSettings):
 
     queue: str = setting("The audit queue.", default="audit")
     table: str = setting("The Delta table: a name, or a path with a slash in it.")
-    body_limit: str | None = setting(
+    body_limit: int | None = setting(
         "Keep bodies of at most this size, for example 64k. By default no bodies are kept.",
-        keep_text(size),
+        size,
         default=None,
     )
     optimize: bool = setting("Compact small files at the end.", flag, default=False)
@@ -138,44 +154,23 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return {**totals, **done}
 
 
-def audit_rows(received: DataFrame, body_limit: str | None) -> DataFrame:
+def audit_rows(received: DataFrame, body_limit: int | None) -> DataFrame:
     """The table's columns, from those of a read; a missing header is null."""
-    texts = {
-        "intent": wire.MESSAGE_INTENT,
-        "originatingEndpoint": wire.ORIGINATING_ENDPOINT,
-        "originatingMachine": wire.ORIGINATING_MACHINE,
-        "processingMachine": wire.PROCESSING_MACHINE,
-    }
-    delayed, immediate = (
-        header("headers", name).try_cast("int") for name in (wire.RETRIES, wire.FL_RETRIES)
+    rows = received.select(
+        *("id", "seq", "correlationId", "headers", "corruptHeaders", "body"),
+        *(functions.header("headers", name).alias(column) for column, name in HEADERS.items()),
+        functions.message_type("headers").alias("messageType"),
+        functions.time_sent("headers").alias("timeSent"),
+        functions.deliver_at("headers").alias("deliverAt"),
+        F.current_timestamp().alias("received"),
+        *functions.audit(),
+        *functions.failure(),
     )
-    again = header("headers", RETRY_ID).isNotNull()
-    queue, exception, *_ = failure()
-    length = F.octet_length("body")
-    # the UTC date of the processing, in any session time zone; never in the future
-    ended = F.coalesce(wire_time(header("headers", wire.PROCESSING_ENDED)), time_sent("headers"))
-    day = F.floor(F.unix_seconds(F.least(ended, F.col("received"))) / 86_400).cast("int")
-    columns = {
-        "messageId": F.coalesce(header("headers", wire.MESSAGE_ID), "id"),
-        "messageType": message_type("headers"),
-        **{column: header("headers", name) for column, name in texts.items()},
-        "timeSent": time_sent("headers"),
-        "deliverAt": deliver_at("headers"),
-        # earlier retries, by the endpoint or an operator, and whether it failed
-        "delayedRetries": delayed,
-        "immediateRetries": immediate,
-        "retried": again | (F.greatest(delayed, immediate, F.lit(0)) > 0),
-        "failed": queue.isNotNull() | exception.isNotNull(),
-        "bodySize": length,
-        "date": F.date_from_unix_date(day),
-    }
-    if body_limit is not None:
-        columns["body"] = F.when(length <= size(body_limit), F.col("body"))
-    return received.withColumn("received", F.current_timestamp()).select(
-        *("id", "seq", "correlationId", "headers", "corruptHeaders", "received"),
-        *audit(),
-        *(each.alias(name) for name, each in columns.items()),
-    )
+    made = rows.withColumns({name: F.expr(text) for name, text in COMPUTED.items()})
+    made = made.drop("failedQueue", "exceptionType", "exceptionMessage", "timeOfFailure", "retryId")
+    if body_limit is None:
+        return made.drop("body")
+    return made.withColumn("body", F.expr(f"if(bodySize <= {body_limit}, body, NULL)"))
 
 
 def maintain(spark: SparkSession, settings: Settings, done: Counter[str], now: datetime) -> None:

@@ -11,8 +11,7 @@ its values are counted inside an array. Only one JSON value is valid in both pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
@@ -38,62 +37,64 @@ UTF8 = "is_valid_utf8(CAST(body AS STRING))"
 ONE_VALUE = f"{UTF8} AND json_array_length(concat('[', {TEXT}, ']')) = 1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schema:
+class Schema(NamedTuple):
     """The columns of a body."""
 
     types: tuple[str, ...]  # the message types that have it; none: all messages
     columns: StructType
     name: str  # of the stream's column that holds the parsed bodies
 
-    @property
-    def applies(self) -> Column:
-        return F.col("messageType").isin(list(self.types)) if self.types else F.lit(True)  # noqa: FBT003
 
-    def parsed(self) -> Column:
-        """The body in its object; null for a message of another type, or if it is not one value."""
-        return F.when(self.applies & F.expr(ONE_VALUE), parse_safely(self.columns)).alias(self.name)
+def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
+    """
+    Add the parsed bodies and UNFIT to the rows of a stream.
 
-    @property
-    def required(self) -> list[tuple[str, str]]:
-        return find_required(self.columns, f"{self.name}.{BODY}")
-
-    def unfit(self) -> Column:
-        """The schema's name if it applies, and the parsed body does not fit it; else null."""
-        rules = [f"{self.name}.{BODY} IS NOT NULL", f"{self.name}.{CORRUPT} IS NULL"]
-        rules += [f"NOT coalesce({is_missing}, false)" for _, is_missing in self.required]
-        return F.when(self.applies & ~F.expr(" AND ".join(rules)), self.name)
-
-    def into_columns(self, prefix: str) -> list[Column]:
-        """The columns of the table, whose names begin with `prefix`."""
-        body = F.col(self.name)[BODY]
-        return [body[each].alias(f"{prefix}{each}") for each in self.columns.names]
-
-    def reason(self) -> Column:
-        """Why a body does not fit: the fields of another type, or else those that are missing."""
-        body = F.col(self.name)[BODY]
-        wrong = [
-            F.when(
-                parse_safely(StructType([each]))[CORRUPT].isNotNull(),
-                f"{each.name} is not {each.dataType.simpleString()}",
-            )
-            for each in self.columns
+    A parsed body is null for a message of another type, or if it is not one value.
+    """
+    parsed, unfit = [], [F.expr("CAST(NULL AS STRING)")]
+    for each in schemas:
+        applies = F.col("messageType").isin(list(each.types)) if each.types else F.lit(True)  # noqa: FBT003
+        rules = [f"{each.name}.{BODY} IS NOT NULL", f"{each.name}.{CORRUPT} IS NULL"]
+        rules += [
+            f"NOT coalesce({is_missing}, false)"
+            for _, is_missing in find_required(each.columns, f"{each.name}.{BODY}")
         ]
-        absent = [
-            F.when(F.expr(is_missing), f"{name} is missing or null")
-            for name, is_missing in self.required
-        ]
-        kinds, nulls = (F.nullif(F.concat_ws(", ", *each), F.lit("")) for each in (wrong, absent))
-        return (
-            F.when(F.expr("coalesce(octet_length(body), 0) = 0"), "the body is empty")
-            .when(~F.expr(UTF8), "the body is not UTF-8")
-            .when(
-                body.isNull() & F.expr(TEXT).rlike(HUGE) & F.expr(ONE_VALUE),
-                "a number in the body has an exponent of four digits or more",
-            )
-            .when(body.isNull(), "the body is not one JSON object")
-            .otherwise(F.concat_ws(": ", F.lit("the body does not fit"), F.coalesce(kinds, nulls)))
+        body = F.when(applies & F.expr(ONE_VALUE), parse_safely(each.columns))
+        parsed.append(body.alias(each.name))
+        unfit.append(F.when(applies & ~F.expr(" AND ".join(rules)), each.name))
+    return frame.select("*", *parsed).select("*", F.coalesce(*unfit).alias(UNFIT))
+
+
+def reason(schema: Schema) -> Column:
+    """
+    Why a body does not fit a schema: the fields of another type, or else those that are missing.
+
+    Null for a message of another schema.
+    """
+    body = F.col(schema.name)[BODY]
+    wrong = [
+        F.when(
+            parse_safely(StructType([each]))[CORRUPT].isNotNull(),
+            f"{each.name} is not {each.dataType.simpleString()}",
         )
+        for each in schema.columns
+    ]
+    absent = [
+        F.when(F.expr(is_missing), f"{name} is missing or null")
+        for name, is_missing in find_required(schema.columns, f"{schema.name}.{BODY}")
+    ]
+    kinds, nulls = (F.nullif(F.concat_ws(", ", *each), F.lit("")) for each in (wrong, absent))
+    return F.when(
+        F.col(UNFIT) == schema.name,
+        F.when(F.expr("coalesce(octet_length(body), 0) = 0"), "the body is empty")
+        .when(~F.expr(UTF8), "the body is not UTF-8")
+        .when(
+            body.isNull() & F.expr(TEXT).rlike(HUGE) & F.expr(ONE_VALUE),
+            "a number in the body has an exponent of four digits or more",
+        )
+        .when(body.isNull(), "the body is not one JSON object")
+        .otherwise(F.concat_ws(": ", F.lit("the body does not fit"), F.coalesce(kinds, nulls))),
+    )
 
 
 def parse_safely(columns: StructType) -> Column:
@@ -103,25 +104,23 @@ def parse_safely(columns: StructType) -> Column:
     Without HUGE numbers a body is parsed first. If it fits, they are in texts only, none of which
     is for a DECIMAL. So the body as it was is parsed then.
     """
+    text = F.expr(TEXT)
     if "decimal(" not in columns.simpleString():
-        return from_json(columns)
-    without = from_json(columns, F.regexp_replace(F.expr(TEXT), HUGE, "$1x$2"))
+        return from_json(columns, text)
+    without = from_json(columns, F.regexp_replace(text, HUGE, "$1x$2"))
     return (
-        F.when(~F.expr(TEXT).rlike(HUGE), from_json(columns))
-        .when(without[CORRUPT].isNull(), from_json(columns))
+        F.when(~text.rlike(HUGE), from_json(columns, text))
+        .when(without[CORRUPT].isNull(), from_json(columns, text))
         .otherwise(without)
     )
 
 
-def from_json(columns: StructType, body: Column | None = None) -> Column:
+def from_json(columns: StructType, text: Column) -> Column:
     """The body in an object: the struct `body`, and `corrupt`, which is null if all was parsed."""
     around = StructType([StructField(BODY, columns), StructField(CORRUPT, StringType())])
-    wrapped = F.concat(F.lit(f'{{"{BODY}":'), F.expr(TEXT) if body is None else body, F.lit("}"))
+    wrapped = F.concat(F.lit(f'{{"{BODY}":'), text, F.lit("}"))
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, "timeZone": "UTC"}
     return F.from_json(wrapped, around, options)
-
-
-# ---------------------------------------------------------------- NOT NULL
 
 
 def find_required(kind: DataType, value: str, path: str = "") -> list[tuple[str, str]]:
@@ -146,9 +145,6 @@ def find_required(kind: DataType, value: str, path: str = "") -> list[tuple[str,
         inside = find_required(kind.elementType, item, f"{path}[]")
         return [(name, f"exists({value}, {item} -> {test})") for name, test in inside]
     return []
-
-
-# ---------------------------------------------------------------- the schemas of a job
 
 
 def parse(
@@ -186,8 +182,8 @@ def parse_ddl(spark: SparkSession, setting: str, given: str) -> StructType:
     try:
         columns = StructType.fromDDL(given)
         if isinstance(columns, StructType) and columns.fields:
-            frame = spark.range(1).select(F.lit(b"{}").alias("body"))
-            frame.select(from_json(columns)).schema  # noqa: B018 - Spark checks the types
+            rows = spark.range(1).select(from_json(columns, F.lit("{}")))
+            rows.schema  # noqa: B018 - Spark checks the types
             return columns
         reason = "it has no columns"
     except PySparkException as error:
@@ -195,17 +191,3 @@ def parse_ddl(spark: SparkSession, setting: str, given: str) -> StructType:
     raise BadSettings(
         reason=f"{setting} is {given!r}: expected DDL, for example number INT ({reason})"
     )
-
-
-# ---------------------------------------------------------------- rows
-
-
-def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
-    """Add the parsed bodies and UNFIT to the rows of a stream."""
-    unfit = F.coalesce(F.lit(None).cast("string"), *(each.unfit() for each in schemas))
-    return frame.select("*", *(each.parsed() for each in schemas)).select("*", unfit.alias(UNFIT))
-
-
-def reason(schemas: Sequence[Schema]) -> Column:
-    """Why the body of a message does not fit the schema that UNFIT names."""
-    return F.coalesce(*(F.when(F.col(UNFIT) == each.name, each.reason()) for each in schemas))

@@ -33,7 +33,6 @@ import uuid
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,8 +69,6 @@ with suppress(ImportError):  # the runner says what to install
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from sqlq_spark.database import Connection
-
 T = TypeVar("T")
 
 # `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: the part up to the parenthesis.
@@ -87,6 +84,23 @@ DIGITS = 16  # of a digest, in hex
 # when a message failed; without such a header, when it was collected
 SEEN = "coalesce(timeOfFailure, collected)"
 HOMELESS = "it has no header NServiceBus.FailedQ, or corrupt headers"
+COLUMNS = (
+    "id AS failureId",
+    "coalesce(ownId, id) AS messageId",
+    "digest",
+    "exceptionType",
+    "exceptionMessage",
+    "if(readable, failedQueue, NULL) AS failedQueue",
+    "timeOfFailure",
+    "messageTypes",
+    "headers",
+    "body",
+    "queue AS errorQueue",
+    "seq",
+    "current_timestamp() AS collected",
+    "CAST(NULL AS STRING) AS request",
+    "CAST(NULL AS TIMESTAMP) AS returned",
+)
 GROUPS = (
     "count(*) AS failures",
     "count(returned) AS returned",
@@ -157,7 +171,7 @@ class Settings(DatabaseSettings, StreamSettings):
             allowedDestinations=self.allowed_destinations,
         )
 
-    def write(self, request: str | None = None) -> dict[str, str]:
+    def write(self, request: str) -> dict[str, str]:
         """Options of the sink; a request is sent only once."""
         return raw_options(
             SinkOptions,
@@ -168,23 +182,18 @@ class Settings(DatabaseSettings, StreamSettings):
             transactionMode=None,
             queue=None,
             topics=None,
-            txnAppId=None if request is None else f"triage:{request}",
-            txnVersion=None if request is None else "0",
+            txnAppId=f"triage:{request}",
+            txnVersion="0",
             allowedDestinations=self.allowed_destinations,
         )
 
-    def __post_init__(self) -> None:
-        """Reject settings that would overwrite the failures by the groups."""
-        if self.groups_into.rstrip("/") == self.table.rstrip("/"):
-            raise BadSettings(
-                reason=f"setting groups_table is {self.groups_table!r}: expected another table "
-                "than table"
-            )
-
     def options(self) -> list[SourceOptions | SinkOptions]:
+        if self.groups_into.rstrip("/") == self.table.rstrip("/"):
+            reason = f"setting groups_table is {self.groups_table!r}: expected another table "
+            raise BadSettings(reason=f"{reason}than table")
         source = SourceOptions.parse(self.read())
         if self.mode == "retry":
-            return [source, SinkOptions.parse(self.write())]
+            return [source, SinkOptions.parse(self.write("check"))]
         if self.checkpoint is None:
             raise BadSettings(reason="setting checkpoint is missing: mode collect needs a folder")
         if self.groups or self.ids or self.give_up or self.limit:
@@ -221,25 +230,17 @@ def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     """Finish the requests of earlier runs, then return the chosen failures."""
     if not has_table(spark, settings.table):
-        found = f"setting table is {settings.table!r}: "
-        raise BadSettings(reason=f"{found}expected a table that mode collect created")
+        raise BadSettings(
+            reason=f"setting table is {settings.table!r}: expected a table that mode collect made"
+        )
     work = Retry(spark, settings)
-    freed = work.give_up()
-    resumed, waiting = work.resume()
-    left = None if settings.limit is None else max(0, settings.limit - resumed)
-    returned, staying = work.do(left)
+    work.resume()
+    limit, resumed = settings.limit, work.totals["resumed"]
+    work.do(None if limit is None else max(0, limit - resumed))
     missing = work.missing()
-    totals = Counter[str]()
-    tidy(spark, settings, totals)
-    return {
-        "returned": returned,
-        "resumed": resumed,
-        "freed": freed,
-        "staying": waiting | staying,
-        "missing": missing,
-        **totals,
-        "found": bool(waiting or staying or missing),
-    }
+    tidy(spark, settings, work.totals)
+    found = bool(work.staying or missing)
+    return {**work.totals, "staying": work.staying, "missing": missing, "found": found}
 
 
 def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
@@ -255,8 +256,8 @@ def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
     if not has_table(spark, settings.table):
         return 0
     if settings.retention_days is not None:
-        end = datetime.now(UTC) - timedelta(days=settings.retention_days)
-        old = f"returned < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
+        seconds = round(settings.retention_days * 86_400)
+        old = f"returned < current_timestamp() - INTERVAL '{seconds}' SECOND"
         delete = partial(delete_rows, spark, settings.table, old)
         totals["deletedFailures"] += retry_conflicts(delete)
     groups = read_table(spark.read, settings.table).groupBy("digest").agg(*map(F.expr, GROUPS))
@@ -306,37 +307,28 @@ def failures(received: DataFrame) -> DataFrame:
         can read some headers that an endpoint cannot, and would return them as a different message.
         `request` and `returned` are null until the message is returned.
     """
-    queue, kind, message, time = functions.failure(json=True)
     is_readable = F.udf(lambda text: parse_headers(text) is not None, "boolean", useArrow=False)
-    own = functions.header("headers", wire.MESSAGE_ID, json=True)
     return received.select(
-        F.expr("id AS failureId"),
-        F.coalesce(own, "id").alias("messageId"),
-        digest().alias("digest"),
-        kind,
-        message,
-        F.when(is_readable("headers"), queue).alias("failedQueue"),
-        time,
+        "*",
+        functions.header("headers", wire.MESSAGE_ID, json=True).alias("ownId"),
         functions.message_types("headers", json=True).alias("messageTypes"),
-        "headers",
-        "body",
-        F.expr("queue AS errorQueue"),
-        "seq",
-        F.expr("current_timestamp() AS collected"),
-        F.expr("CAST(NULL AS STRING) AS request"),
-        F.expr("CAST(NULL AS TIMESTAMP) AS returned"),
-    )
+        *functions.failure(json=True),
+        digest().alias("digest"),
+        is_readable("headers").alias("readable"),
+    ).selectExpr(*COLUMNS)
 
 
 # ---------------------------------------------------------------- return
 
 
-@dataclass
 class Retry:
-    """Returns the failures of one table."""
+    """Returns the failures of one table, and counts them in `totals` and, by reason, `staying`."""
 
-    spark: SparkSession
-    settings: Settings
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self.spark = spark
+        self.settings = settings
+        self.totals = Counter(returned=0, resumed=0, freed=0)
+        self.staying = Counter[str]()
 
     @property
     def rows(self) -> DataFrame:
@@ -346,40 +338,21 @@ class Retry:
         open_ = self.rows.where("request IS NOT NULL AND returned IS NULL")
         return sorted(request for (request,) in open_.select("request").distinct().collect())
 
-    def resume(self) -> tuple[int, dict[str, int]]:
+    def resume(self) -> None:
         """
         Finish the requests of earlier runs. If one cannot be finished, the others still are.
 
-        Returns:
-            How many failures were returned, and how many wait, by reason.
-        """
-        returned, waiting = 0, dict[str, int]()
-        for request in self.pending():
-            messages, stuck = self.finish(request)
-            returned += messages
-            waiting |= stuck
-        return returned, waiting
-
-    def give_up(self) -> int:
-        """
-        Give up pending requests, unless they were sent. `resume` finishes them either way.
-
-        Returns:
-            How many failures can be chosen again.
-
         Raises:
-            BadSettings: one of them is not pending; none was given up.
+            BadSettings: a request to give up is not pending; none was given up.
         """
-        requests = self.settings.give_up
-        pending = self.pending() if requests else []
-        if strange := sorted({*requests} - {*pending}):
+        pending = self.pending()
+        if strange := sorted({*self.settings.give_up} - {*pending}):
             known = ", ".join(pending) or "none"
             raise BadSettings(
                 reason=f"setting give_up names {strange[0]!r}: expected a pending request ({known})"
             )
-        sinks = {each: self.settings.write(each) for each in requests}
-        given_up = [each for each in requests if give_up(sinks[each]) == dispatch.GIVEN_UP]
-        return self.rows.where(f"returned IS NULL AND {among('request', given_up)}").count()
+        for request in pending:
+            self.finish(request, "resumed")
 
     def missing(self) -> list[str]:
         """The chosen groups and ids that no failure of the table has."""
@@ -388,57 +361,47 @@ class Retry:
         found = self.rows.select(names).where(among("name", chosen)).distinct().collect()
         return sorted(chosen - {name for (name,) in found})
 
-    def do(self, limit: int | None) -> tuple[int, dict[str, int]]:
+    def do(self, limit: int | None) -> None:
         """
         Return the chosen failures: those of some groups, or with some ids of messages or failures.
 
         At most `limit`, the oldest first; None: all.
-
-        Returns:
-            How many were returned, and how many stay, by reason.
         """
-        ids = self.settings.ids
-        columns = {"digest": self.settings.groups, "failureId": ids, "messageId": ids}
-        chosen = " OR ".join(among(*each) for each in columns.items())
+        groups, ids = among("digest", self.settings.groups), self.settings.ids
+        chosen = f"{groups} OR {among('failureId', ids)} OR {among('messageId', ids)}"
         wanted = f"request IS NULL AND returned IS NULL AND ({chosen})"
         counted = by_queue(self.rows.where(wanted))
         there, reasons = self.sources(counted)
-        staying = Counter[str]()
         for text in counted.keys() - there.keys():
-            staying[reasons.get(text or "", HOMELESS)] += counted[text]
-        if not there or limit == 0:
-            return 0, staying
-        request = str(uuid.uuid4())
-        in_log(self.settings.write(request), dispatch.open_request)
-        self._choose(request, f"{wanted} AND {among('failedQueue', there)}", limit)
-        returned, waiting = self.finish(request)
-        return returned, {**staying, **waiting}
+            self.staying[reasons.get(text or "", HOMELESS)] += counted[text]
+        if there and limit != 0:
+            request = str(uuid.uuid4())
+            in_log(self.settings.write(request), dispatch.open_request)
+            key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
+            # a newer commit may leave fewer
+            merge = (
+                f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM (SELECT {key} "  # noqa: S608 - by `literal`
+                f"FROM {table} WHERE {wanted} AND {among('failedQueue', there)} "
+                f"ORDER BY {SEEN}, {key} LIMIT {'ALL' if limit is None else limit})) AS o "
+                "ON t.errorQueue = o.errorQueue AND t.seq = o.seq AND t.failureId = o.failureId "
+                "AND t.request IS NULL AND t.returned IS NULL "
+                f"WHEN MATCHED THEN UPDATE SET request = {literal(request)}"
+            )
+            retry_conflicts(lambda: self.spark.sql(merge).collect())
+            self.finish(request, "returned")
 
-    def _choose(self, request: str, which: str, limit: int | None) -> None:
-        """Write a request into failures, the oldest; a newer commit may leave it fewer."""
-        key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
-        self._run(
-            f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM ("  # noqa: S608 - by `literal`
-            f"SELECT {key} FROM {table} WHERE {which} "
-            f"ORDER BY {SEEN}, {key} LIMIT {'ALL' if limit is None else limit})) AS o "
-            "ON t.errorQueue = o.errorQueue AND t.seq = o.seq AND t.failureId = o.failureId "
-            "AND t.request IS NULL AND t.returned IS NULL "
-            f"WHEN MATCHED THEN UPDATE SET request = {literal(request)}"
-        )
-
-    def finish(self, request: str) -> tuple[int, dict[str, int]]:
+    def finish(self, request: str, total: str) -> None:
         """
         Send the failures of a request, unless they were sent, and mark them.
 
-        Returns:
-            How many were returned; 0 if the request was given up. And how many wait, by reason, if
-            one of its queues no longer exists, or the dispatch log does not have the request.
+        They stay if one of its queues no longer exists, or the dispatch log does not have it. If
+        the request was given up, they can be chosen again.
         """
         which = f"request = {literal(request)} AND returned IS NULL"
         counted = by_queue(self.rows.where(which))
-        if not counted:
-            return 0, {}
         messages, sink, stuck = sum(counted.values()), self.settings.write(request), ""
+        if not messages:
+            return
         state = in_log(sink, dispatch.read_state)
         if state == dispatch.UNKNOWN:
             stuck = (
@@ -446,17 +409,20 @@ class Retry:
                 "stateSchema, and may have been sent there. "
                 "Set the url and the [sink] with which it was begun"
             )
-        elif state < dispatch.SENT:
-            stuck = self.send(request, self.rows.where(which), counted)
+        elif state == dispatch.OPEN:
+            if request in self.settings.give_up:
+                in_log(sink, dispatch.give_up)
+            else:
+                stuck = self.send(request, self.rows.where(which), counted)
             state = in_log(sink, dispatch.read_state)
         if stuck:
-            text = f"request {request} of table {self.settings.table} cannot be finished: {stuck}. "
-            return 0, {f"{text}The next run then finishes it, and sends nothing twice.": messages}
-        if state == dispatch.GIVEN_UP:
-            self._update(which, "request = NULL")
-            return 0, {}
-        self._update(which, "returned = current_timestamp()")
-        return messages, {}
+            what = f"request {request} of table {self.settings.table} cannot be finished: {stuck}"
+            reason = f"{what}. The next run then finishes it, and sends nothing twice."
+            self.staying[reason] += messages
+            return
+        given_up = state == dispatch.GIVEN_UP
+        self._update(which, "request = NULL" if given_up else "returned = current_timestamp()")
+        self.totals["freed" if given_up else total] += messages
 
     def send(self, request: str, rows: DataFrame, counted: Iterable[str | None]) -> str:
         """Send the failures of a request, only once; returns why that is not possible, or ""."""
@@ -487,9 +453,7 @@ class Retry:
             return {text: connection.canonical(each) for text, each in there.items()}, reasons
 
     def _update(self, which: str, change: str) -> None:
-        self._run(f"UPDATE {quote_table(self.settings.table)} SET {change} WHERE {which}")  # noqa: S608 - by `literal`
-
-    def _run(self, text: str) -> None:
+        text = f"UPDATE {quote_table(self.settings.table)} SET {change} WHERE {which}"  # noqa: S608 - by `literal`
         retry_conflicts(lambda: self.spark.sql(text).collect())
 
 
@@ -511,22 +475,15 @@ def among(column: str, values: Iterable[str]) -> str:
 # ---------------------------------------------------------------- the dispatch log, and conflicts
 
 
-def in_log(sink: Mapping[str, str], work: Callable[[Connection, str, float], T]) -> T:
+def in_log(sink: Mapping[str, str], work: Callable[..., T]) -> T:
     """Read or change a request in the dispatch log, by the options of the write that sends it."""
     options = SinkOptions.parse(sink)
-    name, timeout = f"app:{options.txn_app_id}", options.query_timeout
+    call = partial(work, sink=f"app:{options.txn_app_id}", timeout=options.query_timeout)
     with StateSession(options, "triage") as session:
-        return session.run_with_retries(lambda connection: work(connection, name, timeout))
+        return session.run_with_retries(call)
 
 
-def give_up(sink: Mapping[str, str]) -> int:
-    """Prevent that an open request is sent, unless it was sent already; returns its state."""
-    if in_log(sink, dispatch.read_state) == dispatch.OPEN:
-        in_log(sink, dispatch.give_up)
-    return in_log(sink, dispatch.read_state)
-
-
-# another commit came first; a second attempt succeeds, or finds nothing to do
+# Delta's errors if another commit came first; a second attempt succeeds, or finds nothing to do
 CONFLICT = re.compile(
     r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
     r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
@@ -536,11 +493,11 @@ ATTEMPTS = 8  # to commit, with pauses of 8 s in total
 
 def retry_conflicts(work: Callable[[], T]) -> T:
     """Do one commit of a table, and try again if another commit came first."""
-
-    def is_conflict(error: Exception) -> bool:  # by the name of Delta's error
-        return bool(CONFLICT.search(f"{type(error).__name__}: {error}"))
-
-    return stamina.retry(on=is_conflict, attempts=ATTEMPTS, timeout=None)(work)()
+    return stamina.retry(
+        on=lambda error: bool(CONFLICT.search(f"{type(error).__name__}: {error}")),
+        attempts=ATTEMPTS,
+        timeout=None,
+    )(work)()
 
 
 main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

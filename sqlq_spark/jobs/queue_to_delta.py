@@ -19,7 +19,6 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ from sqlq_spark.jobs.settings import (
     StreamSettings,
     pairs,
     raw_options,
-    read_text,
     setting,
     texts,
 )
@@ -38,6 +36,7 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, flag, one_of
 
 with suppress(ImportError):  # the runner says what to install
+    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
@@ -48,13 +47,12 @@ with suppress(ImportError):  # the runner says what to install
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PARTITIONS = {"date": "date", "type": "typePartition"}
-BODY_ONLY = ["id", "seq", "queue", "messageType", "sentAt", "receivedAt", "body"]
-ADDED = ("messageType", "sentAt", "receivedAt", *PARTITIONS.values())
 SHARED = ("allowedDestinations", "queryTimeout", "stateSchema")  # options of the read and the sink
 LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
 OTHER = "other"  # the table of the types without their own
 STEM = 60  # the last characters of a type's name that its table's or partition's name contains
+BODY_ONLY = ("id", "seq", "queue", "messageType", "sentAt", "receivedAt", "body")
+PARTITIONS = {"date": "date", "type": "typePartition"}
 PLAIN = "regexp_replace(messageType, '[^A-Za-z0-9._-]+', '_')"  # the name of a type is untrusted
 FOLDERS = {
     "date": "to_date(receivedAt) AS date",
@@ -83,8 +81,7 @@ class Settings(DatabaseSettings, StreamSettings):
         default=None,
     )
     schema: str | None = setting(
-        "The columns of a JSON body: Spark's DDL, or a file .ddl that has it. Without split.",
-        default=None,
+        "The columns of a JSON body, in Spark's DDL. Without split.", default=None
     )
     schemas: dict[str, str] = setting(
         "With split: full type name = its schema, as in the setting schema.", pairs
@@ -111,23 +108,22 @@ class Settings(DatabaseSettings, StreamSettings):
     )
 
     def __post_init__(self) -> None:
-        """Check settings that depend on each other; reads the files of schemas."""
+        """Check settings that depend on each other."""
         split, ddl = self.split, self.ddl
         wrong = {  # the reason → whether it holds
-            "setting names needs split = true": self.names and not split,
+            "settings names and schemas need split = true; without split use schema": (
+                (self.names or self.schemas) and not split
+            ),
             f"setting table is {self.table!r}: expected a name of an Iceberg catalog, for example "
             "lake.shop.orders": self.format == "iceberg" and is_path(self.table),
             "setting schema is for one table: with split use [schemas]": self.schema and split,
-            "setting schemas needs split = true; without split use schema": (
-                self.schemas and not split
-            ),
             "setting error_queue is missing: messages whose body does not fit the schema go "
             "there": ddl and self.error_queue is None,
             "setting schema_prefix needs schema or [schemas]": self.schema_prefix and not ddl,
+            f"setting partition_by is {', '.join(self.partition_by)}: expected date, type": (
+                len({*self.partition_by} & PARTITIONS.keys()) < len(self.partition_by)
+            ),
         }
-        for each in self.partition_by:
-            reason = f"setting partition_by names {each!r}: expected date, type"
-            wrong[reason] = each not in PARTITIONS or self.partition_by.count(each) > 1
         for name in self.names.values():
             reason = f"setting names has {name!r}: expected letters, digits and underscores"
             wrong[reason] = not re.fullmatch(r"[A-Za-z0-9_]{1,100}", name)
@@ -139,11 +135,10 @@ class Settings(DatabaseSettings, StreamSettings):
         if reasons := [reason for reason, holds in wrong.items() if holds]:
             raise BadSettings(reason="\n".join(reasons))
 
-    @cached_property
+    @property
     def ddl(self) -> dict[str, str]:
         """The schemas: full name of a message type, or "" for all messages → DDL."""
-        given = self.schemas if self.schema is None else {"": self.schema}
-        return {each: read_ddl(each, text) for each, text in given.items()}
+        return self.schemas if self.schema is None else {"": self.schema}
 
     @property
     def named(self) -> dict[str, str]:
@@ -169,19 +164,22 @@ class Settings(DatabaseSettings, StreamSettings):
             headersFormat="json" if self.json else "map",
         )
 
-    def sink(self, **own: str | None) -> dict[str, str]:
-        """Options of a sink in the same database."""
+    def failures(self, application: str, number: int) -> dict[str, str]:
+        """Options of the sink of failures."""
+        return self._sink(queue=self.error_queue, txnAppId=application, txnVersion=str(number))
+
+    def _sink(self, **own: str | None) -> dict[str, str]:
         shared = {name: text for name, text in self.read().items() if name in SHARED}
         return raw_options(SinkOptions, shared, **self.login(), **own)
 
     def answers(self) -> SinkOptions:
         """Options of the sink of acknowledgements, which needs no state tables."""
-        return SinkOptions.parse(self.sink(delivery="atLeastOnce"))
+        return SinkOptions.parse(self._sink(delivery="atLeastOnce"))
 
     def options(self) -> list[SourceOptions | SinkOptions]:
         opened: list[SourceOptions | SinkOptions] = [SourceOptions.parse(self.read())]
         if self.ddl:
-            opened.append(SinkOptions.parse(self.sink(queue=self.error_queue)))
+            opened.append(SinkOptions.parse(self.failures("check", 0)))
         return [*opened, self.answers()] if self.acknowledge_retries else opened
 
     def tables(self) -> dict[str, bool]:
@@ -194,28 +192,13 @@ class Settings(DatabaseSettings, StreamSettings):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows to write; with split without the columns of bodies."""
-        appender = Appender(spark, self)
-        return appender.columns(
-            appender.add_columns(streams.load(spark, self.read())), appender.schema
-        )
-
-
-def read_ddl(kind: str, given: str) -> str:
-    """
-    The DDL of a setting: its text, or the content of the file .ddl that it names.
-
-    Raises:
-        BadSettings: the file cannot be read.
-    """
-    text = given.strip()
-    if not text.endswith(".ddl"):
-        return text
-    what = f"setting {kind} in [schemas]" if kind else "setting schema"
-    return read_text(what, text).strip()
+        appender = Appender(self)
+        rows = appender.add_columns(streams.load(spark, self.read()))
+        return appender.columns(rows, appender.schema)
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    appender = Appender(spark, settings)
+    appender = Appender(settings)
     totals = table_writer.receive(spark, settings, appender.add_columns, appender.write)
     connected = type(spark).__module__.startswith("pyspark.sql.connect")
     if settings.acknowledge_retries and not connected:
@@ -232,65 +215,71 @@ class Appender:
     them is done once. The names of the writes contain the rules that share a batch among them.
     """
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
-        taken = [*SourceOptions.parse(settings.read()).columns, *ADDED]
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.schemas = bodies.parse(spark, settings.ddl, settings.schema_prefix, taken)
-        self.schema = self.schemas[0] if settings.schema else None  # of all messages
+        self.schemas = list[bodies.Schema]()
+        self.schema: bodies.Schema | None = None  # of all messages
         self.unacknowledged = 0  # retries; with Spark Connect only the server's copy counts them
 
     def add_columns(self, received: DataFrame) -> DataFrame:
-        """Add columns from the headers, the time of the receipt, partitions and parsed bodies."""
-        json = self.settings.json
+        """
+        Add columns from the headers, the time of the receipt, and parsed bodies.
+
+        Raises:
+            BadSettings: a schema is not valid, or has a column that the table has already.
+        """
+        settings = self.settings
         frame = received.select(
             "*",
-            functions.message_type("headers", json=json).alias("messageType"),
-            functions.time_sent("headers", json=json).alias("sentAt"),
+            functions.message_type("headers", json=settings.json).alias("messageType"),
+            functions.time_sent("headers", json=settings.json).alias("sentAt"),
             F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
-        ).selectExpr("*", *(FOLDERS[each] for each in self.settings.partition_by))
+        )
+        taken = [*frame.columns, *PARTITIONS.values()]
+        self.schemas = bodies.parse(frame.sparkSession, settings.ddl, settings.schema_prefix, taken)
+        self.schema = self.schemas[0] if settings.schema else None
         return bodies.add_columns(frame, self.schemas)
 
     def columns(self, rows: DataFrame, schema: bodies.Schema | None) -> DataFrame:
         """The columns of a table: those of a message, and those of its body."""
-        settings, own = self.settings, {bodies.UNFIT, *(each.name for each in self.schemas)}
-        kept = [each for each in rows.columns if each not in own]
-        if settings.form == "body":
-            kept = [*BODY_ONLY, *settings.partitions]
-        typed = [] if schema is None else schema.into_columns(settings.schema_prefix)
-        return rows.select(*kept, *typed)
+        own = {bodies.UNFIT, *(each.name for each in self.schemas)}
+        settings, typed, kept = (
+            self.settings,
+            [],
+            [each for each in rows.columns if each not in own],
+        )
+        if schema is not None:
+            body, prefix = F.col(schema.name)[bodies.BODY], settings.schema_prefix
+            typed = [body[each].alias(f"{prefix}{each}") for each in schema.columns.names]
+        folders = [F.expr(FOLDERS[each]) for each in settings.partition_by]
+        return rows.select(*(BODY_ONLY if settings.form == "body" else kept), *folders, *typed)
 
     def write(self, batch: DataFrame, query: str, number: int) -> None:
-        """
-        Write a batch. A replay has the same rows, and writes them to the same tables.
-
-        With one table and no schemas the name of the write is that of Delta's own sink, so a
-        checkpoint can be used with both.
-        """
+        """Write a batch. A replay has the same rows, and writes them to the same tables."""
         settings = self.settings
         iceberg = settings.format == "iceberg"
         append = table_writer.append_iceberg if iceberg else table_writer.append_delta
-        with table_writer.persist(batch) as frame:
-            good = frame.where(F.col(bodies.UNFIT).isNull())
-            if settings.split:
-                for name, rows, schema in self.shares(good):
-                    place, by = place_of(settings.table, name), application(query, name, settings)
-                    append(self.columns(rows, schema), place, by, number, settings.partitions)
-            else:
-                by = application(query, "table", settings) if self.schema else query
-                rows = self.columns(good, self.schema)
-                append(rows, settings.table, by, number, settings.partitions)
-            unfit = frame.where(F.col(bodies.UNFIT).isNotNull())
+        with suppress(PySparkException):  # serverless allows no persist, so each use reads again
+            batch.persist()
+        try:
+            good, unfit = (
+                batch.where(f"{bodies.UNFIT} IS {null}") for null in ("NULL", "NOT NULL")
+            )
+            for name, rows, schema in self.shares(good):
+                table = place_of(settings.table, name) if settings.split else settings.table
+                by = application(query, name, settings)
+                append(self.columns(rows, schema), table, by, number, settings.partitions)
             if self.schemas and not unfit.isEmpty():
-                reason = bodies.reason(self.schemas)
-                failed = functions.fail(bodies.EXCEPTION, reason, json=settings.json)
-                name = application(query, "failed", settings)
-                once = {"txnAppId": name, "txnVersion": str(number)}
-                options = settings.sink(queue=settings.error_queue, **once)
-                writer = unfit.select(*failed).write.format("sqlqueue").mode("append")
-                writer.options(**options).save()
+                reason = F.coalesce(*map(bodies.reason, self.schemas))
+                failed = unfit.select(*functions.fail(bodies.EXCEPTION, reason, json=settings.json))
+                options = settings.failures(application(query, "failed", settings), number)
+                failed.write.format("sqlqueue").mode("append").options(**options).save()
             if settings.acknowledge_retries:
                 left = table_writer.acknowledge(good, settings.answers(), json=settings.json)
                 self.unacknowledged += left
+        finally:
+            with suppress(PySparkException):
+                batch.unpersist()
 
     def shares(self, rows: DataFrame) -> Iterator[tuple[str, DataFrame, bodies.Schema | None]]:
         """
@@ -298,6 +287,9 @@ class Appender:
 
         Gives the table's name, its rows, and their bodies' schema.
         """
+        if not self.settings.split:
+            yield "table", rows, self.schema
+            return
         kind, named = F.col("messageType"), self.settings.named
         frequent = (
             rows.where((F.length(kind) <= LONGEST_TYPE) & ~kind.isin(list(named)))
@@ -320,10 +312,8 @@ def table_name(message_type: str) -> str:
     A table's name for a type: `shop_orderplaced_5f1c0a9e` of `Shop.OrderPlaced`.
 
     The name of a type is untrusted. The digest of it separates `Shop.Placed`, `shop.placed` and
-    `Shop_Placed`, even if table names are not case-sensitive.
-
-    Returns:
-        At most 69 letters, digits and underscores; always the same, and never `other`.
+    `Shop_Placed`, even if table names are not case-sensitive. The table's name is always the same,
+    at most 69 letters, digits and underscores, and never `other`.
     """
     stem = re.sub(r"[^a-z0-9]+", "_", message_type.lower()).strip("_")[-STEM:].strip("_")
     digest = hashlib.sha256(message_type.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -342,8 +332,11 @@ def application(query: str, name: str, settings: Settings) -> str:
     It contains the rules, because they may change between a kill and the replay of a batch. Then
     messages may be repeated in another table, but none is lost. `form` is one of the rules: with
     headers as text, poison messages can have a type too. So are the schemas, by which a body is
-    written or fails.
+    written or fails. With one table and no schemas the name is that of Delta's own sink, so a
+    checkpoint can be used with both.
     """
+    if not settings.split and not settings.ddl:
+        return query
     rules = [sorted(settings.named.items()), settings.most_types, settings.form]
     if settings.ddl:
         rules.append(sorted(settings.ddl.items()))

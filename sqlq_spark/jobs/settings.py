@@ -308,20 +308,10 @@ def name_flag(name: str) -> str:
 
 def read_file(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_text("flag --settings", path))
-    except tomllib.TOMLDecodeError as error:
-        raise BadSettings(reason=f"{path} is not TOML: {error}") from None
-
-
-def read_text(what: str, path: str) -> str:
-    """Read the file that a setting names."""
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is not UTF-8")
-        raise BadSettings(
-            reason=f"{what} is {path!r}: expected a file to read ({reason})"
-        ) from None
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
+        reason = f"flag --settings is {path!r}: expected a TOML file ({error})"
+        raise BadSettings(reason=reason) from None
 
 
 def list_places(

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
@@ -26,7 +24,7 @@ from sqlq_spark.send.insert import Inserts
 from sqlq_spark.send.sender import Sender
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -67,24 +65,6 @@ def receive(
         return streams.start(columns(received).writeStream.foreachBatch(write_batch), settings)
 
     return streams.receive(spark, settings, begin)
-
-
-@contextmanager
-def persist(batch: DataFrame) -> Iterator[DataFrame]:
-    """Keep a batch in memory. If that is not allowed, as on serverless, each use reads it again."""
-    try:
-        kept = batch.persist()
-    except PySparkException as error:
-        log.info("a micro-batch cannot be persisted and is read for each table: %s", error)
-        yield batch
-        return
-    try:
-        yield kept
-    finally:
-        kept.unpersist()
-
-
-# ---------------------------------------------------------------- Delta and Iceberg
 
 
 def append_delta(
@@ -130,17 +110,9 @@ def append_iceberg(
     ).collect()[0][0]
     if last is not None and last >= number:
         return
-    (
-        rows.writeTo(table)
-        .option("merge-schema", "true")
-        .option("check-ordering", "false")
-        .option(f"snapshot-property.{APPLICATION}", name)
-        .option(f"snapshot-property.{BATCH}", str(number))
-        .append()
-    )
-
-
-# ---------------------------------------------------------------- answers to ServiceControl
+    options = {"merge-schema": "true", "check-ordering": "false"}
+    mark = {f"snapshot-property.{APPLICATION}": name, f"snapshot-property.{BATCH}": str(number)}
+    rows.writeTo(table).options(**options, **mark).append()
 
 
 def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 from sqlq_spark.jobs import error_triage as triage
 from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.send.dispatch import give_up
 from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ def state(made: triage.Retry) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in made.rows.selectExpr(*columns).collect())
 
 
+def counted(made: triage.Retry) -> dict[str, int]:
+    """What was done to failures, and to how many."""
+    return {name: total for name, total in made.totals.items() if total}
+
+
 def killed(retry: Start, gap: str, *ids: str, limit: int | None = None) -> list[str]:
     """Begin a return of these messages, and end it in a gap; gives the pending requests."""
     made = retry(*ids)
@@ -111,8 +117,11 @@ def test_a_return_that_ends_in_a_gap_is_finished_by_the_next(
     assert state(retry())[1:3] == [("row-1", True, False), ("row-2", True, False)]
 
     again = retry("m-1")
-    assert again.do(None) == (0, {})
-    assert [again.finish(request) for _ in range(2)] == [(2, {}), (0, {})]
+    again.do(None)
+    assert counted(again) == {}
+    for _ in range(2):
+        again.finish(request, "resumed")
+    assert counted(again) == {"resumed": 2}
 
     assert sent == ([] if gap == BEFORE_SEND else ["m-1", "m-2"])
     assert sorted(queue.ids()) == ["m-1", "m-2"]
@@ -137,13 +146,14 @@ def test_the_oldest_of_a_choice_are_returned_once(
     again = retry(*ids)
 
     assert chosen == [("row-0", True, False), ("row-3", True, False)]
-    assert again.resume() == (2, {})
-    assert again.do(0) == (0, {})
+    again.resume()
+    again.do(0)
     assert sorted(queue.ids()) == ["m-0", "m-3"]
-    assert again.do(1) == (1, {})
+    again.do(1)
     assert sorted(queue.ids()) == ["m-0", "m-1", "m-3"]
-    assert again.do(9) == (1, {})
+    again.do(9)
     assert sorted(queue.ids()) == ids
+    assert counted(again) == {"resumed": 2, "returned": 2}
 
 
 def test_only_failures_that_were_returned_long_ago_are_deleted(
@@ -171,11 +181,11 @@ def test_a_group_is_returned_except_for_unreachable_queues(queue: SparkQueue, re
     made = retry()
     (digest,) = {row["digest"] for row in made.rows.collect()}
 
-    returned, staying = retry(groups=(digest,)).do(None)
+    made = retry(groups=(digest,))
+    made.do(None)
 
-    assert returned == 4
-    assert [*staying.values()] == [1]
-    (reason,) = staying
+    ((reason, messages),) = made.staying.items()
+    assert (counted(made), messages) == ({"returned": 4}, 1)
     assert "nowhere" in reason
     assert "this login cannot insert into a queue" in reason
     assert sorted(queue.ids()) == [f"m-{at}" for at in range(4)]
@@ -188,13 +198,15 @@ def test_a_request_whose_queue_was_dropped_waits_for_it(queue: SparkQueue, retry
     queue.dba.drop(queue.address)
     made = retry("m-1", "row-2", "row-9", groups=("0",))
 
-    messages, stuck = made.finish(request)
+    made.finish(request, "resumed")
 
-    assert (messages, [*stuck.values()]) == (0, [1])
-    assert re.search(r"cannot be finished: .*cannot insert into a queue", next(iter(stuck)))
-    assert (made.resume(), made.missing()) == ((0, stuck), ["0", "row-9"])
+    ((reason, messages),) = made.staying.items()
+    assert (counted(made), messages) == ({}, 1)
+    assert re.search(r"cannot be finished: .*cannot insert into a queue", reason)
+    assert made.missing() == ["0", "row-9"]
     queue.create()
-    assert made.resume() == (1, {})
+    made.resume()
+    assert counted(made) == {"resumed": 1}
     assert queue.ids() == ["m-1"]
 
 
@@ -206,15 +218,17 @@ def test_another_dispatch_log_does_not_send_again(
     was = dict(options)
     options["stateSchema"] += "_2"
     replace(queue, place=replace(queue.place, state=options["stateSchema"])).install()
-    returned, waiting = retry().resume()
-    freed = retry(give_up=tuple(retry().pending())).give_up()
+    other = retry(give_up=tuple(retry().pending()))
+    other.resume()
     options.update(was)
 
-    assert (returned, [*waiting.values()], freed) == (0, [1], 0)
-    (reason,) = waiting
+    ((reason, messages),) = other.staying.items()
+    assert (counted(other), messages) == ({}, 1)
     assert "the dispatch log does not have it" in reason
     assert "Set the url and the [sink] with which it was begun" in reason
-    assert retry().resume() == (1, {})
+    again = retry()
+    again.resume()
+    assert counted(again) == {"resumed": 1}
     assert queue.ids() == ["m-1"]
 
 
@@ -227,27 +241,29 @@ def test_a_request_that_is_given_up_is_never_sent_automatically(
     asleep, made = retry(), retry("m-1", "m-2", give_up=(request,))
     rows = asleep.rows.where("request IS NOT NULL")
 
-    freed = made.give_up()
+    if gap == BEFORE_SEND:
+        triage.in_log(made.settings.write(request), give_up)
     asleep.send(request, rows, {queue.name: 2})
-    resumed = made.resume()
+    made.resume()
 
     sent = gap == BEFORE_MARK
-    assert (freed, resumed) == ((0, (2, {})) if sent else (2, (0, {})))
+    assert counted(made) == ({"resumed": 2} if sent else {"freed": 2})
     assert len(queue.ids()) == (2 if sent else 0)
-    assert made.do(None) == (0 if sent else 2, {})
+    made.do(None)
+    assert made.totals["returned"] == (0 if sent else 2)
     assert sorted(queue.ids()) == ["m-1", "m-2"]
     with pytest.raises(BadSettings, match=f"names '{request}': expected a pending request .none."):
-        made.give_up()
+        made.resume()
 
 
 def test_giving_up_that_is_killed_is_finished_by_the_next(retry: Start, queue: SparkQueue) -> None:
     """The dispatch log has it as given up, and the rows do not yet."""
     (request,) = killed(retry, BEFORE_SEND, "m-1")
     made = retry()
-    triage.give_up(made.settings.write(request))
+    triage.in_log(made.settings.write(request), give_up)
 
-    assert made.resume() == (0, {})
-    assert made.pending() == []
+    made.resume()
+    assert (counted(made), made.pending()) == ({"freed": 1}, [])
     assert not any(request or returned for _, request, returned in state(made))
     assert queue.ids() == []
 

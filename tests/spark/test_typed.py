@@ -172,9 +172,8 @@ def test_a_run_that_ends_between_table_and_error_queue_is_finished_by_the_next(
 
 def test_each_type_has_its_schema(queue: SparkQueue) -> None:
     """A type that has one always gets a table; one without has the columns of a message."""
-    error, file = queue.another("error"), queue.folder / "placed.ddl"
-    file.write_text("number INT,\n  Id STRING\n", encoding="utf-8")
-    schemas = {"Shop.Placed": str(file), "Shop.Moved": str(file), "Shop.Paid": "total INT"}
+    error, placed = queue.another("error"), "number INT,\n  Id STRING"
+    schemas = {"Shop.Placed": placed, "Shop.Moved": placed, "Shop.Paid": "total INT"}
     names = {"Shop.Placed": "orders", "Shop.Moved": "orders"}
     made, settings = typed(
         queue, split=True, most_types=1, schemas=schemas, names=names, schema_prefix="body_"
