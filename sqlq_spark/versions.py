@@ -15,7 +15,7 @@ import subprocess
 import sys
 from importlib import metadata
 
-from sqlq_spark.errors import SqlQueueError, UnsupportedVersion
+from sqlq_spark.errors import MissingPackage, SqlQueueError, UnsupportedVersion
 
 OLDEST_PYTHON = (3, 11)
 # The same as in pyproject.toml; a test compares them.
@@ -34,7 +34,7 @@ def check(*packages: str) -> None:
 
     Raises:
         UnsupportedVersion: Python or one of these packages is too old.
-        ImportError: one of them is missing.
+        MissingPackage: one of them is missing.
     """
     if sys.version_info < OLDEST_PYTHON:
         needed = ".".join(map(str, OLDEST_PYTHON))
@@ -47,7 +47,10 @@ def check(*packages: str) -> None:
     for package in packages:
         # pyarrow takes 0.2 s to import, and Spark imports this package in processes without it
         loaded = sys.modules.get(package)
-        found = str(loaded.__version__) if loaded else metadata.version(package)
+        try:
+            found = str(loaded.__version__) if loaded else metadata.version(package)
+        except metadata.PackageNotFoundError:
+            raise MissingPackage(package=package, extra="spark") from None
         if numbers(found) < numbers(OLDEST[package]):
             fix = f"Run: pip install '{package}>={OLDEST[package]}'"
             if package == "pyspark":

@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12297, "tokens": 70951},
-    "everything else": {"files": 60, "lines": 11495, "tokens": 64959},
+    "core": {"files": 62, "lines": 12300, "tokens": 70973},
+    "everything else": {"files": 59, "lines": 11206, "tokens": 63081},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 122, "lines": 23792, "tokens": 135910},
+    "package": {"files": 121, "lines": 23506, "tokens": 134054},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53922, "tokens": 361549},
+    "tests": {"files": 303, "lines": 53934, "tokens": 361535},
     "words": {"words": 69875},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

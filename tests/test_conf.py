@@ -19,7 +19,7 @@ import pytest
 import yaml  # comes with sqlfluff
 from jobs.submit import module
 
-from sqlq_spark.jobs.settings import load, parse_words
+from sqlq_spark.jobs.settings import load
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
@@ -39,7 +39,7 @@ GIVEN = {
 def read(job: str, *words: str) -> Any:
     """Read a command line as the job does, up to what it would open."""
     kind = module(job).Settings
-    found = load(kind, parse_words("", kind, words), lambda scope, key: f"{scope}/{key}")
+    found, _ = load("", kind, words, lambda scope, key: f"{scope}/{key}")
     found.options()
     return found
 

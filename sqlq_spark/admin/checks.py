@@ -20,6 +20,7 @@ from sqlq_spark.admin.problems import (
     MOVED_INTO,
     Finding,
     finding,
+    no_address,
     of_delayed,
     of_error,
     of_head,
@@ -44,12 +45,14 @@ from sqlq_spark.errors import (
     StateTooOld,
     TimedOut,
 )
+from sqlq_spark.options.names import parse_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -394,3 +397,17 @@ def names_of_streams(
                 found = inspect.streams(connection)
                 names |= {name: state for each in found for name in each.queues}
     return names
+
+
+def queues_of_streams(
+    connection: Connection, states: Collection[str], options: DatabaseOptions
+) -> tuple[list[QueueAddress], list[Finding]]:
+    """Return the queues that streams read, and a finding for each that is no address."""
+    queues, unfit = [], []
+    names = names_of_streams(connection, states, timeout=options.query_timeout)
+    for name in sorted(names):
+        try:
+            queues.append(parse_table("QUEUE", name, options.naming))
+        except BadOption as error:
+            unfit.append(no_address(error, names[name]))
+    return queues, unfit

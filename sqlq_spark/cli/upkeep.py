@@ -12,7 +12,7 @@ import typer
 
 from sqlq_spark.admin import checks, inspect, purge, queue_tables, subscribers
 from sqlq_spark.admin.formats import quantity, span
-from sqlq_spark.admin.problems import no_address, state_unread
+from sqlq_spark.admin.problems import state_unread
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import (
     FOUND,
@@ -32,7 +32,6 @@ from sqlq_spark.cli.screen import CTRL_C, NO_QUEUES, print_json, say
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.errors import BadOption
 from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send import DUE_BATCH
@@ -256,13 +255,5 @@ def all_queues(
     """The queues of the database, and those that streams read; and a finding for no address."""
     found = [each.address for each in queue_tables.queues(queue_tables.tables(connection))]
     known = {connection.printed(each) for each in found}
-    names = checks.names_of_streams(connection, states, timeout=options.query_timeout)
-    unfit = []
-    for name in sorted(names):
-        if name in known:
-            continue
-        try:
-            found.append(parse_table("QUEUE", name, options.naming))
-        except BadOption as error:
-            unfit.append(no_address(error, names[name]))
-    return found, unfit
+    read, unfit = checks.queues_of_streams(connection, states, options)
+    return found + [each for each in read if connection.printed(each) not in known], unfit

@@ -14,17 +14,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
-
-from sqlq_spark import functions
-from sqlq_spark.functions.failed import RETRY_ID
-from sqlq_spark.jobs import runner, table_writer
+from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     DatabaseSettings,
     StreamSettings,
@@ -35,10 +31,18 @@ from sqlq_spark.jobs.settings import (
     raw_options,
     setting,
 )
-from sqlq_spark.jobs.spark import delete_rows, has_table, parallelism, quote_table, set_conf
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.options.fields import duration, flag, size
 from sqlq_spark.wire import headers as wire
+
+with suppress(ImportError):  # the runner says what to install
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+    from sqlq_spark import functions
+    from sqlq_spark.functions.failed import RETRY_ID
+    from sqlq_spark.jobs import table_writer
+    from sqlq_spark.jobs.streams import delete_rows, has_table, parallelism, quote_table, set_conf
 
 if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
@@ -197,4 +201,4 @@ def maintain(spark: SparkSession, settings: Settings, done: Counter[str], now: d
         done["vacuums"] += 1
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -31,19 +31,17 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import stamina
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark import functions
 from sqlq_spark.admin import failed_messages
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.jobs import runner, table_writer
+from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
@@ -54,12 +52,19 @@ from sqlq_spark.jobs.settings import (
     setting,
     texts,
 )
-from sqlq_spark.jobs.spark import delete_rows, has_table, is_path, quote_table, read_table
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, one_of
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import parse_headers
+
+with suppress(ImportError):  # the runner says what to install
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+    from sqlq_spark import functions
+    from sqlq_spark.jobs import table_writer
+    from sqlq_spark.jobs.streams import delete_rows, has_table, is_path, quote_table, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -495,4 +500,4 @@ def retry_conflicts(work: Callable[[], T]) -> T:
     )(work)()
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -19,16 +19,10 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
-
-from sqlq_spark import functions
-from sqlq_spark.jobs import bodies, runner, streams, table_writer
+from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
@@ -38,9 +32,17 @@ from sqlq_spark.jobs.settings import (
     setting,
     texts,
 )
-from sqlq_spark.jobs.spark import is_path
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, flag, one_of
+
+with suppress(ImportError):  # the runner says what to install
+    from pyspark.errors import PySparkException
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+    from sqlq_spark import functions
+    from sqlq_spark.jobs import bodies, streams, table_writer
+    from sqlq_spark.jobs.streams import is_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -341,4 +343,4 @@ def application(query: str, name: str, settings: Settings) -> str:
     return f"{query}:{name}:{hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]}"
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

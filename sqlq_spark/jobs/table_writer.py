@@ -20,7 +20,6 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.trust import PATIENCE, Destinations
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.jobs import streams
-from sqlq_spark.jobs.spark import is_path
 from sqlq_spark.send.insert import Inserts
 from sqlq_spark.send.sender import Sender
 
@@ -78,7 +77,7 @@ def append_delta(
     """
     writer = rows.write.format("delta").mode("append").partitionBy(*partitions)
     writer = writer.options(mergeSchema=True, txnAppId=name, txnVersion=number)
-    if is_path(table):
+    if streams.is_path(table):
         writer.save(table)
     else:
         writer.saveAsTable(table)

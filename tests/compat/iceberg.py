@@ -24,8 +24,8 @@ from pyspark.errors import PySparkException
 
 from compat.stage import BUSY, RUNS, Stage, numbered
 from sqlq_spark.functions import header
-from sqlq_spark.jobs import queue_to_delta, table_writer
-from sqlq_spark.jobs import spark as job_spark
+from sqlq_spark.jobs import queue_to_delta, streams, table_writer
+from sqlq_spark.jobs.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -341,7 +341,7 @@ STEPS = {
 def main(job: dict[str, Any]) -> None:
     """Do a step."""
     stage = Stage(url=job["url"], schema=job["schema"], folder=Path(job["folder"]), connect=False)
-    with job_spark.session("iceberg", "ERROR") as spark:
+    with streams.session("iceberg", Settings(log_level="ERROR")) as spark:
         for work in STEPS[job["step"]]:
             began = time.monotonic()
             work(Lake(stage, spark))

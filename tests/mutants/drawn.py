@@ -286,8 +286,8 @@ DRAWN = [
         id="jobs-2",
         promise="A flag of a job that is no name=value is refused.",
         file="jobs/settings.py",
-        old="require(all(name and equals for",
-        new="require(all(name or equals for",
+        old='given = dict(each.split("=", 1) for each in given)',
+        new='given = dict(each.partition("=")[::2] for each in given)',
         tests=["test_job.py::test_a_flag_that_is_wrong"],
     ),
     Fault(
@@ -319,7 +319,7 @@ DRAWN = [
     Fault(
         id="jobs-1",
         promise="A job's stream has a task for each core of the cluster.",
-        file="jobs/spark.py",
+        file="jobs/streams.py",
         old="if given.max_concurrency is not None or given.instances:",
         new="if not (given.max_concurrency is not None or given.instances):",
         tests=["spark/test_jobs.py::test_a_job_receives_with_the_clusters_tasks"],

@@ -12,11 +12,10 @@ import pytest
 from jobs.submit import delta_rows, module, sigterm_when
 
 from sqlq_spark import checkpoints
-from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import streams, table_writer
 from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.spark import spread
+from sqlq_spark.jobs.streams import spread
 from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def test_a_dry_run_finds_mistakes(queue: SparkQueue, capsys: pytest.CaptureFixtu
         (["--table", "/no/table"], 2, "table /no/table does not exist"),
         (["--columns", "bdoy=name"], 2, "setting bdoy in [columns]: expected one of body, id,"),
     ]:
-        ended = job.main("", made.Settings, made.run, [*flags, *words])
+        ended = made.main.main([*flags, *words])
         out = capsys.readouterr()
         assert (ended, said in out.out + out.err) == (code, True), out
     assert queue.count() == 0

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs.submit import delta_rows, module
 
-from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, EXCEPTION_INFO, MESSAGE_ID, dumps
@@ -254,9 +253,9 @@ def test_a_dry_run_shows_the_columns(queue: SparkQueue, capsys: pytest.CaptureFi
     }
     words = ["--dry-run", *(f"--{name}={text}" for name, text in given.items())]
 
-    absent = job.main("", made.Settings, made.run, words)
+    absent = made.main.main(words)
     queue.another("error")
-    ended = job.main("", made.Settings, made.run, words)
+    ended = made.main.main(words)
 
     said = capsys.readouterr().out
     assert (absent, ended) == (3, 0)
