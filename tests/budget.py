@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12300, "tokens": 70973},
-    "everything else": {"files": 59, "lines": 11206, "tokens": 63081},
+    "core": {"files": 62, "lines": 12284, "tokens": 70885},
+    "everything else": {"files": 55, "lines": 10689, "tokens": 60375},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 121, "lines": 23506, "tokens": 134054},
+    "package": {"files": 117, "lines": 22973, "tokens": 131260},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53934, "tokens": 361535},
-    "words": {"words": 69875},
+    "tests": {"files": 303, "lines": 53933, "tokens": 361561},
+    "words": {"words": 69881},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -40,7 +40,7 @@ with suppress(ImportError):  # the runner says what to install
     from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
     from sqlq_spark import functions
-    from sqlq_spark.functions.failed import RETRY_ID
+    from sqlq_spark.functions.expressions import RETRY_ID
     from sqlq_spark.jobs import table_writer
     from sqlq_spark.jobs.streams import delete_rows, has_table, parallelism, quote_table, set_conf
 
