@@ -9,26 +9,24 @@ file of conf/ means the same on the site and in the repository.
 
 from __future__ import annotations
 
-import sys
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+from sphinx.highlighting import lexer_classes
 
-import sqlq_spark  # noqa: E402 - after its path
+import sqlq_spark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sphinx.application import Sphinx
 
 project = "sqlq_spark"
 author = "the authors of sqlq_spark"
 release = version = sqlq_spark.__version__
 
-extensions = [
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "myst_nb",
-    "contents",
-    "diagrams",
-    "repository",
-]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**"]
 exclude_patterns = ["docs/_*", "**/.*", ".*", "build", "dist", "sqlq_spark", "tests"]
@@ -38,7 +36,7 @@ nitpick_ignore_regex = [("py:class", ".*")]  # types of Spark and of Python
 # ---------------------------------------------------------------- Markdown
 
 myst_heading_anchors = 4  # GitHub's names for headings
-myst_fence_as_directive = ["mermaid"]
+lexer_classes["mermaid"] = lexer_classes["none"]  # diagrams.js draws what is text here
 nb_execution_mode = "off"  # a test runs the notebook and compares its outputs
 
 # ---------------------------------------------------------------- docstrings
@@ -59,6 +57,47 @@ html_title = f"sqlq_spark {release}"
 html_static_path = ["_static"]
 templates_path = ["_templates"]
 html_css_files = ["site.css"]
+html_js_files = [("diagrams.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sphinx = False
 html_additional_pages = {"index": "to_front_page.html"}
+
+# ---------------------------------------------------------------- the repository
+
+# folders that pages link to: each has a page with its files of this kind
+FOLDERS = {
+    "conf": "toml",
+    "jobs": "py",
+    "sqlq_spark/database/postgresql": "sql",
+    "sqlq_spark/database/sqlserver": "sql",
+}
+
+
+def prepare(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Make the lists of docs/index.md the navigation, and lead links to folders to their pages."""
+    text = source[0]
+    if page == root_doc:
+        for section, links in re.findall(r"^### (.+)\n\n((?:- .+\n)+)", text, flags=re.MULTILINE):
+            pages = "\n".join(re.findall(r"\]\((.+)\)", links))
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {section}\n\n{pages}\n```\n"
+    link = rf"\[([^]]+)\]\(((?:\.\./)+(?:{'|'.join(FOLDERS)}))\)"
+    source[0] = re.sub(link, r'<a href="\2/index.html">\1</a>', source[0])
+
+
+def show_folders(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The pages of the folders."""
+    highlighter = app.builder.highlighter  # type: ignore[attr-defined]
+    for folder, kind in FOLDERS.items():
+        body, names = "", ""
+        for file in sorted(Path(app.srcdir, folder).glob(f"*.{kind}")):
+            text = highlighter.highlight_block(file.read_text("utf-8"), kind, force=True)
+            body += f'<h2 id="{file.name}">{file.name}</h2>\n{text}'
+            names += f'<li><a href="#{file.name}">{file.name}</a></li>\n'
+        body = f"<h1>{folder}</h1>\n<ul>\n{names}</ul>\n{body}"
+        yield f"{folder}/index", {"title": folder, "body": body, "toc": ""}, "page.html"
+
+
+def setup(app: Sphinx) -> None:
+    """Connect to the build."""
+    app.connect("source-read", prepare)
+    app.connect("html-collect-pages", show_folders)

@@ -35,6 +35,20 @@ def register(spark: SparkSession) -> None:
         UnsupportedVersion: this Spark or its pyarrow is too old.
     """
     versions.check("pyspark", "pyarrow")
-    from sqlq_spark import datasource  # noqa: PLC0415 - pyspark is an extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
-    datasource.register(spark)
+    from sqlq_spark.datasource import log, sized  # noqa: PLC0415 - needs pyspark
+
+    found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
+    cores = None if found is None else max(1, found.defaultParallelism)
+    try:
+        application = spark.conf.get("spark.app.name", None)
+    except PySparkException:
+        application = None  # the session does not say it
+    try:
+        spark.dataSource.register(sized(cores, application))
+    except PySparkException as error:
+        # Spark 4.0.0 finds the format and then takes no other; what it found is this package
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
+        log.info("the format sqlqueue is registered already")

@@ -30,17 +30,18 @@ def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
         BadOption: the folder has no folder `offsets`, so it is no checkpoint.
     """
     folder = checkpoint.rstrip("/")
-    planned = names(spark, f"{folder}/offsets")
+    planned = read(spark, f"{folder}/offsets")
     if planned is None:
         expected = "the checkpointLocation of a query, which has a folder offsets"
         raise BadOption(option="checkpoint", found=checkpoint, expected=expected)
     last = newest(planned)
-    return last if last > newest(names(spark, f"{folder}/commits")) else None
+    return last if last > newest(read(spark, f"{folder}/commits")) else None
 
 
-def newest(batches: list[str] | None) -> int:
+def newest(files: list[str] | None) -> int:
     """Return the last batch that the files of a log name; -1 if there is none."""
-    return max((int(name) for name in batches or () if name.isdecimal()), default=-1)
+    names = (path.rpartition("/")[2] for path in files or ())
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def text(spark: SparkSession, path: str) -> str:
@@ -48,18 +49,14 @@ def text(spark: SparkSession, path: str) -> str:
     return "".join(read(spark, path, "text", "value") or ()).strip()
 
 
-def names(spark: SparkSession, path: str) -> list[str] | None:
+def read(
+    spark: SparkSession, path: str, kind: str = "binaryFile", column: str = "path"
+) -> list[str] | None:
     """
-    List the files of a folder; None if it does not exist.
+    Return a column of the files in a folder, by default their paths; None if it does not exist.
 
     Spark lists no empty file, and none whose name begins with a dot or an underscore.
     """
-    paths = read(spark, path, "binaryFile", "path")
-    return None if paths is None else [each.rpartition("/")[2] for each in paths]
-
-
-def read(spark: SparkSession, path: str, kind: str, column: str) -> list[str] | None:
-    """Return a column of whole files; None if they do not exist."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
     files = spark.read.format(kind).option("wholetext", True)  # noqa: FBT003 - Spark's

@@ -17,9 +17,8 @@ from importlib import metadata
 
 from sqlq_spark.errors import MissingPackage, SqlQueueError, UnsupportedVersion
 
-OLDEST_PYTHON = (3, 11)
 # The same as in pyproject.toml; a test compares them.
-OLDEST = {"pyspark": "4.0", "pyarrow": "18.0"}
+OLDEST = {"Python": "3.11", "pyspark": "4.0", "pyarrow": "18.0"}
 OLDEST_JAVA = 17
 
 
@@ -30,32 +29,29 @@ def numbers(version: str) -> tuple[int, ...]:
 
 def check(*packages: str) -> None:
     """
-    Compare what is installed with what is needed.
+    Compare Python and these packages with what is needed.
 
     Raises:
         UnsupportedVersion: Python or one of these packages is too old.
         MissingPackage: one of them is missing.
     """
-    if sys.version_info < OLDEST_PYTHON:
-        needed = ".".join(map(str, OLDEST_PYTHON))
-        raise UnsupportedVersion(
-            what="Python",
-            found=".".join(map(str, sys.version_info[:3])),
-            needed=needed,
-            fix=f"Run it with Python {needed} or newer",
-        )
+    found = {"Python": ".".join(map(str, sys.version_info[:3]))}
     for package in packages:
         # pyarrow takes 0.2 s to import, and Spark imports this package in processes without it
         loaded = sys.modules.get(package)
         try:
-            found = str(loaded.__version__) if loaded else metadata.version(package)
+            found[package] = str(loaded.__version__) if loaded else metadata.version(package)
         except metadata.PackageNotFoundError:
             raise MissingPackage(package=package, extra="spark") from None
-        if numbers(found) < numbers(OLDEST[package]):
-            fix = f"Run: pip install '{package}>={OLDEST[package]}'"
-            if package == "pyspark":
-                fix += ", and use a cluster with Spark 4 (Databricks Runtime 17.3 LTS or newer)"
-            raise UnsupportedVersion(what=package, found=found, needed=OLDEST[package], fix=fix)
+    for what, version in found.items():
+        needed = OLDEST[what]
+        fix = f"Run: pip install '{what}>={needed}'"
+        if what == "pyspark":
+            fix += ", and use a cluster with Spark 4 (Databricks Runtime 17.3 LTS or newer)"
+        elif what == "Python":
+            fix = f"Run it with Python {needed} or newer"
+        if numbers(version) < numbers(needed):
+            raise UnsupportedVersion(what=what, found=version, needed=needed, fix=fix)
 
 
 class NoJava(SqlQueueError):

@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12300, "tokens": 70973},
-    "everything else": {"files": 59, "lines": 11342, "tokens": 63956},
+    "core": {"files": 62, "lines": 12285, "tokens": 70888},
+    "everything else": {"files": 55, "lines": 10682, "tokens": 60347},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 121, "lines": 23642, "tokens": 134929},
+    "package": {"files": 117, "lines": 22967, "tokens": 131235},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 303, "lines": 53928, "tokens": 361625},
-    "words": {"words": 69894},
+    "tests": {"files": 303, "lines": 53934, "tokens": 361564},
+    "words": {"words": 69881},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

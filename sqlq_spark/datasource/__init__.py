@@ -16,7 +16,6 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
-from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
 
 from sqlq_spark.errors import BadOption, OptionsOfTable
@@ -25,7 +24,6 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
     from sqlq_spark.datasource.browse import BrowseReader
@@ -56,9 +54,14 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> BrowseReader:
         """Browse: deletes nothing."""
-        from sqlq_spark.datasource.browse import browse_reader  # noqa: PLC0415
+        from sqlq_spark.datasource.browse import (  # noqa: PLC0415
+            BrowseReader,
+            FilteringBrowseReader,
+        )
+        from sqlq_spark.spark_api import pushes_filters  # noqa: PLC0415
 
-        return browse_reader(SourceOptions.parse(self.options, cores=self.cores), schema)
+        kind = FilteringBrowseReader if pushes_filters() else BrowseReader
+        return kind(SourceOptions.parse(self.options, cores=self.cores), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """Receive."""
@@ -106,27 +109,6 @@ def refuse_table(options: Mapping[str, str]) -> None:
     if {"provider", "owner"} <= options.keys():
         given = {key for key in options if not key.startswith("option.")}
         raise OptionsOfTable(options=", ".join(sorted(given - {"provider", "owner"})) or "none")
-
-
-def register(spark: SparkSession) -> None:
-    """Register the format, with the number of the cluster's cores where the session says it."""
-    found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
-    known = None if found is None else max(1, found.defaultParallelism)
-    try:
-        spark.dataSource.register(sized(known, application_name(spark)))
-    except PySparkException as error:
-        # Spark 4.0.0 finds the format and then takes no other; what it found is this package
-        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
-            raise
-        log.info("the format sqlqueue is registered already")
-
-
-def application_name(spark: SparkSession) -> str | None:
-    """Return the application's name; None where the session does not say it."""
-    try:
-        return spark.conf.get("spark.app.name", None)
-    except PySparkException:
-        return None
 
 
 def sized(cores: int | None, application: str | None = None) -> type[DefaultSource]:

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.receive import browse
-from sqlq_spark.spark_api import column_types, pushes_filters, to_arrow_schema
+from sqlq_spark.spark_api import column_types, to_arrow_schema
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
 
@@ -90,8 +90,3 @@ class FilteringBrowseReader(BrowseReader):
             self.wanted, done = self.wanted.narrow(each)
             if not done:
                 yield each
-
-
-def browse_reader(options: SourceOptions, schema: StructType) -> BrowseReader:
-    """Return the reader that Spark takes in this process."""
-    return (FilteringBrowseReader if pushes_filters() else BrowseReader)(options, schema)

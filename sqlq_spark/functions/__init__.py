@@ -2,10 +2,10 @@
 Column functions that read the headers of received messages, and that make messages to send.
 
 All are Spark expressions: no Python runs, no bad header raises an error, and the results do not
-depend on ANSI mode or the session time zone. `headers` is the column of a read: a map, or with
-`json=True` the text of `headersFormat=json`. Spark reads this text leniently: it ignores what
-follows the object, and gives a value that is not a string as JSON. Set the option `errorQueue` of
-the read to exclude such messages.
+depend on ANSI mode or the session time zone. `headers` of a function that reads is the column of a
+read, or its name: a map, or with `json=True` the text of `headersFormat=json`. Spark reads this
+text leniently: it ignores what follows the object, and gives a value that is not a string as JSON.
+Set the option `errorQueue` of the read to exclude such messages.
 
 `reply`, `send`, `publish`, `forward`, `return_to_source`, `fail`, `retry_later` and
 `acknowledge_retries` return the columns of messages to send, one message for each row:
@@ -13,7 +13,18 @@ the read to exclude such messages.
 can be united) and, depending on the function, `queue`, `topics`, `id` and `delay`. They leave out
 `queue` and `seq` of the read, which say where a message came from. The sink adds MessageId,
 TimeSent, ReplyToAddress and the sender: OriginatingEndpoint, OriginatingMachine and a host id. The
-functions therefore compute the same result at each retry.
+functions therefore compute the same result at each retry. The times of failures, retries and
+acknowledgements are `current_timestamp()`: in a stream the time of the batch, which a replay
+repeats.
+
+They share these parameters:
+
+- `to`: a queue's address, or a Column of them; the sink's option `queue` overrides it. None: that
+  option is the destination.
+- `received`: alias of the frame, or struct column, that has the columns of the received message, if
+  their names are ambiguous, for example after a join. Each function reads `id` and `headers`; those
+  that send a message on read `body`, and `fail` and `retry_later` read `queue` too.
+- `json`: whether the received headers are text.
 
 Measured on 100,000 messages of 14 headers, processor time for each message: message_type and
 time_sent 2 us from a map, 6 us from text; audit 1 and 4 us; reply 3 and 5 us. A read that makes
@@ -25,34 +36,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.errors import BadFrame
-from sqlq_spark.functions import expressions
 from sqlq_spark.functions.expressions import (
-    EXCEPTION_MESSAGE,
-    EXCEPTION_TYPE,
-    as_map,
-    begins_as_fault,
-    column,
+    AUDIT,
+    FAILURE,
+    RETRY_QUEUE,
+    as_json,
+    effect,
+    failure_of,
     full_name,
     full_names,
-    literal,
-    message_columns,
     of,
     present_values,
-    queue_of,
-    seconds,
+    sent_on,
     values,
+    wire_text,
 )
-from sqlq_spark.functions.failed import acknowledge_retries, fail, is_retried, retry_later
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.headers import SEPARATOR, split_types, types_problem
-from sqlq_spark.wire.headers import full_name as full_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from datetime import timedelta
+
+    from pyspark.sql import Column
 
 __all__ = [
     "acknowledge_retries",
@@ -74,14 +82,6 @@ __all__ = [
     "wire_time",
 ]
 
-# The headers of a message that its replies and effects need; each function reads all, see READ.
-TRACING = (wire.TRACE_PARENT, wire.TRACE_STATE, wire.BAGGAGE)
-SAGA = {wire.SAGA_ID: wire.ORIGINATING_SAGA_ID, wire.SAGA_TYPE: wire.ORIGINATING_SAGA_TYPE}
-CAUSES = (
-    *(wire.MESSAGE_ID, wire.CORRELATION_ID, wire.CONVERSATION_ID, *TRACING),
-    *(wire.REPLY_TO_ADDRESS, *SAGA.values()),
-)
-
 # ---------------------------------------------------------------- reading
 
 
@@ -89,12 +89,9 @@ def header(headers: Column | str, name: str, *, json: bool = False) -> Column:
     """
     One header; null if it is missing, or if the headers are null or not a JSON object.
 
-    Args:
-        headers: the column, or its name.
-        name: any text, case-sensitive. If a name is there twice, the last value counts.
-        json: whether the headers are text.
+    `name` is any text, case-sensitive. If a name is there twice, the last value counts.
     """
-    return values(headers, (name,), json=json)[name]
+    return values(headers, name, json=json)[0]
 
 
 def message_types(headers: Column | str, *, json: bool = False) -> Column:
@@ -114,12 +111,15 @@ def message_type(headers: Column | str, *, json: bool = False) -> Column:
     with a type name.
     """
     text = header(headers, wire.ENCLOSED_MESSAGE_TYPES, json=json)
-    return full_name(F.substring_index(text, SEPARATOR, 1))
+    return full_name(F.substring_index(text, wire.SEPARATOR, 1))
 
 
 def wire_time(text: Column | str) -> Column:
     """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp with microseconds; else null."""
-    return expressions.wire_time(column(text))
+    # keeps the parts of a valid time, and nothing of any other text
+    valid = r"((?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}):([0-9]{6}) Z"
+    # a cast, not a pattern, which depends on spark.sql.legacy.timeParserPolicy and may raise
+    return F.regexp_replace(text, rf"(?s)\A(?:{valid}|.*)\z", "$1.$2Z").try_cast("timestamp_ltz")
 
 
 def time_sent(headers: Column | str, *, json: bool = False) -> Column:
@@ -141,16 +141,15 @@ def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Colu
         `criticalTime` (ended - sent, or ended - due if it was delayed), both double, in seconds;
         `processingEndpoint`, `conversationId` and `relatedTo`.
     """
-    times = (wire.PROCESSING_STARTED, wire.PROCESSING_ENDED, wire.TIME_SENT, wire.DELIVER_AT)
-    texts = (wire.PROCESSING_ENDPOINT, wire.CONVERSATION_ID, wire.RELATED_TO)
-    found = values(headers, times + texts, json=json)
-    started, ended, sent, due = (wire_time(found[name]) for name in times)
-    endpoint, conversation, related = (found[name] for name in texts)
+    conversation, related, endpoint, *times = values(headers, *AUDIT, json=json)
+    sent, due, started, ended = map(wire_time, times)
+    # not intervals, which few formats can store
+    last = F.unix_micros(ended)
     return [
         started.alias("processingStarted"),
         ended.alias("processingEnded"),
-        seconds(started, ended).alias("processingTime"),
-        seconds(F.coalesce(due, sent), ended).alias("criticalTime"),
+        ((last - F.unix_micros(started)) / 1e6).alias("processingTime"),
+        ((last - F.unix_micros(F.coalesce(due, sent))) / 1e6).alias("criticalTime"),
         endpoint.alias("processingEndpoint"),
         conversation.alias("conversationId"),
         related.alias("relatedTo"),
@@ -164,14 +163,19 @@ def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Co
     Returns:
         `failedQueue` (where it came from), `exceptionType`, `exceptionMessage`, `timeOfFailure`.
     """
-    names = (wire.FAILED_Q, EXCEPTION_TYPE, EXCEPTION_MESSAGE, wire.TIME_OF_FAILURE)
-    found = values(headers, names, json=json)
+    queue, kind, message, time = values(headers, *FAILURE, json=json)
     return [
-        found[wire.FAILED_Q].alias("failedQueue"),
-        found[EXCEPTION_TYPE].alias("exceptionType"),
-        found[EXCEPTION_MESSAGE].alias("exceptionMessage"),
-        wire_time(found[wire.TIME_OF_FAILURE]).alias("timeOfFailure"),
+        queue.alias("failedQueue"),
+        kind.alias("exceptionType"),
+        message.alias("exceptionMessage"),
+        wire_time(time).alias("timeOfFailure"),
     ]
+
+
+def is_retried(headers: Column | str = "headers", *, json: bool = False) -> Column:
+    """Whether ServiceControl returned this message and waits for an acknowledgement; never null."""
+    retry, queue = values(headers, wire.RETRY_ID, RETRY_QUEUE, json=json)
+    return ((retry != "") & (queue != "")).eqNullSafe(other=True)
 
 
 # ---------------------------------------------------------------- sending
@@ -192,25 +196,24 @@ def reply(
     The destination is the ReplyToAddress of the received message. It is untrusted, and the sink
     rejects an invalid address. Do not set the option `queue` of the sink: it would be the
     destination of all rows. Without ReplyToAddress `queue` is null. The batch then fails, unless
-    the option `undeliverable` names an error queue. The saga id is copied, so that a saga gets its
-    reply.
+    the option `undeliverable` names an error queue. The saga id is copied, so sagas get the reply.
 
     Args:
-        body: of the answer, a binary or string column, or a column's name.
-        message_type: the answer's EnclosedMessageTypes, one name or several joined by `;`, most
+        body: of the message, a binary or string column, or a column's name.
+        message_type: the message's EnclosedMessageTypes, one name or several joined by `;`, most
             derived first; a Column for different types in each row. None: the sink's option.
         content_type: None: the sink's option.
         headers: more headers, which override those that are made here; null is left out.
-        received: alias of the frame, or struct column, with `id` and `headers` of the received
-            message, if these names are ambiguous, for example after a join.
-        json: whether the received headers are text.
+        received: see above.
+        json: see above.
 
     Returns:
         `body`, `headers`, `queue`.
+
+    Raises:
+        BadFrame: `message_type` is not a type name.
     """
-    made = _effect("Reply", body, message_type, content_type, headers, received, json)
-    found = present_values(of(received, "headers"), CAUSES, json=json)
-    return [*made, found[wire.REPLY_TO_ADDRESS].alias("queue")]
+    return effect("Reply", body, None, message_type, content_type, headers, received, json)
 
 
 def send(
@@ -226,22 +229,13 @@ def send(
     """
     Send a command for each received message, in the same conversation.
 
-    A message with corrupt headers is used too: its row id becomes RelatedTo.
-
-    Args:
-        body: of the message, a binary or string column, or a column's name.
-        to: a queue's address, or a Column of them; the sink's option `queue` overrides it.
-        message_type: as for `reply`.
-        content_type: as for `reply`.
-        headers: as for `reply`.
-        received: as for `reply`.
-        json: as for `reply`.
+    A message with corrupt headers is used too: its row id becomes RelatedTo. The arguments and
+    errors are those of `reply`.
 
     Returns:
         `body`, `headers` and, if `to` is set, `queue`.
     """
-    made = _effect("Send", body, message_type, content_type, headers, received, json)
-    return [*made, *queue_of(to)]
+    return effect("Send", body, to, message_type, content_type, headers, received, json)
 
 
 def publish(
@@ -256,25 +250,21 @@ def publish(
     """
     Publish an event for each received message, in the same conversation.
 
-    A message with corrupt headers is used too: its row id becomes RelatedTo.
-
-    Args:
-        body: of the event, a binary or string column, or a column's name.
-        message_type: its type and base types, joined by `;`. Each queue that is subscribed to one
-            of them gets a copy. None: the sink's options `messageType` and `topics`.
-        content_type: as for `reply`.
-        headers: as for `reply`.
-        received: as for `reply`.
-        json: as for `reply`.
+    A message with corrupt headers is used too: its row id becomes RelatedTo. The arguments and
+    errors are those of `reply`. `message_type` names the event's type and base types: each queue
+    subscribed to one of them gets a copy. None: the sink's options `messageType` and `topics`.
 
     Returns:
         `body`, `headers` and, if `message_type` is set, `topics`.
-
-    Raises:
-        BadFrame: `message_type` is not a type name.
     """
-    made = _effect("Publish", body, message_type, content_type, headers, received, json)
-    return [*made, *_topics(message_type)]
+    made = effect("Publish", body, None, message_type, content_type, headers, received, json)
+    if message_type is None:
+        return made
+    if isinstance(message_type, str):
+        topics = F.lit([*map(wire.full_name, wire.split_types(message_type))])
+    else:
+        topics = full_names(message_type)
+    return [*made, topics.alias("topics")]
 
 
 def forward(
@@ -289,25 +279,14 @@ def forward(
 
     The forwarded message does not expire. An endpoint with the Outbox drops it if it has seen the
     message id, for example of a message that it has audited. If a message has corrupt headers, the
-    query fails with an error that names it.
-
-    Args:
-        to: a queue's address, or a Column of them; the sink's option `queue` overrides it.
-        without: names of headers to leave out.
-        received: as for `reply`; it has `body` too.
-        json: whether the received headers are text; if `without` is empty, the text is unchanged.
+    query fails with an error that names it. `without` are names of headers to leave out; if there
+    are none, headers that are text stay as they are.
 
     Returns:
         `body`, `headers`, `id` and, if `to` is set, `queue`.
     """
     names = [without] if isinstance(without, str) else list(without)
-    headers = of(received, "headers")
-    if names:
-        kept = F.map_filter(as_map(headers, json=json), lambda name, _: ~name.isin(names))
-        text = F.to_json(kept)
-    else:
-        text = F.coalesce(headers, F.lit("{}")) if json else F.to_json(headers)
-    return [*message_columns(text, received), *queue_of(to)]
+    return sent_on(received, to, json=json, names=names)
 
 
 def return_to_source(*, received: str | None = None, json: bool = False) -> list[Column]:
@@ -315,61 +294,115 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
     Return messages of an error queue to the queues where they failed.
 
     Headers that begin with NServiceBus.Retries, .FailedQ, .TimeOfFailure and .ExceptionInfo are
-    left out. Do not set the option `queue` of the sink: it would be the destination of all rows.
-    Without FailedQ `queue` is null. The batch then fails, unless the option `undeliverable` names
-    an error queue. Corrupt headers raise an error as in `forward`.
+    left out. The destination is FailedQ; what `reply` says of ReplyToAddress holds for it. Corrupt
+    headers raise an error as in `forward`.
 
     Returns:
         `body`, `headers`, `id`, `queue`.
     """
-    headers = of(received, "headers")
-    source = present_values(headers, (wire.FAILED_Q,), json=json)[wire.FAILED_Q]
-    kept = F.map_filter(as_map(headers, json=json), lambda name, _: ~begins_as_fault(name))
-    return [*message_columns(F.to_json(kept), received), source.alias("queue")]
+    [source] = present_values(received, wire.FAILED_Q, json=json)
+    return sent_on(received, source, json=json, prefixes=wire.FAULT_PREFIXES)
 
 
-# ---------------------------------------------------------------- the rule for an effect
-
-
-def _effect(  # noqa: PLR0917 - what reply, send and publish take
-    intent: str,
-    body: Column | str,
-    message_type: Column | str | None,
-    content_type: str | None,
-    headers: Mapping[str, Column | str] | None,
-    received: str | None,
-    json: bool,  # noqa: FBT001
+def fail(
+    exception_type: Column | str,
+    exception_message: Column | str,
+    to: Column | str | None = None,
+    *,
+    stack_trace: Column | str | None = None,
+    source: Column | str | None = None,
+    endpoint: Column | str | None = None,
+    received: str | None = None,
+    json: bool = False,
 ) -> list[Column]:
-    """Body and headers of a message that is sent for a received one; null headers are left out."""
-    if isinstance(message_type, str) and (reason := types_problem(message_type)) is not None:
-        raise BadFrame(
-            done="sent",
-            reason=f"message_type is {message_type!r}, with {reason}: expected a .NET type's full "
-            f"name, or several joined by {SEPARATOR}, each once",
-        )
-    found = present_values(of(received, "headers"), CAUSES, json=json)
-    message_id = F.coalesce(found[wire.MESSAGE_ID], of(received, "id"))
-    types = {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
-    own: dict[str, Column | str | None] = {**types, **(headers or {})}
-    made = {
-        wire.MESSAGE_INTENT: F.lit(intent),
-        wire.CORRELATION_ID: F.coalesce(found[wire.CORRELATION_ID], message_id),
-        wire.CONVERSATION_ID: found[wire.CONVERSATION_ID],
-        wire.RELATED_TO: message_id,
-        **{name: found[name] for name in TRACING},
-        **({name: found[source] for name, source in SAGA.items()} if intent == "Reply" else {}),
-        **{name: literal(value) for name, value in own.items() if value is not None},
+    """
+    Send the received messages to an error queue, as an endpoint does whose handler raised an error.
+
+    Body, headers and message id are unchanged. The headers of the failure are added: FailedQ,
+    ExceptionInfo, TimeOfFailure, and which endpoint on which machine failed. Those of an earlier
+    failure are replaced. Corrupt headers raise an error as in `forward`.
+
+    `exception_type` is for example `Shop.BadOrder`, `exception_message` the reason, cut at 16,384
+    characters, and `to` the error queue. `stack_trace` and `source` are left out if they are None
+    or null. `endpoint` is the ProcessingEndpoint; None: the name of the queue's table, which is the
+    name of the queue's endpoint. Each may be a Column, for different values in each row.
+
+    Returns:
+        `body`, `headers`, `id` and, if `to` is set, `queue`.
+    """
+    added = failure_of(exception_type, exception_message, stack_trace, source, endpoint, received)
+    return sent_on(received, to, json=json, added=added)
+
+
+def retry_later(
+    delay: Column | str | int | timedelta,
+    exception_type: Column | str,
+    exception_message: Column | str,
+    to: Column | str | None = None,
+    *,
+    most: int = 3,
+    stack_trace: Column | str | None = None,
+    source: Column | str | None = None,
+    endpoint: Column | str | None = None,
+    received: str | None = None,
+    json: bool = False,
+) -> list[Column]:
+    """
+    Send the received messages back to their queue after a delay; fail them after `most` retries.
+
+    This is the delayed retry of an endpoint. The header NServiceBus.Retries counts the retries. A
+    message whose header is not a number of at least 0 fails. `delay` is `hh:mm:ss`, milliseconds or
+    a timedelta; a Column of one of these for different delays. `to` is the error queue of messages
+    that fail; the sink's option `queue` cannot name it, because it would override the queue to
+    which the others come back. With `most` 0 all messages fail. The other arguments are those of
+    `fail`.
+
+    Returns:
+        `body`, `headers`, `id`, `queue`, `delay`. For messages that fail `delay` is null, and
+        `queue` is `to`.
+
+    Raises:
+        BadFrame: `most` is negative.
+        ValueError: `delay` is text that cannot be read.
+    """
+    if most < 0:
+        raise BadFrame(done="sent", reason=f"most is {most}: expected a whole number of at least 0")
+    if isinstance(delay, str):
+        wire.parse_span(delay, longest=wire.LONGEST_DELAY, what="delay")
+    time = f"{wire.RETRIES}.Timestamp"
+    retries, before = present_values(received, wire.RETRIES, time, json=json)
+    done = F.coalesce(retries, F.lit("0")).try_cast("int")
+    again = done.between(0, most - 1).eqNullSafe(other=True)
+    failed = failure_of(exception_type, exception_message, stack_trace, source, endpoint, received)
+    added = {
+        wire.RETRIES: F.when(again, (done + 1).cast("string")),
+        time: F.when(again, wire_text(F.current_timestamp())).otherwise(before),
+        **{name: F.when(~again, value) for name, value in failed.items()},
     }
-    # a struct is faster than a map without nulls, also on the way through Arrow into the sink
-    whole = F.struct(*(value.alias(name) for name, value in made.items()))
-    text = F.to_json(whole, {"ignoreNullFields": "true"})
-    return [column(body).alias("body"), text.alias("headers")]
+    queue = F.when(again, of(received, "queue")).otherwise(F.lit(to).cast("string"))
+    later = F.when(again, F.lit(delay)).alias("delay")
+    return [*sent_on(received, queue, json=json, added=added), later]
 
 
-def _topics(message_type: Column | str | None) -> list[Column]:
-    if message_type is None:
-        return []
-    if isinstance(message_type, Column):
-        return [full_names(message_type).alias("topics")]
-    names = [full_type_name(each) for each in split_types(message_type)]
-    return [F.array(*map(F.lit, names)).alias("topics")]
+def acknowledge_retries(*, received: str | None = None, json: bool = False) -> list[Column]:
+    """
+    Report to ServiceControl that messages that it returned were processed, as endpoints do.
+
+    Select the messages by `is_retried`; another message raises an error:
+    `received.where(is_retried()).select(*acknowledge_retries())`. The address is untrusted. A
+    repeated acknowledgement has no effect.
+
+    Returns:
+        `body` (empty), `headers`, `queue`.
+    """
+    retry, queue = present_values(received, wire.RETRY_ID, RETRY_QUEUE, json=json)
+    other = F.format_string(
+        "message %s was not returned by ServiceControl: select messages by where(is_retried())",
+        of(received, "id"),
+    )
+    made = {
+        "ServiceControl.Retry.Successful": wire_text(F.current_timestamp()),
+        wire.RETRY_ID: F.coalesce(F.when(queue.isNotNull(), retry), F.raise_error(other)),
+        wire.CONTROL_MESSAGE: "True",
+    }
+    return [F.lit(b"").alias("body"), as_json(made).alias("headers"), queue.alias("queue")]

@@ -1,5 +1,5 @@
 """
-Spark expressions over the headers of a received message, for the functions of this package.
+What the functions of this package share: how headers are read, and how messages are made.
 
 Each expression uses the column of headers once if possible. Spark computes equal parts of a
 projection once, but not inside of a condition, where text would be parsed several times.
@@ -7,66 +7,72 @@ projection once, but not inside of a condition, where text would be parsed sever
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import socket
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, TypeAlias
 
-from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
-from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, StructField, StructType
 
+from sqlq_spark.errors import BadFrame
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.headers import SEPARATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import Column
+
+Text: TypeAlias = "Column | str"
 
 # The strictest mode of Spark. With any option Spark parses the text once for all fields of a
 # struct, and without options once for each field. Spark's own limits are 20 million characters of a
 # value and 1000 digits of a number. A read has neither, so here the headers would be corrupt.
-LIMITS = dict.fromkeys(("maxStringLen", "maxNumLen"), str(2**31 - 1))
-STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"} | LIMITS
+STRICT = {
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+    "maxStringLen": "2147483647",
+    "maxNumLen": "2147483647",
+}
 
 # The full name of a type, up to the first comma outside brackets, as in wire/headers.py, but
 # without backslashes. The quantifiers are possessive: a megabyte takes one pass and no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
 
-# Keeps the parts of a valid time, and nothing of any other text.
-WIRE_TIME = (
-    r"(?s)\A(?:((?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}):([0-9]{6}) Z|.*)\z"
-)
+# the table of `"schema"."table"`; the quantifiers are possessive
+POSTGRESQL_TABLE = r'(?s)\A"(?:[^"]|"")*+"\."((?:[^"]|"")*+)"\z'
 
-# The headers that the functions read. Each function reads all of them, so that the expressions are
-# equal and Spark parses a text once for all functions in one select.
 EXCEPTION_TYPE = f"{wire.EXCEPTION_INFO}ExceptionType"
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
-READ = (
-    wire.ENCLOSED_MESSAGE_TYPES,
+
+# of messages that ServiceControl returned
+RETRY_QUEUE = "ServiceControl.Retry.AcknowledgementQueue"
+
+AUDIT = (
     wire.CONVERSATION_ID,
     wire.RELATED_TO,
+    wire.PROCESSING_ENDPOINT,
     wire.TIME_SENT,
     wire.DELIVER_AT,
     wire.PROCESSING_STARTED,
     wire.PROCESSING_ENDED,
-    wire.PROCESSING_ENDPOINT,
-    wire.FAILED_Q,
-    wire.TIME_OF_FAILURE,
-    EXCEPTION_TYPE,
-    EXCEPTION_MESSAGE,
 )
+FAILURE = (wire.FAILED_Q, EXCEPTION_TYPE, EXCEPTION_MESSAGE, wire.TIME_OF_FAILURE)
+# The headers that the functions read. Each function reads all of them, so that the expressions are
+# equal and Spark parses a text once for all functions in one select.
+READ = (wire.ENCLOSED_MESSAGE_TYPES, *AUDIT, *FAILURE)
 
-
-def column(given: Column | str) -> Column:
-    """The column, or the column of this name."""
-    return F.col(given) if isinstance(given, str) else given
-
-
-def literal(value: Column | object) -> Column:
-    """The column, or a constant."""
-    return value if isinstance(value, Column) else F.lit(value)
-
-
-def queue_of(to: Column | str | None) -> list[Column]:
-    """The column `queue` of a destination, if there is one."""
-    return [] if to is None else [literal(to).alias("queue")]
+# what a message that is sent for a received one takes from it
+CAUSES = (
+    wire.MESSAGE_ID,
+    wire.CORRELATION_ID,
+    wire.CONVERSATION_ID,
+    wire.REPLY_TO_ADDRESS,
+    wire.ORIGINATING_SAGA_ID,
+    wire.ORIGINATING_SAGA_TYPE,
+)
+TRACING = (wire.TRACE_PARENT, wire.TRACE_STATE, wire.BAGGAGE)
 
 
 def of(received: str | None, name: str) -> Column:
@@ -74,92 +80,161 @@ def of(received: str | None, name: str) -> Column:
     return F.col(name if received is None else f"{received}.{name}")
 
 
-def values(headers: Column | str, names: Iterable[str], *, json: bool) -> dict[str, Column]:
+def values(headers: Text, *names: str, json: bool) -> list[Column]:
     """Several headers; a text is parsed once for all of them."""
-    whole, names = column(headers), tuple(names)
     if not json:
-        return {name: F.try_element_at(whole, F.lit(name)) for name in names}
-    fields = READ if set(names) <= set(READ) else names
+        return [F.try_element_at(headers, F.lit(name)) for name in names]
+    fields = READ if {*names} <= {*READ} else names
     # a struct, because in a map of from_json the first of two equal names is found
     kind = StructType([StructField(name, StringType()) for name in fields])
     # this field would get the whole text if it is corrupt: no header may have its name
     corrupt = {"columnNameOfCorruptRecord": "_" * (1 + max(map(len, fields)))}
-    parsed = F.from_json(whole, kind, STRICT | corrupt)
-    return {name: parsed.getField(name) for name in names}
+    parsed = F.from_json(headers, kind, STRICT | corrupt)
+    return [parsed.getField(name) for name in names]
 
 
-def present_values(headers: Column | str, names: Iterable[str], *, json: bool) -> dict[str, Column]:
+def present_values(received: str | None, *names: str, json: bool) -> list[Column]:
     """Several headers; an empty one is null, because the transports treat it as missing."""
-    found = values(headers, names, json=json)
-    return {name: F.nullif(value, F.lit("")) for name, value in found.items()}
-
-
-def as_map(headers: Column, *, json: bool) -> Column:
-    """All headers; null if they are corrupt. A name may be there twice, as in the text."""
-    if not json:
-        return headers
-    text = F.coalesce(F.nullif(headers, F.lit("")), F.lit("{}"))
-    return F.from_json(text, "map<string,string>", STRICT)
+    found = values(of(received, "headers"), *names, json=json)
+    return [F.nullif(value, F.lit("")) for value in found]
 
 
 def full_name(text: Column) -> Column:
     """The full name of a type; null if it is invalid."""
-    found = F.regexp_extract_all(text, F.lit(FULL_NAME), F.lit(1))
-    return F.trim(F.get(found, 0))
+    return F.trim(F.get(F.regexp_extract_all(text, F.lit(FULL_NAME), F.lit(1)), 0))
 
 
 def full_names(text: Column) -> Column:
     """The full names in an EnclosedMessageTypes header; invalid names are left out."""
-    return F.filter(F.transform(F.split(text, SEPARATOR), full_name), lambda name: name.isNotNull())
+    return F.filter(F.transform(F.split(text, wire.SEPARATOR), full_name), F.isnotnull)
 
 
-def wire_time(text: Column) -> Column:
-    """A time as the headers have it; null for any other text."""
-    # without a pattern, which depends on spark.sql.legacy.timeParserPolicy and may raise
-    return F.regexp_replace(text, WIRE_TIME, "$1.$2Z").try_cast(TimestampType())
+def as_json(made: Mapping[str, object]) -> Column:
+    """Headers as text; null is left out."""
+    fields = (F.lit(value).alias(name) for name, value in made.items() if value is not None)
+    # a struct is faster than a map without nulls, also on the way through Arrow into the sink
+    return F.to_json(F.struct(*fields), {"ignoreNullFields": "true"})
 
 
 def wire_text(moment: Column) -> Column:
     """A time as the headers have it, in every time zone of the session."""
     # without a pattern, which depends on spark.sql.legacy.timeParserPolicy
-    second = F.unix_seconds(moment)
-    micros = F.unix_micros(moment) - second * F.lit(1_000_000)
-    day = F.floor(second / F.lit(86_400))
-    rest = (second - day * F.lit(86_400)).cast("int")
-    parts = (rest / 3600, rest / 60 % 60, rest % 60, micros)
-    return F.format_string(
-        "%s %02d:%02d:%02d:%06d Z",
-        F.date_from_unix_date(day.cast("int")).cast("string"),
-        *(F.floor(part).cast("int") for part in parts),
-    )
+    since = F.unix_micros(moment) * F.expr("INTERVAL '0.000001' SECOND")
+    text = (F.expr("TIMESTAMP_NTZ '1970-01-01'") + since).cast("string")
+    # the cast leaves out zeros at the end
+    micros = F.rpad(F.substring(text, 21, 6), 6, "0")
+    return F.format_string("%s:%s Z", F.substring(text, 1, 19), micros)
 
 
-def seconds(first: Column, last: Column) -> Column:
-    """Seconds between two times, because few formats can store an interval."""
-    return (F.unix_micros(last) - F.unix_micros(first)) / F.lit(1e6)
-
-
-def begins_as_fault(name: Column) -> Column:
-    """Whether a failure added this header."""
-    first, *others = (name.startswith(prefix) for prefix in wire.FAULT_PREFIXES)
-    for other in others:
-        first |= other
-    return first
-
-
-def message_columns(headers: Column, received: str | None) -> list[Column]:
-    """The received message with these headers, as text; null headers raise an error."""
-    row = of(received, "id")
-    corrupt = F.concat(
-        F.lit("message "),
+def sent_on(
+    received: str | None,
+    to: Text | None,
+    *,
+    json: bool,
+    names: Sequence[str] = (),
+    prefixes: Sequence[str] = (),
+    added: Mapping[str, Column] | None = None,
+) -> list[Column]:
+    """A received message without the headers that are named, and with others at their end."""
+    row, headers = of(received, "id"), of(received, "headers")
+    if added:  # of a failure, which replaces what an earlier one added
+        names, prefixes = (*added, wire.RETRIES, wire.FL_RETRIES), (wire.EXCEPTION_INFO,)
+    if names or prefixes:
+        if json:  # a name may be in the map twice, as in the text
+            text = F.coalesce(F.nullif(headers, F.lit("")), F.lit("{}"))
+            headers = F.from_json(text, "map<string,string>", STRICT)
+        kept = F.map_filter(
+            headers, lambda name, _: ~reduce(or_, map(name.startswith, prefixes), name.isin(*names))
+        )
+        headers = F.to_json(kept)
+    else:
+        headers = F.coalesce(headers, F.lit("{}")) if json else F.to_json(headers)
+    if added:
+        # not map_concat, which raises an error if the sender wrote a name twice
+        inside, more = (
+            F.substring(text, 2, F.length(text) - 2) for text in (headers, as_json(added))
+        )
+        insides = F.concat_ws(",", F.nullif(inside, F.lit("")), more)
+        headers = F.concat(F.lit("{"), insides, F.right(headers, F.lit(1)))  # null if they are
+    corrupt = F.format_string(
+        "message %s cannot be sent on: its headers are corrupt; leave out rows whose headers are "
+        "null, or give the read the option errorQueue",
         row,
-        F.lit(
-            " cannot be sent on: its headers are corrupt; leave out rows whose headers are null, "
-            "or give the read the option errorQueue"
-        ),
     )
     return [
         F.coalesce(of(received, "body"), F.lit(b"")).alias("body"),
         F.coalesce(headers, F.raise_error(corrupt)).alias("headers"),
         row.alias("id"),
+        *queue_of(to),
     ]
+
+
+def queue_of(to: Text | None) -> list[Column]:
+    """The column `queue` of a destination, if there is one."""
+    return [] if to is None else [F.lit(to).alias("queue")]
+
+
+def effect(  # noqa: PLR0917 - what reply, send and publish take
+    intent: str,
+    body: Text,
+    to: Text | None,
+    message_type: Text | None,
+    content_type: str | None,
+    headers: Mapping[str, Text] | None,
+    received: str | None,
+    json: bool,  # noqa: FBT001
+) -> list[Column]:
+    """A message that is sent for a received one: a reply to its sender, another one to `to`."""
+    if isinstance(message_type, str) and (reason := wire.types_problem(message_type)):
+        raise BadFrame(
+            done="sent",
+            reason=f"message_type is {message_type!r}, with {reason}: expected a .NET type's full "
+            f"name, or several joined by {wire.SEPARATOR}, each once",
+        )
+    own_id, correlation, conversation, address, saga, saga_type, *trace = present_values(
+        received, *CAUSES, *TRACING, json=json
+    )
+    message_id = F.coalesce(own_id, of(received, "id"))
+    made = {
+        wire.MESSAGE_INTENT: intent,
+        wire.CORRELATION_ID: F.coalesce(correlation, message_id),
+        wire.CONVERSATION_ID: conversation,
+        wire.RELATED_TO: message_id,
+    }
+    made |= zip(TRACING, trace, strict=True)
+    if intent == "Reply":
+        to = address
+        made |= {wire.SAGA_ID: saga, wire.SAGA_TYPE: saga_type}
+    made |= {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
+    made |= headers or {}
+    whole = F.col(body) if isinstance(body, str) else body
+    return [whole.alias("body"), as_json(made).alias("headers"), *queue_of(to)]
+
+
+def failure_of(  # noqa: PLR0917 - what fail and retry_later take
+    exception_type: Text,
+    exception_message: Text,
+    stack_trace: Text | None,
+    source: Text | None,
+    endpoint: Text | None,
+    received: str | None,
+) -> dict[str, Column]:
+    """The headers of a failure, as rows of real endpoints have them."""
+    queue, machine = of(received, "queue"), socket.gethostname()
+    if endpoint is None:  # the table of the canonical address
+        quoted = F.replace(F.regexp_extract(queue, POSTGRESQL_TABLE, 1), F.lit('""'), F.lit('"'))
+        endpoint = F.coalesce(F.nullif(quoted, F.lit("")), F.substring_index(queue, "@[", 1))
+    made = {
+        wire.PROCESSING_ENDPOINT: endpoint,
+        wire.PROCESSING_MACHINE: machine,
+        "$.diagnostics.hostid": hashlib.md5(machine.encode(), usedforsecurity=False).hexdigest(),
+        "$.diagnostics.hostdisplayname": machine,
+        wire.FAILED_Q: queue,
+        EXCEPTION_TYPE: exception_type,
+        # as endpoints cut it
+        EXCEPTION_MESSAGE: F.substring(F.lit(exception_message).cast("string"), 1, 16_384),
+        f"{wire.EXCEPTION_INFO}Source": source,
+        f"{wire.EXCEPTION_INFO}StackTrace": stack_trace,
+        wire.TIME_OF_FAILURE: wire_text(F.current_timestamp()),
+    }
+    return {name: F.lit(value).cast("string") for name, value in made.items() if value is not None}

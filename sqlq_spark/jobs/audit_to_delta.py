@@ -40,7 +40,6 @@ with suppress(ImportError):  # the runner says what to install
     from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
     from sqlq_spark import functions
-    from sqlq_spark.functions.failed import RETRY_ID
     from sqlq_spark.jobs import table_writer
     from sqlq_spark.jobs.streams import delete_rows, has_table, parallelism, quote_table, set_conf
 
@@ -65,7 +64,7 @@ HEADERS = {
     "processingMachine": wire.PROCESSING_MACHINE,
     "delayedRetries": wire.RETRIES,
     "immediateRetries": wire.FL_RETRIES,
-    "retryId": RETRY_ID,
+    "retryId": wire.RETRY_ID,
 }
 COMPUTED = {
     "messageId": "coalesce(messageId, id)",

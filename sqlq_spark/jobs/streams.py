@@ -387,7 +387,7 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
             state = session.run_with_retries(partial(read_state, sink=known, timeout=timeout))
             if state != UNKNOWN:
                 return
-        logs = (checkpoints.names(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
+        logs = (checkpoints.read(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
         batch, done = map(checkpoints.newest, logs)
         if known and batch > done:
             raise BadSettings(

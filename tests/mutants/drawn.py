@@ -197,7 +197,7 @@ DRAWN = [
     Fault(
         id="functions-2",
         promise="A failed message names the table of its queue as the endpoint that processed it.",
-        file="functions/failed.py",
+        file="functions/expressions.py",
         old="F.regexp_extract(queue, POSTGRESQL_TABLE, 1)",
         new="F.regexp_extract(queue, POSTGRESQL_TABLE, 2)",
         tests=[

@@ -37,7 +37,7 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
-from sqlq_spark.functions.expressions import as_map
+from sqlq_spark.functions.expressions import STRICT
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.wire.header_columns import parse_headers
 from sqlq_spark.wire.headers import BadWireTime, full_name, parse_wire_time
@@ -178,7 +178,7 @@ def test_spark_reads_the_headers_that_are_no_poison(spark: SparkSession) -> None
     poison += [f'{{"x":{"[" * 1000}{"]" * 1000},"x":"1","a":"b"}}']
     frame = spark.createDataFrame([(text,) for text in [*texts, *poison]], "headers string")
 
-    whole = as_map(F.col("headers"), json=True)
+    whole = F.from_json("headers", "map<string,string>", STRICT)
     found = frame.select(whole.isNotNull(), header("headers", "a", json=True)).collect()
 
     assert [parse_headers(text) is not None for text in [*texts, *poison]] == [
