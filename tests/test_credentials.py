@@ -389,7 +389,7 @@ def test_a_job_passes_it_on_and_uses_no_password_of_the_environment(
     monkeypatch.setenv("SQLQUEUE_PASSWORD", SECRET)
 
     words = ["--url", URL, "--credentials", "aws"]
-    settings, _ = load("", DatabaseSettings, words, lambda *_: SECRET)
+    settings, _ = load("", DatabaseSettings, words)
 
     raw = raw_options(SourceOptions, {}, **settings.login(), queue="orders")
     assert raw == {"url": URL, "credentials": "aws", "queue": "orders"}
@@ -402,7 +402,7 @@ def test_a_relay_has_one_for_each_of_its_databases(monkeypatch: pytest.MonkeyPat
     words = ["--source-url", RDS, "--target-url", URL, "--source-credentials", "aws"]
     words += ["--queues", "orders", "--error-queue", "error", "--checkpoint", "/c"]
 
-    settings, _ = load("", relay.Settings, words, lambda *_: SECRET)
+    settings, _ = load("", relay.Settings, words)
 
     assert (settings.read()["url"], settings.read()["credentials"]) == (RDS, "aws")
     assert (settings.write()["url"], settings.write()["credentials"]) == (

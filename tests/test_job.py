@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -49,7 +50,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loaded(*words: str, secret: dict[tuple[str, str], str] | None = None) -> Settings:
     """The settings of a command line."""
-    return job_settings.load("Do it.", Settings, words, lambda *name: (secret or {})[name])[0]
+    read = mock.patch.object(job_settings, "secret", lambda *name: (secret or {})[name])
+    with read if secret else nullcontext():
+        return job_settings.load("Do it.", Settings, words)[0]
 
 
 def file(folder: Path, text: str) -> str:
@@ -359,7 +362,7 @@ def test_the_settings_in_conf_fit_their_job(name: str) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     words = [re.match(r"(?:# )?\[?(\w+)(?: =|\])", line) for line in lines]
 
-    made, _ = job_settings.load("", kind, ["--settings", str(path)], job_settings.secret)
+    made, _ = job_settings.load("", kind, ["--settings", str(path)])
 
     assert made.options()
     names = {each.name for each in fields(kind)} - {"log_level"}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sqlq_spark import errors, versions
 from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.jobs.settings import BadSettings, Settings, blank, load, secret
+from sqlq_spark.jobs.settings import BadSettings, Settings, blank, load
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.send.insert import check_tables
 
@@ -74,7 +74,7 @@ class Job:
         try:
             if self.spark:
                 versions.check("pyspark", "pyarrow")
-            settings, dry_run = load(self.doc or "", self.kind, words, secret)
+            settings, dry_run = load(self.doc or "", self.kind, words)
             level = settings.log_level
             settings.options()
             session: AbstractContextManager[SparkSession | None] = nullcontext()

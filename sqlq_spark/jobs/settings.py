@@ -32,7 +32,7 @@ from sqlq_spark.options.fields import (
 from sqlq_spark.options.names import HIDDEN, hide_secrets, other_password_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -224,9 +224,7 @@ class StreamSettings(Settings):
 # ---------------------------------------------------------------- reading
 
 
-def load(
-    doc: str, kind: type[S], given: Sequence[str], secret: Callable[[str, str], str]
-) -> tuple[S, bool]:
+def load(doc: str, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     """
     Read a job's settings: from flags, then the file, then the environment, then the secret scope.
 
@@ -234,7 +232,6 @@ def load(
         doc: the job's help.
         kind: the job's dataclass.
         given: the command line.
-        secret: reads a secret by scope and key.
 
     Returns:
         The settings, and whether this is a dry run.
@@ -257,7 +254,7 @@ def load(
     values: dict[str, Any] = {}
     for each in fields(kind):
         try:
-            for found, place in list_places(each, line, file, values, secret):
+            for found, place in list_places(each, line, file, values):
                 if found is not None:
                     values[each.name] = read_value(each, found, place)
                     break
@@ -319,7 +316,6 @@ def list_places(
     line: argparse.Namespace,
     file: Mapping[str, Any],
     values: Mapping[str, Any],
-    secret: Callable[[str, str], str],
 ) -> Iterator[tuple[Any, str]]:
     """
     List where a setting may be given, with its value there or None. The first value counts.

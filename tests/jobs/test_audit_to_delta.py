@@ -183,4 +183,4 @@ def test_times_that_would_do_harm_are_refused(flag: str, value: str, expected: s
     words = ["--url", "postgresql:///", "--table", "t", "--checkpoint", "c", flag, value]
 
     with pytest.raises(BadSettings, match=f"flag {flag} is '{value}': expected {expected}"):
-        load("", audit.Settings, words, lambda *_: "")
+        load("", audit.Settings, words)
