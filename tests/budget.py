@@ -23,10 +23,10 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12284, "tokens": 70885},
-    "everything else": {"files": 55, "lines": 10689, "tokens": 60375},
+    "everything else": {"files": 55, "lines": 10689, "tokens": 60388},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 117, "lines": 22973, "tokens": 131260},
+    "package": {"files": 117, "lines": 22973, "tokens": 131273},
     "sql": {"statement lines": 2423},
     "tests": {"files": 303, "lines": 53933, "tokens": 361561},
     "words": {"words": 69881},
