@@ -23,12 +23,12 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12285, "tokens": 70888},
-    "everything else": {"files": 57, "lines": 11084, "tokens": 62545},
+    "everything else": {"files": 55, "lines": 10678, "tokens": 60313},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 119, "lines": 23369, "tokens": 133433},
+    "package": {"files": 117, "lines": 22963, "tokens": 131201},
     "sql": {"statement lines": 2423},
-    "tests": {"files": 305, "lines": 54133, "tokens": 363415},
+    "tests": {"files": 303, "lines": 53939, "tokens": 361577},
     "words": {"words": 69881},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
