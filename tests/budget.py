@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12285, "tokens": 70888},
-    "everything else": {"files": 55, "lines": 10678, "tokens": 60313},
+    "core": {"files": 62, "lines": 12284, "tokens": 70885},
+    "everything else": {"files": 55, "lines": 10681, "tokens": 60331},
     "other files in sqlq_spark": {"files": 2, "lines": 167},
     "other files in tests": {"files": 70, "lines": 1364},
-    "package": {"files": 117, "lines": 22963, "tokens": 131201},
+    "package": {"files": 117, "lines": 22965, "tokens": 131216},
     "sql": {"statement lines": 2423},
     "tests": {"files": 303, "lines": 53939, "tokens": 361577},
     "words": {"words": 69881},

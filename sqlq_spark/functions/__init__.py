@@ -42,6 +42,7 @@ from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions.expressions import (
     AUDIT,
     FAILURE,
+    RETRY_ID,
     RETRY_QUEUE,
     as_json,
     effect,
@@ -174,7 +175,7 @@ def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Co
 
 def is_retried(headers: Column | str = "headers", *, json: bool = False) -> Column:
     """Whether ServiceControl returned this message and waits for an acknowledgement; never null."""
-    retry, queue = values(headers, wire.RETRY_ID, RETRY_QUEUE, json=json)
+    retry, queue = values(headers, RETRY_ID, RETRY_QUEUE, json=json)
     return ((retry != "") & (queue != "")).eqNullSafe(other=True)
 
 
@@ -395,14 +396,14 @@ def acknowledge_retries(*, received: str | None = None, json: bool = False) -> l
     Returns:
         `body` (empty), `headers`, `queue`.
     """
-    retry, queue = present_values(received, wire.RETRY_ID, RETRY_QUEUE, json=json)
+    retry, queue = present_values(received, RETRY_ID, RETRY_QUEUE, json=json)
     other = F.format_string(
         "message %s was not returned by ServiceControl: select messages by where(is_retried())",
         of(received, "id"),
     )
     made = {
         "ServiceControl.Retry.Successful": wire_text(F.current_timestamp()),
-        wire.RETRY_ID: F.coalesce(F.when(queue.isNotNull(), retry), F.raise_error(other)),
+        RETRY_ID: F.coalesce(F.when(queue.isNotNull(), retry), F.raise_error(other)),
         wire.CONTROL_MESSAGE: "True",
     }
     return [F.lit(b"").alias("body"), as_json(made).alias("headers"), queue.alias("queue")]

@@ -47,6 +47,7 @@ EXCEPTION_TYPE = f"{wire.EXCEPTION_INFO}ExceptionType"
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
 
 # of messages that ServiceControl returned
+RETRY_ID = "ServiceControl.Retry.UniqueMessageId"
 RETRY_QUEUE = "ServiceControl.Retry.AcknowledgementQueue"
 
 AUDIT = (

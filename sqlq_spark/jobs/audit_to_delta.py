@@ -40,6 +40,7 @@ with suppress(ImportError):  # the runner says what to install
     from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
     from sqlq_spark import functions
+    from sqlq_spark.functions.expressions import RETRY_ID
     from sqlq_spark.jobs import table_writer
     from sqlq_spark.jobs.streams import delete_rows, has_table, parallelism, quote_table, set_conf
 
@@ -64,7 +65,6 @@ HEADERS = {
     "processingMachine": wire.PROCESSING_MACHINE,
     "delayedRetries": wire.RETRIES,
     "immediateRetries": wire.FL_RETRIES,
-    "retryId": wire.RETRY_ID,
 }
 COMPUTED = {
     "messageId": "coalesce(messageId, id)",
@@ -87,9 +87,9 @@ class Settings(DatabaseSettings, StreamSettings):
 
     queue: str = setting("The audit queue.", default="audit")
     table: str = setting("The Delta table: a name, or a path with a slash in it.")
-    body_limit: int | None = setting(
+    body_limit: str | None = setting(
         "Keep bodies of at most this size, for example 64k. By default no bodies are kept.",
-        size,
+        keep_text(size),
         default=None,
     )
     optimize: bool = setting("Compact small files at the end.", flag, default=False)
@@ -153,11 +153,12 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return {**totals, **done}
 
 
-def audit_rows(received: DataFrame, body_limit: int | None) -> DataFrame:
+def audit_rows(received: DataFrame, body_limit: str | None) -> DataFrame:
     """The table's columns, from those of a read; a missing header is null."""
     rows = received.select(
         *("id", "seq", "correlationId", "headers", "corruptHeaders", "body"),
         *(functions.header("headers", name).alias(column) for column, name in HEADERS.items()),
+        functions.header("headers", RETRY_ID).alias("retryId"),
         functions.message_type("headers").alias("messageType"),
         functions.time_sent("headers").alias("timeSent"),
         functions.deliver_at("headers").alias("deliverAt"),
@@ -169,7 +170,7 @@ def audit_rows(received: DataFrame, body_limit: int | None) -> DataFrame:
     made = made.drop("failedQueue", "exceptionType", "exceptionMessage", "timeOfFailure", "retryId")
     if body_limit is None:
         return made.drop("body")
-    return made.withColumn("body", F.expr(f"if(bodySize <= {body_limit}, body, NULL)"))
+    return made.withColumn("body", F.expr(f"if(bodySize <= {size(body_limit)}, body, NULL)"))
 
 
 def maintain(spark: SparkSession, settings: Settings, done: Counter[str], now: datetime) -> None:

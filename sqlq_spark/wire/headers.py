@@ -37,7 +37,6 @@ TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
 EXCEPTION_INFO = "NServiceBus.ExceptionInfo."  # a prefix
 RETRIES = "NServiceBus.Retries"  # also a prefix, of RETRIES.Timestamp
 FL_RETRIES = "NServiceBus.FLRetries"
-RETRY_ID = "ServiceControl.Retry.UniqueMessageId"  # of a message that ServiceControl returned
 ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"  # of a request; a reply's SAGA_ID
 ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
 SAGA_ID = "NServiceBus.SagaId"
