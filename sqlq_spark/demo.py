@@ -28,7 +28,6 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import part, quantity
 from sqlq_spark.database import schema
 from sqlq_spark.errors import BadOption, MissingPackage, SqlQueueError
-from sqlq_spark.jobs.spark import with_delta
 from sqlq_spark.testing import embedded
 from sqlq_spark.testing.queues import TIMEOUT, Database
 from sqlq_spark.versions import check_java
@@ -228,11 +227,12 @@ def send_and_receive(folder: str, messages: int, table: str, queue: dict[str, st
     threading.Thread(target=die_with_owner, daemon=True).start()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
+    from sqlq_spark.jobs import streams  # noqa: PLC0415 - imports pyspark
+
     builder = SparkSession.builder.master("local[*]").config("spark.ui.enabled", value=False)
-    if table == "delta":
-        # of a small log; 50 tasks by default
-        builder = with_delta(builder.config("spark.databricks.delta.snapshotPartitions", 2))
-    spark = builder.getOrCreate()
+    # of a small log; 50 tasks by default
+    builder = builder.config("spark.databricks.delta.snapshotPartitions", 2)
+    spark = streams.configure(builder, delta=table == "delta").getOrCreate()
     orders = spark.range(messages).selectExpr(ID, BODY)
     file = Path("figures.json")
     if not file.exists():

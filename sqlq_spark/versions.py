@@ -15,7 +15,7 @@ import subprocess
 import sys
 from importlib import metadata
 
-from sqlq_spark.errors import SqlQueueError, UnsupportedVersion
+from sqlq_spark.errors import MissingPackage, SqlQueueError, UnsupportedVersion
 
 # The same as in pyproject.toml; a test compares them.
 OLDEST = {"Python": "3.11", "pyspark": "4.0", "pyarrow": "18.0"}
@@ -33,13 +33,16 @@ def check(*packages: str) -> None:
 
     Raises:
         UnsupportedVersion: Python or one of these packages is too old.
-        ImportError: one of them is missing.
+        MissingPackage: one of them is missing.
     """
     found = {"Python": ".".join(map(str, sys.version_info[:3]))}
     for package in packages:
         # pyarrow takes 0.2 s to import, and Spark imports this package in processes without it
         loaded = sys.modules.get(package)
-        found[package] = str(loaded.__version__) if loaded else metadata.version(package)
+        try:
+            found[package] = str(loaded.__version__) if loaded else metadata.version(package)
+        except metadata.PackageNotFoundError:
+            raise MissingPackage(package=package, extra="spark") from None
     for what, version in found.items():
         needed = OLDEST[what]
         fix = f"Run: pip install '{what}>={needed}'"

@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12282, "tokens": 70863},
-    "everything else": {"files": 54, "lines": 11227, "tokens": 66466},
+    "core": {"files": 62, "lines": 12285, "tokens": 70885},
+    "everything else": {"files": 52, "lines": 10413, "tokens": 61393},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 116, "lines": 23509, "tokens": 137329},
+    "package": {"files": 114, "lines": 22698, "tokens": 132278},
     "sql": {"statement lines": 2511},
-    "tests": {"files": 301, "lines": 53758, "tokens": 360739},
-    "words": {"words": 69926},
+    "tests": {"files": 301, "lines": 53769, "tokens": 360446},
+    "words": {"words": 69982},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

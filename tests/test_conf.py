@@ -14,12 +14,13 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml  # comes with sqlfluff
 from jobs.submit import module
 
-from sqlq_spark.jobs.settings import load, parse_words
+from sqlq_spark.jobs import settings
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
@@ -39,7 +40,8 @@ GIVEN = {
 def read(job: str, *words: str) -> Any:
     """Read a command line as the job does, up to what it would open."""
     kind = module(job).Settings
-    found = load(kind, parse_words("", kind, words), lambda scope, key: f"{scope}/{key}")
+    with mock.patch.object(settings, "secret", lambda scope, key: f"{scope}/{key}"):
+        found, _ = settings.load("", kind, words)
     found.options()
     return found
 

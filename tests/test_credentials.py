@@ -19,7 +19,7 @@ from sqlq_spark.database.postgresql.url import Target
 from sqlq_spark.database.sessions import Session, StateSession, ask_password, log_in
 from sqlq_spark.errors import BadOption, CredentialsFailed, MissingPackage, UnknownOption
 from sqlq_spark.jobs import relay
-from sqlq_spark.jobs.settings import DatabaseSettings, load, parse_words, raw_options
+from sqlq_spark.jobs.settings import DatabaseSettings, load, raw_options
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 
@@ -387,10 +387,9 @@ def test_a_job_passes_it_on_and_uses_no_password_of_the_environment(
 ) -> None:
     """The setting is a flag, for it is no secret."""
     monkeypatch.setenv("SQLQUEUE_PASSWORD", SECRET)
-    kind = DatabaseSettings
 
     words = ["--url", URL, "--credentials", "aws"]
-    settings = load(kind, parse_words("", kind, words), lambda *_: SECRET)
+    settings, _ = load("", DatabaseSettings, words)
 
     raw = raw_options(SourceOptions, {}, **settings.login(), queue="orders")
     assert raw == {"url": URL, "credentials": "aws", "queue": "orders"}
@@ -403,7 +402,7 @@ def test_a_relay_has_one_for_each_of_its_databases(monkeypatch: pytest.MonkeyPat
     words = ["--source-url", RDS, "--target-url", URL, "--source-credentials", "aws"]
     words += ["--queues", "orders", "--error-queue", "error", "--checkpoint", "/c"]
 
-    settings = load(relay.Settings, parse_words("", relay.Settings, words), lambda *_: SECRET)
+    settings, _ = load("", relay.Settings, words)
 
     assert (settings.read()["url"], settings.read()["credentials"]) == (RDS, "aws")
     assert (settings.write()["url"], settings.write()["credentials"]) == (

@@ -10,13 +10,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from sqlq_spark.errors import BadOption, QueueNotFound
 from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import settings as job_settings
-from sqlq_spark.jobs import spark as job_spark
+from sqlq_spark.jobs import streams
 from sqlq_spark.jobs.settings import number, pairs, setting, texts
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import Reader, count, flag
@@ -49,8 +50,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loaded(*words: str, secret: dict[tuple[str, str], str] | None = None) -> Settings:
     """The settings of a command line."""
-    found = job_settings.parse_words("Do it.", Settings, words)
-    return job_settings.load(Settings, found, lambda *name: (secret or {})[name])
+    read = mock.patch.object(job_settings, "secret", lambda *name: (secret or {})[name])
+    with read if secret else nullcontext():
+        return job_settings.load("Do it.", Settings, words)[0]
 
 
 def file(folder: Path, text: str) -> str:
@@ -103,19 +105,17 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
         f"setting split in {path} is 1: expected true or false",
         f"setting url is missing: give --url, or environment variable SQLQUEUE_URL: {FORMS}",
     ]
-    assert refused("--settings", file(tmp_path, "a =")).startswith(f"{path} is not TOML: ")
+    expected = f"flag --settings is '{path}': expected a TOML file (Invalid value"
+    assert refused("--settings", file(tmp_path, "a =")).startswith(expected)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--quues", "a"], "flag --quues is not known: did you mean --queues?"),
-        (
-            ["--password", "x"],
-            "there is no flag --password, because other users can see a command line: set it in",
-        ),
+        (["--password", "x"], "(Set only in the file, the environment or a secret scope: passw"),
         (["--pasword", "x"], "flag --pasword is not known: expected one of --"),
-        (["--settings", "/none"], "flag --settings is '/none': expected a file to read (No such"),
+        (["--settings", "/none"], "flag --settings is '/none': expected a TOML file ([Errno 2] No"),
         (["--source", "peekDelay"], "flag --source is ['peekDelay']: expected a table of NAME = v"),
         (["--most", "many"], "flag --most is 'many': expected at least 1"),
         (["--share", "true"], "flag --share is 'true': expected a number"),
@@ -150,7 +150,7 @@ def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "from the file",
     ]
     with pytest.raises(job_settings.BadSettings, match="variable SQLQUEUE_PASSWORD"):
-        job_spark.secret("shop", "db")
+        job_settings.secret("shop", "db")
 
 
 @pytest.mark.parametrize(
@@ -195,20 +195,20 @@ def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
     )
     made = loaded("--settings", path)
 
-    said = json.dumps(job_settings.without_secrets(made))
+    said = json.dumps(job_settings.blank("", vars(made)))
 
     assert "s3cret" not in said
     assert said.count("***") == 3
     assert "localhost" in said
     assert "s3cret" not in repr(replace(made, source={}))
     without = loaded("--url", "postgresql://localhost/shop", "--queues", "a")
-    assert job_settings.without_secrets(without)["password"] is None
+    assert job_settings.blank("", vars(without))["password"] is None
 
 
 def test_no_error_shows_a_secret(tmp_path: Path) -> None:
     """It only says that a password is wrong; a url is shown without its own, also in a list."""
     password = file(tmp_path, f'url = "{URL}"\nqueues = "a"\npassword = ["s3cret"]\n')
-    expected = f"setting password in {password} is ***: expected text"
+    expected = f"setting password in {password} is '***': expected text"
     assert refused("--settings", password) == expected
     url = file(tmp_path, f'url = ["{URL}", [{{ url = "{URL}" }}]]\nqueues = "a"\n')
     said = refused("--settings", url)
@@ -244,13 +244,13 @@ def test_what_is_passed_to_the_data_source() -> None:
         (SourceOptions, {"password": "x"}, "setting password in [source] is set by the job"),
         (SourceOptions, {"peekDelay": "1"}, "option peekDelay is '1': expected a time of at least"),
         (SinkOptions, {"quue": "b"}, "setting quue in [sink] is not known: did you mean queue?"),
-        (SinkOptions, {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is not"),
+        (SinkOptions, {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is set"),
     ],
 )
 def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: str) -> None:
     """It is named, with the table where it stands, before Spark starts."""
     with pytest.raises((job_settings.BadSettings, BadOption)) as error:
-        job_settings.raw_options(kind, table, url=URL, queues="a")
+        job_settings.raw_options(kind, table, url=URL, password=None, queues="a")
 
     assert str(error.value).startswith(said)
 
@@ -293,14 +293,36 @@ def test_a_job_that_does_not_get_to_spark(words: list[str], code: int, said: str
     assert "s3cret" not in ended.stderr
 
 
+def test_without_pyspark_a_job_says_what_to_install() -> None:
+    """Every job on Spark, by its exit code and without a trace."""
+    program = (
+        "import sys\n"
+        "from importlib import import_module, metadata\n"
+        "def missing(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.version, sys.modules['pyspark'] = missing, None\n"
+        "for name in sys.argv[1:]:\n"
+        "    print(import_module(f'sqlq_spark.jobs.{name}').main.main([]))\n"
+    )
+    names = sorted({path.stem for path in (ROOT / "jobs").glob("*.py")} - {"maintenance"})
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *names], capture_output=True, text=True, check=True
+    )
+
+    assert ended.stdout.split() == ["2"] * len(names)
+    said = "package pyspark is not installed. Run: pip install 'sqlq-spark[spark]'"
+    assert ended.stderr.splitlines() == [f"{name}: {said}" for name in names]
+
+
 @pytest.mark.parametrize(("found", "code"), [(0, 0), (3, 1)])
 def test_the_totals_are_the_last_line(
     found: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As JSON; a job that looks ends by 1 when it found something."""
-    monkeypatch.setattr(job_spark, "session", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
+    made = job.Job("", Settings, lambda *_: {"found": found})
 
-    ended = job.main("", Settings, lambda *_: {"found": found}, ["--url", URL, "--queues", "a"])
+    ended = made.main(["--url", URL, "--queues", "a"])
 
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert ended == code
@@ -315,15 +337,15 @@ def test_without_java_or_delta_a_job_says_what_to_install(
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # of another test
-    words = ["--url", URL, "--queues", "a"]
+    made, words = job.Job("", Settings, lambda *_: {}), ["--url", URL, "--queues", "a"]
     with monkeypatch.context() as patch:
-        patch.setattr(job_spark, "has_delta", lambda: False)
+        patch.setitem(sys.modules, "delta", None)
         patch.setattr(Settings, "tables", lambda _: {"/lake/orders": False}, raising=False)
-        assert job.main("", Settings, lambda *_: {}, words) == 2
+        assert made.main(words) == 2
     assert "add --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
 
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert job.main("", Settings, lambda *_: {}, words) == 2
+    assert made.main(words) == 2
     assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
 
 
@@ -340,8 +362,7 @@ def test_the_settings_in_conf_fit_their_job(name: str) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     words = [re.match(r"(?:# )?\[?(\w+)(?: =|\])", line) for line in lines]
 
-    found = job_settings.parse_words("", kind, ["--settings", str(path)])
-    made = job_settings.load(kind, found, job_spark.secret)
+    made, _ = job_settings.load("", kind, ["--settings", str(path)])
 
     assert made.options()
     names = {each.name for each in fields(kind)} - {"log_level"}

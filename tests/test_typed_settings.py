@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from jobs.submit import module
 
+from sqlq_spark.jobs.queue_to_delta import application
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.table_writer import application
 from sqlq_spark.options import SinkOptions
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def settings(**more: Any) -> Any:
@@ -30,10 +27,8 @@ SPLIT = {"split": True, **ERROR}
     [
         ({"schema": "a INT"}, "setting error_queue is missing: messages whose body does not fit"),
         ({"schema": "a INT", **SPLIT}, "setting schema is for one table: with split use [schemas]"),
-        ({"schemas": {"A": "a INT"}, **ERROR}, "setting schemas needs split = true"),
-        ({"schema": " ", **ERROR}, "setting schema is empty: expected DDL"),
-        ({"schema": "/none.ddl", **ERROR}, "setting schema is '/none.ddl': expected a file to"),
-        ({"schemas": {"A": "none.ddl"}, **SPLIT}, "setting A in [schemas] is 'none.ddl': expected"),
+        ({"schemas": {"A": "a INT"}, **ERROR}, "settings names and schemas need split = true"),
+        ({"partition_by": ("date", "date")}, "setting partition_by is date, date: expected date,"),
         ({"schema_prefix": "x_"}, "setting schema_prefix needs schema or [schemas]"),
         (
             {"schemas": {"A": "a INT"}, "names": {"A": "both", "B": "both"}, **SPLIT},
@@ -41,7 +36,7 @@ SPLIT = {"split": True, **ERROR}
         ),
         (
             {"schemas": {"A": "a INT"}, "names": {"A": "other"}, **SPLIT},
-            "setting names gives A the table other, which has no schema",
+            "setting names gives A and other types the table other: expected the same schema",
         ),
         ({"format": "iceberg", "table": "/lake/t"}, "setting table is '/lake/t': expected a name"),
     ],
@@ -57,18 +52,6 @@ def test_settings_that_do_not_go_together(given: dict[str, Any], expected: str) 
     assert str(error.value).startswith(expected)
 
 
-def test_a_schema_is_read_from_a_file(tmp_path: Path) -> None:
-    """Once, at the start; a byte order mark and blanks around it do not matter."""
-    file = tmp_path / "order.ddl"
-    file.write_text("\ufeff\nnumber INT\n", encoding="utf-8")
-
-    made = settings(schema=str(file), **ERROR)
-    file.unlink()
-
-    assert made.ddl == {"": "number INT"}
-    assert made.tables() == {"t": False}
-
-
 def test_failures_go_to_the_error_queue_under_a_name() -> None:
     """With the state tables of the read, and its destinations."""
     source = {"stateSchema": "mine", "allowedDestinations": "a*", "maxMessagesPerTrigger": "5"}
@@ -78,14 +61,14 @@ def test_failures_go_to_the_error_queue_under_a_name() -> None:
 
     assert (found.state_schema, found.delivery) == ("mine", "exactlyOnce")
     assert [each.table for each in (found.address, *found.allowed) if each] == ["error", "a*"]
-    assert made.failures("name", 7)["txnVersion"] == "7"
+    assert found.txn_version == 7
 
 
 def test_another_schema_is_another_write() -> None:
-    """And none leaves the name as it was."""
-    rules: dict[str, Any] = {"named": {}, "most": 1, "form": "map"}
+    """And so is none."""
+    names = [
+        application("q", "t", settings(**each))
+        for each in ({}, {"schema": "a INT", **ERROR}, {"schema": "b INT", **ERROR})
+    ]
 
-    names = [application("q", "t", **rules, schemas=each) for each in ({"": "a INT"}, {"": "b"})]
-
-    assert len({application("q", "t", **rules), *names}) == 3
-    assert application("q", "t", **rules) == application("q", "t", **rules, schemas={})
+    assert len(set(names)) == 3

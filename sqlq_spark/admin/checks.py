@@ -20,6 +20,7 @@ from sqlq_spark.admin.problems import Finding
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.schema import check_state, state_parts, use_state
 from sqlq_spark.database.trust import LOST, Destinations
+from sqlq_spark.options.names import parse_table
 from sqlq_spark.send.subscriptions import list_subscriptions
 
 if TYPE_CHECKING:
@@ -292,11 +293,24 @@ def of_streams(connection: Connection) -> list[Finding]:
     return found
 
 
-def no_address(error: errors.BadOption, state: str) -> Finding:
-    """The finding for a stream whose queue is no address; a tenant can write such a row."""
-    problem = f"a row of {state}.stream names this queue, expected {error.expected}"
-    fix = "find out which login wrote the row, and delete the row"
-    return Finding(error.found, "no_address", "warning", problem, fix)
+def queues_of_streams(
+    connection: Connection, states: Collection[str]
+) -> tuple[list[QueueAddress], list[Finding]]:
+    """
+    Return the queues that streams read, and a finding for each that is no address.
+
+    A tenant can write such a row.
+    """
+    queues, found = [], []
+    _, names = of_states(connection, states)
+    for name in sorted(names):
+        try:
+            queues.append(parse_table("QUEUE", name, connection.names))
+        except errors.BadOption as error:
+            problem = f"a row of {names[name]}.stream names this queue, expected {error.expected}"
+            fix = "find out which login wrote the row, and delete the row"
+            found.append(Finding(error.found, "no_address", "warning", problem, fix))
+    return queues, found
 
 
 # ---------------------------------------------------------------- subscriptions

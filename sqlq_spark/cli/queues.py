@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sqlq_spark.admin.watch import Look
-    from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.send.delayed import Moved
-    from sqlq_spark.wire.address import QueueAddress
 
 app = Typer()
 
@@ -370,7 +368,10 @@ def doctor(
     connection = context.connect(options, "doctor")
     states, unread = find_states(connection) if state_schema is None else ([], {})
     states = states or ([] if unread else [options.state_schema])
-    unnamed, found = ([], []) if asked else all_queues(connection, options, states)
+    unnamed, found = ([], []) if asked else checks.queues_of_streams(connection, states)
+    if not asked:
+        there = [each.address for each in inspect.tables(connection) if not each.is_delayed]
+        unnamed = [*{connection.printed(each): each for each in (*there, *unnamed)}.values()]
     for state, reason in unread.items():
         problem = f"state schema {state} was not looked into: {reason}"
         found.append(Finding(connection.server, "state_unread", "note", problem, ""))
@@ -396,22 +397,6 @@ def doctor(
             screen.out().print("no problems found", style="green")
     if not is_fine:
         context.exit(cli.FOUND)
-
-
-def all_queues(
-    connection: Connection, options: DatabaseOptions, states: Sequence[str]
-) -> tuple[list[QueueAddress], list[Finding]]:
-    """The queues of the database, and those that streams read; and a finding for no address."""
-    found = [each.address for each in inspect.tables(connection) if not each.is_delayed]
-    known = {connection.printed(each) for each in found}
-    _, names = checks.of_states(connection, states)
-    unfit = []
-    for name in sorted(names.keys() - known):
-        try:
-            found.append(parse_table("QUEUE", name, options.naming))
-        except errors.BadOption as error:
-            unfit.append(checks.no_address(error, names[name]))
-    return found, unfit
 
 
 # ---------------------------------------------------------------- trail

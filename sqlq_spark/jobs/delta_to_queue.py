@@ -14,13 +14,11 @@ type is application/json. After a kill, start the job again: it sends nothing tw
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
-
-from sqlq_spark.jobs import runner, streams
+from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
@@ -29,13 +27,15 @@ from sqlq_spark.jobs.settings import (
     raw_options,
     setting,
 )
-from sqlq_spark.jobs.spark import read_table
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import one_of
 from sqlq_spark.send.frame import WRITTEN
 
-if TYPE_CHECKING:
+with suppress(ImportError):  # the runner says what to install
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+    from sqlq_spark.jobs import streams
 
 FEED = 'set changes = "feed" instead'
 NOT_OURS = {
@@ -86,9 +86,7 @@ class Settings(DatabaseSettings, StreamSettings):
                 raise BadSettings(reason=f"setting {each} in [columns]: expected one of {known}")
 
     def write(self) -> dict[str, str]:
-        sink = dict(self.sink)
-        if "contenttype" not in map(str.lower, sink):
-            sink["contentType"] = "application/json"
+        sink = {"contentType": "application/json", **self.sink}  # of which the last one counts
         return raw_options(SinkOptions, sink, **self.login(), queue=self.queue, topics=self.topics)
 
     def options(self) -> list[SourceOptions | SinkOptions]:
@@ -100,14 +98,11 @@ class Settings(DatabaseSettings, StreamSettings):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The messages to send, as a stream."""
-        reader = spark.readStream.options(**self.delta)
-        if self.changes == "feed":
-            changes = read_table(reader.option("readChangeFeed", "true"), self.table)
-            rows = changes.where("_change_type <> 'update_preimage'")  # the state before an update
-        else:
-            rows = read_table(reader, self.table)
-        if self.where is not None:
-            rows = rows.where(self.where)
+        feed = self.changes == "feed"
+        reader = spark.readStream.options(**self.delta, readChangeFeed=feed)
+        rows = streams.read_table(reader, self.table).where(self.where or "true")
+        if feed:
+            rows = rows.where("_change_type <> 'update_preimage'")  # the state before an update
         columns = {"body": "to_json(struct(*))", **self.columns}
         return rows.select(*(F.expr(text).alias(name) for name, text in columns.items()))
 
@@ -116,7 +111,9 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     options = settings.write()
     streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
     writer = settings.frame(spark).writeStream.format("sqlqueue").options(**options)
-    return {**streams.follow(streams.start(writer, settings))}
+    with streams.sigterm() as asked:
+        tally = streams.watch(streams.start(writer, settings), asked)
+    return {"messages": tally.messages, "batches": tally.batches}
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -9,26 +9,39 @@ Collect an error queue in a Delta table of failures and one of groups; return fa
 It then writes the table of groups again. A group has failures of one exception and one stack.
 
 `retry` returns the failures of some groups or ids to the queues in which they failed, each exactly
-once. It first writes a request into their rows. Then it sends them in one transaction, which also
-enters the request into the database's dispatch log. Then it marks them as returned. After a kill,
-the next `retry` finishes each open request. It does not send a request again that is in the
-dispatch log, and reports one that this dispatch log does not have.
+once:
+
+    open     the request's id is entered into the dispatch log
+    choose   the id is written into the rows to return, in one commit of the table; no other
+             request can choose these rows
+    send     the rows are sent in one transaction, which enters this into the dispatch log
+    mark     the rows are marked as returned, in one commit of the table
+
+A kill before `choose` has no effect. After it the request is pending, and the next `retry` finishes
+it: it sends the rows, unless the dispatch log says that they were sent, and marks them. It reports
+a request that this dispatch log does not have: it belongs to another database or stateSchema.
 
 Failures that cannot be returned, and ids or groups that are not in the table, are reported, and the
-exit code is 1. If a request's queue no longer exists, use `--give-up`.
+exit code is 1. If a request's queue no longer exists, use `--give-up`. Its rows can then be chosen
+again.
 """
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
+import stamina
 
-from sqlq_spark.jobs import failures, runner, streams
+from sqlq_spark.admin import failed_messages
+from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
@@ -39,13 +52,65 @@ from sqlq_spark.jobs.settings import (
     setting,
     texts,
 )
-from sqlq_spark.jobs.spark import delete_rows, has_table, is_path, read_table
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, one_of
+from sqlq_spark.send import dispatch
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.header_columns import parse_headers
+
+with suppress(ImportError):  # the runner says what to install
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+    from sqlq_spark import functions
+    from sqlq_spark.jobs import table_writer
+    from sqlq_spark.jobs.streams import delete_rows, has_table, is_path, quote_table, read_table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from collections.abc import Callable, Iterable, Mapping
+
+T = TypeVar("T")
+
+# `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: the part up to the parenthesis.
+# The quantifiers are possessive, so that a line of a megabyte takes one pass.
+FRAME = r"(?m)^[ \t]++[^\s(]++[ \t]++([^\s(][^(\r\n]*+\([^)\r\n]*+\))"
+GUID = r"(?i)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
+NUMBERED = r"(?<=__|DisplayClass)[0-9]++(?:_[0-9]++)*+"  # as in <Handle>d__5, DisplayClass3_0
+ADDRESS = r"0x[0-9a-fA-F]++"
+QUOTED = r"\"[^\"]*+\"|'[^']*+'"
+NUMBER = r"[0-9]++"
+DIGITS = 16  # of a digest, in hex
+
+# when a message failed; without such a header, when it was collected
+SEEN = "coalesce(timeOfFailure, collected)"
+HOMELESS = "it has no header NServiceBus.FailedQ, or corrupt headers"
+COLUMNS = (
+    "id AS failureId",
+    "coalesce(ownId, id) AS messageId",
+    "digest",
+    "exceptionType",
+    "exceptionMessage",
+    "if(readable, failedQueue, NULL) AS failedQueue",
+    "timeOfFailure",
+    "messageTypes",
+    "headers",
+    "body",
+    "queue AS errorQueue",
+    "seq",
+    "current_timestamp() AS collected",
+    "CAST(NULL AS STRING) AS request",
+    "CAST(NULL AS TIMESTAMP) AS returned",
+)
+GROUPS = (
+    "count(*) AS failures",
+    "count(returned) AS returned",
+    f"min({SEEN}) AS firstSeen",
+    f"max({SEEN}) AS lastSeen",
+    "min(exceptionType) AS exceptionType",
+    f"max_by(exceptionMessage, {SEEN}) AS sampleMessage",
+    "array_sort(collect_set(failedQueue)) AS failedQueues",
+    "array_sort(array_distinct(flatten(collect_set(messageTypes)))) AS messageTypes",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +171,7 @@ class Settings(DatabaseSettings, StreamSettings):
             allowedDestinations=self.allowed_destinations,
         )
 
-    def write(self, request: str | None = None) -> dict[str, str]:
+    def write(self, request: str) -> dict[str, str]:
         """Options of the sink; a request is sent only once."""
         return raw_options(
             SinkOptions,
@@ -117,23 +182,18 @@ class Settings(DatabaseSettings, StreamSettings):
             transactionMode=None,
             queue=None,
             topics=None,
-            txnAppId=None if request is None else f"triage:{request}",
-            txnVersion=None if request is None else "0",
+            txnAppId=f"triage:{request}",
+            txnVersion="0",
             allowedDestinations=self.allowed_destinations,
         )
 
-    def __post_init__(self) -> None:
-        """Reject settings that would overwrite the failures by the groups."""
-        if self.groups_into.rstrip("/") == self.table.rstrip("/"):
-            raise BadSettings(
-                reason=f"setting groups_table is {self.groups_table!r}: expected another table "
-                "than table"
-            )
-
     def options(self) -> list[SourceOptions | SinkOptions]:
+        if self.groups_into.rstrip("/") == self.table.rstrip("/"):
+            reason = f"setting groups_table is {self.groups_table!r}: expected another table "
+            raise BadSettings(reason=f"{reason}than table")
         source = SourceOptions.parse(self.read())
         if self.mode == "retry":
-            return [source, SinkOptions.parse(self.write())]
+            return [source, SinkOptions.parse(self.write("check"))]
         if self.checkpoint is None:
             raise BadSettings(reason="setting checkpoint is missing: mode collect needs a folder")
         if self.groups or self.ids or self.give_up or self.limit:
@@ -149,56 +209,38 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
 
 
 def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """Receive the error queue into the table, and write the groups after each batch."""
+    """
+    Receive the error queue into the table, and write the groups at the end.
 
-    def write(received: DataFrame) -> StreamingQuery:
-        writer = failures.failures(received).writeStream
-        return streams.start(writer, settings, settings.table)
-
-    class Tidy(StreamingQueryListener):
-        def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
-            pass
-
-        def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
-            if event.progress.numInputRows:
-                tidy(spark, settings, totals)
-
-        def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
-            pass
-
+    A stream that runs on writes them after each batch. With Spark Connect the totals have no
+    failures that it deleted then.
+    """
     totals = Counter[str]()
-    listener, runs_on = Tidy(), settings.trigger != "availableNow"
-    if runs_on:
-        spark.streams.addListener(listener)
-    try:
-        received = streams.receive(spark, settings, write)
-    finally:
-        if runs_on:
-            spark.streams.removeListener(listener)
+
+    def write(batch: DataFrame, query: str, number: int) -> None:
+        table_writer.append_delta(batch, settings.table, query, number)
+        if settings.trigger != "availableNow":
+            tidy(batch.sparkSession, settings, totals)
+
+    received = table_writer.receive(spark, settings, failures, write)
     groups = tidy(spark, settings, totals)
     return received | totals | {"groups": groups}
 
 
 def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     """Finish the requests of earlier runs, then return the chosen failures."""
-    source = SourceOptions.parse(settings.read())
-    work = failures.Retry(spark, settings.table, source, settings.write)
-    freed = work.give_up(settings.give_up)
-    resumed, waiting = work.resume()
-    left = None if settings.limit is None else max(0, settings.limit - resumed)
-    returned, staying = work.do(groups=settings.groups, ids=settings.ids, limit=left)
-    missing = work.missing(groups=settings.groups, ids=settings.ids)
-    totals = Counter[str]()
-    tidy(spark, settings, totals)
-    return {
-        "returned": returned,
-        "resumed": resumed,
-        "freed": freed,
-        "staying": waiting | staying,
-        "missing": missing,
-        **totals,
-        "found": bool(waiting or staying or missing),
-    }
+    if not has_table(spark, settings.table):
+        raise BadSettings(
+            reason=f"setting table is {settings.table!r}: expected a table that mode collect made"
+        )
+    work = Retry(spark, settings)
+    work.resume()
+    limit, resumed = settings.limit, work.totals["resumed"]
+    work.do(None if limit is None else max(0, limit - resumed))
+    missing = work.missing()
+    tidy(spark, settings, work.totals)
+    found = bool(work.staying or missing)
+    return {**work.totals, "staying": work.staying, "missing": missing, "found": found}
 
 
 def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
@@ -213,23 +255,250 @@ def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
     """
     if not has_table(spark, settings.table):
         return 0
-    into = settings.groups_into
-
-    def delete() -> int:
-        old = f"returned < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
-        return delete_rows(spark, settings.table, old)
-
     if settings.retention_days is not None:
-        end = datetime.now(UTC) - timedelta(days=settings.retention_days)
-        totals["deletedFailures"] += failures.retry_conflicts(delete)
-
-    def overwrite() -> None:
-        found = failures.groups(read_table(spark.read, settings.table))
-        writer = found.coalesce(1).write.format("delta").mode("overwrite")
-        writer.save(into) if is_path(into) else writer.saveAsTable(into)
-
-    failures.retry_conflicts(overwrite)
+        seconds = round(settings.retention_days * 86_400)
+        old = f"returned < current_timestamp() - INTERVAL '{seconds}' SECOND"
+        delete = partial(delete_rows, spark, settings.table, old)
+        totals["deletedFailures"] += retry_conflicts(delete)
+    groups = read_table(spark.read, settings.table).groupBy("digest").agg(*map(F.expr, GROUPS))
+    writer, into = groups.coalesce(1).write.format("delta").mode("overwrite"), settings.groups_into
+    retry_conflicts(partial(writer.save if is_path(into) else writer.saveAsTable, into))
     return read_table(spark.read, into).count()
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+# ---------------------------------------------------------------- rows and groups
+
+
+def digest() -> Column:
+    """
+    The digest of a failure, 16 hexadecimal digits; never null.
+
+    It is computed from the exception's type and stack trace. It leaves out what differs between
+    failures or builds: line numbers, files, addresses, guids, numbers from the compiler and
+    translated words. Without a stack trace the message is used, without numbers and quoted text.
+    These are Spark expressions. None raises an error, and each takes one pass over a text of any
+    size.
+    """
+    _, kind, message, _ = functions.failure(json=True)
+    trace = functions.header("headers", f"{wire.EXCEPTION_INFO}StackTrace", json=True)
+    frames = F.regexp_extract_all(trace, F.lit(FRAME), F.lit(1))
+    stack = F.nullif(mask(F.array_join(frames, "\n"), GUID, ADDRESS, NUMBERED), F.lit(""))
+    plain = mask(message, GUID, QUOTED, ADDRESS, NUMBER)
+    whole = F.concat_ws("\n", kind, F.coalesce(stack, plain))
+    return F.substring(F.sha2(whole.cast("binary"), 256), 1, DIGITS)
+
+
+def mask(text: Column, *patterns: str) -> Column:
+    """Replace what matches a pattern by #."""
+    for pattern in patterns:
+        text = F.regexp_replace(text, pattern, "#")
+    return text
+
+
+def failures(received: DataFrame) -> DataFrame:
+    """
+    Messages of an error queue, as rows of a table of failures.
+
+    Args:
+        received: a read with headersFormat=json.
+
+    Returns:
+        Headers, body, and columns of the failure. `failedQueue` is null for poison messages: Spark
+        can read some headers that an endpoint cannot, and would return them as a different message.
+        `request` and `returned` are null until the message is returned.
+    """
+    is_readable = F.udf(lambda text: parse_headers(text) is not None, "boolean", useArrow=False)
+    return received.select(
+        "*",
+        functions.header("headers", wire.MESSAGE_ID, json=True).alias("ownId"),
+        functions.message_types("headers", json=True).alias("messageTypes"),
+        *functions.failure(json=True),
+        digest().alias("digest"),
+        is_readable("headers").alias("readable"),
+    ).selectExpr(*COLUMNS)
+
+
+# ---------------------------------------------------------------- return
+
+
+class Retry:
+    """Returns the failures of one table, and counts them in `totals` and, by reason, `staying`."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self.spark = spark
+        self.settings = settings
+        self.totals = Counter(returned=0, resumed=0, freed=0)
+        self.staying = Counter[str]()
+
+    @property
+    def rows(self) -> DataFrame:
+        return read_table(self.spark.read, self.settings.table)
+
+    def pending(self) -> list[str]:
+        open_ = self.rows.where("request IS NOT NULL AND returned IS NULL")
+        return sorted(request for (request,) in open_.select("request").distinct().collect())
+
+    def resume(self) -> None:
+        """
+        Finish the requests of earlier runs. If one cannot be finished, the others still are.
+
+        Raises:
+            BadSettings: a request to give up is not pending; none was given up.
+        """
+        pending = self.pending()
+        if strange := sorted({*self.settings.give_up} - {*pending}):
+            known = ", ".join(pending) or "none"
+            raise BadSettings(
+                reason=f"setting give_up names {strange[0]!r}: expected a pending request ({known})"
+            )
+        for request in pending:
+            self.finish(request, "resumed")
+
+    def missing(self) -> list[str]:
+        """The chosen groups and ids that no failure of the table has."""
+        chosen = {*self.settings.groups, *self.settings.ids}
+        names = F.explode(F.array("digest", "failureId", "messageId")).alias("name")
+        found = self.rows.select(names).where(among("name", chosen)).distinct().collect()
+        return sorted(chosen - {name for (name,) in found})
+
+    def do(self, limit: int | None) -> None:
+        """
+        Return the chosen failures: those of some groups, or with some ids of messages or failures.
+
+        At most `limit`, the oldest first; None: all.
+        """
+        groups, ids = among("digest", self.settings.groups), self.settings.ids
+        chosen = f"{groups} OR {among('failureId', ids)} OR {among('messageId', ids)}"
+        wanted = f"request IS NULL AND returned IS NULL AND ({chosen})"
+        counted = by_queue(self.rows.where(wanted))
+        there, reasons = self.sources(counted)
+        for text in counted.keys() - there.keys():
+            self.staying[reasons.get(text or "", HOMELESS)] += counted[text]
+        if there and limit != 0:
+            request = str(uuid.uuid4())
+            in_log(self.settings.write(request), dispatch.open_request)
+            key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
+            # a newer commit may leave fewer
+            merge = (
+                f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM (SELECT {key} "  # noqa: S608 - by `literal`
+                f"FROM {table} WHERE {wanted} AND {among('failedQueue', there)} "
+                f"ORDER BY {SEEN}, {key} LIMIT {'ALL' if limit is None else limit})) AS o "
+                "ON t.errorQueue = o.errorQueue AND t.seq = o.seq AND t.failureId = o.failureId "
+                "AND t.request IS NULL AND t.returned IS NULL "
+                f"WHEN MATCHED THEN UPDATE SET request = {literal(request)}"
+            )
+            retry_conflicts(lambda: self.spark.sql(merge).collect())
+            self.finish(request, "returned")
+
+    def finish(self, request: str, total: str) -> None:
+        """
+        Send the failures of a request, unless they were sent, and mark them.
+
+        They stay if one of its queues no longer exists, or the dispatch log does not have it. If
+        the request was given up, they can be chosen again.
+        """
+        which = f"request = {literal(request)} AND returned IS NULL"
+        counted = by_queue(self.rows.where(which))
+        messages, sink, stuck = sum(counted.values()), self.settings.write(request), ""
+        if not messages:
+            return
+        state = in_log(sink, dispatch.read_state)
+        if state == dispatch.UNKNOWN:
+            stuck = (
+                "the dispatch log does not have it. It was begun in another database or "
+                "stateSchema, and may have been sent there. "
+                "Set the url and the [sink] with which it was begun"
+            )
+        elif state == dispatch.OPEN:
+            if request in self.settings.give_up:
+                in_log(sink, dispatch.give_up)
+            else:
+                stuck = self.send(request, self.rows.where(which), counted)
+            state = in_log(sink, dispatch.read_state)
+        if stuck:
+            what = f"request {request} of table {self.settings.table} cannot be finished: {stuck}"
+            reason = f"{what}. The next run then finishes it, and sends nothing twice."
+            self.staying[reason] += messages
+            return
+        given_up = state == dispatch.GIVEN_UP
+        self._update(which, "request = NULL" if given_up else "returned = current_timestamp()")
+        self.totals["freed" if given_up else total] += messages
+
+    def send(self, request: str, rows: DataFrame, counted: Iterable[str | None]) -> str:
+        """Send the failures of a request, only once; returns why that is not possible, or ""."""
+        there, reasons = self.sources(counted)
+        if reasons:
+            found = "; ".join(sorted(set(reasons.values()))).rstrip(".")
+            return f"{found}. Create the queue, or give the request up with --give-up {request}"
+        queues = F.create_map(*map(F.lit, chain(*there.items())))
+        sent = rows.withColumnRenamed("failureId", "id").select(
+            *functions.return_to_source(json=True)[:-1],
+            queues[F.col("failedQueue")].alias("queue"),
+        )
+        sent.write.format("sqlqueue").options(**self.settings.write(request)).mode("append").save()
+        return ""
+
+    def sources(self, texts: Iterable[str | None]) -> tuple[dict[str, str], dict[str, str]]:
+        """The canonical addresses of failed queues, and the reasons why others have none."""
+        source = SourceOptions.parse(self.settings.read())
+        with Session(source, "triage") as session:
+            connection = session.open()
+            wanted = [text for text in texts if text]
+            found = failed_messages.sources(connection, source.address, wanted, source)
+            reasons = {text: each for text, each in found.items() if isinstance(each, str)}
+            there = {
+                text: connection.canonical(each)
+                for text, each in found.items()
+                if not isinstance(each, str)
+            }
+            return there, reasons
+
+    def _update(self, which: str, change: str) -> None:
+        text = f"UPDATE {quote_table(self.settings.table)} SET {change} WHERE {which}"  # noqa: S608 - by `literal`
+        retry_conflicts(lambda: self.spark.sql(text).collect())
+
+
+def by_queue(failures: DataFrame) -> dict[str | None, int]:
+    return dict(failures.groupBy("failedQueue").count().collect())
+
+
+def literal(value: str) -> str:
+    """Any text as an SQL literal, because Delta's UPDATE takes no parameters."""
+    return f"decode(unhex('{value.encode().hex()}'), 'UTF-8')"
+
+
+def among(column: str, values: Iterable[str]) -> str:
+    """The condition that a column has one of the texts."""
+    listed = ", ".join(map(literal, values))
+    return f"{column} IN ({listed})" if listed else "false"
+
+
+# ---------------------------------------------------------------- the dispatch log, and conflicts
+
+
+def in_log(sink: Mapping[str, str], work: Callable[..., T]) -> T:
+    """Read or change a request in the dispatch log, by the options of the write that sends it."""
+    options = SinkOptions.parse(sink)
+    call = partial(work, sink=f"app:{options.txn_app_id}", timeout=options.query_timeout)
+    with StateSession(options, "triage") as session:
+        return session.run_with_retries(call)
+
+
+# Delta's errors if another commit came first; a second attempt succeeds, or finds nothing to do
+CONFLICT = re.compile(
+    r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
+    r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
+)
+ATTEMPTS = 8  # to commit, with pauses of 8 s in total
+
+
+def retry_conflicts(work: Callable[[], T]) -> T:
+    """Do one commit of a table, and try again if another commit came first."""
+    return stamina.retry(
+        on=lambda error: bool(CONFLICT.search(f"{type(error).__name__}: {error}")),
+        attempts=ATTEMPTS,
+        timeout=None,
+    )(work)()
+
+
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

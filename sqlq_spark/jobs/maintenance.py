@@ -17,45 +17,36 @@ skipped, with a finding, if its table could run code of its owner.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
+from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.admin.problems import Finding, unreadable
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.trust import DELAYED, RETURNED, Destinations
-from sqlq_spark.errors import (
-    BadOption,
-    ConnectionLost,
-    DatabaseFailure,
-    QueueNotFound,
-    RightMissing,
-)
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import DatabaseSettings, number, pairs, raw_options, setting
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import flag
-from sqlq_spark.options.names import parse_table
-from sqlq_spark.send import DUE_BATCH
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.dispatch import delete_abandoned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
     from pyspark.sql import SparkSession
 
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
 DAY = 86_400.0  # seconds
+FIX = "fix the queue, or list the queues to maintain in the setting queues"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,163 +90,66 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
         `queues`; by step `expired`, `moved`, `findings`, `receipts`; and `found`, whether there is
         an error or such receipts.
     """
-    options, totals = settings.database, dict[str, Any]()
+    options = settings.database
+    named = isinstance(options, SourceOptions)
+    steps = {"expired": settings.purge_expired, "moved": settings.move_due}
+    done = Counter({step: 0 for step, wanted in steps.items() if wanted})
     with Session(options, "maintenance") as session:
-        work = Maintenance(session, options)
-        queues = session.run_with_retries(work.choose_queues)
-        there = session.run_with_retries(partial(work.trusted, queues=queues))
-        totals["queues"] = len(queues)
-        if settings.purge_expired:
-            totals["expired"] = work.in_each(there, work.delete_expired)
-        if settings.move_due:
-            totals["moved"] = work.in_each(there, work.move_due)
-        if work.state:
-            session.run_with_retries(work.delete_staged)
-        if settings.doctor:
-            work.findings += session.run_with_retries(partial(work.check, queues=queues))
-        if settings.doctor or work.findings:
-            # once each: a lost connection repeats what found them
-            totals["findings"] = [asdict(each) for each in dict.fromkeys(work.findings)]
-        if settings.receipts_days is not None:
-            older = settings.receipts_days * DAY
-            totals["receipts"] = session.run_with_retries(partial(work.old_receipts, older=older))
-    for each in totals.get("findings", ()):
-        runner.print_line("{severity}  {where}: {found}. Fix: {fix}".format(**each))
-    for each in totals.get("receipts", ()):
-        line = "receipts left  {queue}: {messages} messages of stream {stream}"
-        runner.print_line(line.format(**each))
-    errors = [each for each in totals.get("findings", ()) if each["severity"] == "error"]
-    return totals | {"found": bool(errors or totals.get("receipts"))}
-
-
-class Maintenance:
-    """The steps on one database; each but `in_each` is repeated if its connection is lost."""
-
-    def __init__(self, session: Session, options: DatabaseOptions) -> None:
-        """Begin."""
-        self.session = session
-        self.options = options
-        self.named = isinstance(options, SourceOptions)  # whether the settings name the queues
-        self.state = not session.run_with_retries(checks.of_state)  # whether it can be read
-        self.findings: list[Finding] = []
-
-    def transaction(self, connection: Connection) -> AbstractContextManager[None]:
-        return transaction(connection, timeout=self.options.query_timeout)
-
-    def choose_queues(self, connection: Connection) -> list[QueueAddress]:
-        """The named queues, or those of all streams; none without state tables. Adds findings."""
-        if isinstance(self.options, SourceOptions):
-            return list(self.options.addresses)
-        if not self.state:
-            return []
-        with self.transaction(connection):
-            names = {name for each in inspect.streams(connection) for name in each.queues}
-        queues: list[QueueAddress] = []
-        for name in sorted(names):
+        repeat = session.run_with_retries
+        queues, findings = repeat(partial(choose_queues, settings=settings))
+        for queue in [each for each, trusted in queues.items() if trusted]:
             try:
-                queues.append(parse_table("queues", name, self.options.naming))
-            except BadOption as error:
-                self.findings.append(checks.no_address(error, self.options.state_schema))
-        return queues
-
-    def trusted(self, connection: Connection, queues: Sequence[QueueAddress]) -> list[QueueAddress]:
-        """
-        The queues without those of streams that cannot be maintained.
-
-        The check reports those that no longer exist. A finding is added for those that are not
-        trusted.
-        """
-        if self.named:
-            return list(queues)
-        there: list[QueueAddress] = []
-        for queue in queues:
-            if not connection.columns(queue):
-                continue
-            with self.transaction(connection):
-                reason = distrust(connection, queue)
-            if reason is None:
-                there.append(queue)
-                continue
-            self.findings.append(
-                Finding(
-                    where=connection.printed(queue),
-                    name="not_maintained",
-                    severity="warning",
-                    found=f"the job skips it: {reason.rstrip('.')}",
-                    fix="name the queue in the setting queues, if you trust its owner",
-                )
-            )
-        return there
-
-    def in_each(self, queues: Sequence[QueueAddress], step: Callable[[QueueAddress], int]) -> int:
-        """Do a step in each queue; an error in one that nobody named is a finding. The sum."""
-        total = 0
-        for queue in queues:
-            try:
-                total += step(queue)
-            except ConnectionLost:
-                raise
-            except DatabaseFailure as error:
-                if self.named:
+                done.update(repeat(partial(maintain, queue=queue, settings=settings)))
+            except errors.DatabaseFailure as error:
+                if named or isinstance(error, errors.ConnectionLost):
                     raise
-                where = self.session.run_with_retries(methodcaller("printed", queue))
-                fix = "fix the queue, or list the queues to maintain in the setting queues"
-                self.findings.append(Finding(where, "not_maintained", "error", str(error), fix))
-        return total
+                where = repeat(methodcaller("printed", queue))
+                findings.append(Finding(where, "not_maintained", "error", str(error), FIX))
+        work = partial(keep_state, days=settings.receipts_days)
+        receipts = [] if repeat(checks.of_state) else repeat(work)
+        if settings.doctor:
+            check = partial(checks.run_all_checks, queues=[*queues])
+            findings += repeat(partial(check, unnamed=() if named else queues))
+    totals: dict[str, Any] = {"queues": len(queues), **done}
+    if settings.doctor or findings:
+        totals["findings"] = [asdict(each) for each in findings]
+    if settings.receipts_days is not None:
+        totals["receipts"] = receipts
+    for each in findings:
+        runner.print_line(f"{each.severity}  {each.where}: {each.found}. Fix: {each.fix}")
+    found = bool(receipts) or any(each.severity == "error" for each in findings)
+    return totals | {"found": found}
 
-    def delete_expired(self, queue: QueueAddress) -> int:
-        """Delete expired messages, a batch a transaction; a lost answer loses only its count."""
-        gone: list[int] = []
 
-        def work(connection: Connection) -> None:
-            gone.extend(purge.purge_expired(connection, queue))
+def choose_queues(
+    connection: Connection, settings: Settings
+) -> tuple[dict[QueueAddress, bool], list[Finding]]:
+    """
+    Choose the named queues, or those of all streams; without state tables there are none.
 
-        self.session.run_with_retries(work)
-        return sum(gone)
-
-    def move_due(self, queue: QueueAddress) -> int:
-        """Move all due messages; see `Mover.move` for a lost answer."""
-        mover = Mover(queue, self.options if self.named else replace(self.options, allowed=()))
-        if not self.session.run_with_retries(methodcaller("columns", mover.delayed)):
-            return 0
-        messages = 0
-        while True:
-            batch = self.session.run_with_retries(mover.move).messages
-            messages += batch
-            if batch < DUE_BATCH:
-                return messages
-
-    def delete_staged(self, connection: Connection) -> None:
-        """Delete what killed writes left, if this login may."""
-        with suppress(RightMissing), self.transaction(connection):
-            delete_abandoned(connection)
-
-    def check(self, connection: Connection, queues: Sequence[QueueAddress]) -> list[Finding]:
-        """Check queues and server; queues that nobody named are read only if that is safe."""
-        if self.named:
-            return checks.run_all_checks(connection, queues)
-        there = [each for each in queues if connection.columns(each)]
-        absent = [connection.printed(each) for each in queues if each not in there]
-        return checks.run_all_checks(connection, there, unnamed=there) + [
-            unreadable(each, QueueNotFound(queue=each, server=connection.server)) for each in absent
-        ]
-
-    def old_receipts(self, connection: Connection, older: float) -> list[dict[str, Any]]:
-        """Streams that hold receipts and gave no sign for `older` seconds."""
-        if not self.state:
-            return []
-        with self.transaction(connection):
-            streams = inspect.unseen_streams(connection, older)
-        return [
-            {
-                "stream": each.stream,
-                "queue": each.queue,
-                "receipts": each.receipts,
-                "messages": each.held,
-                "seen": each.seen.isoformat(),
-            }
-            for each in streams
-        ]
+    Returns:
+        The queues that exist, and whether to maintain each; and findings, for a stream's queue that
+        does not exist, is no address, or is not trusted.
+    """
+    options = settings.database
+    if isinstance(options, SourceOptions):
+        return dict.fromkeys(options.addresses, True), []
+    there: dict[QueueAddress, bool] = {}
+    queues, findings = checks.queues_of_streams(connection, [connection.state])
+    for queue in queues:
+        where = connection.printed(queue)
+        if connection.columns(queue):
+            with transaction(connection):
+                reason = distrust(connection, queue)
+            there[queue] = reason is None
+            if reason is not None:
+                problem = f"the job skips it: {reason.rstrip('.')}"
+                fix = "name the queue in the setting queues, if you trust its owner"
+                findings.append(Finding(where, "not_maintained", "warning", problem, fix))
+        elif settings.doctor:
+            error = errors.QueueNotFound(queue=where, server=connection.server)
+            findings.append(unreadable(where, error))
+    return there, findings
 
 
 def distrust(connection: Connection, queue: QueueAddress) -> str | None:
@@ -270,4 +164,43 @@ def distrust(connection: Connection, queue: QueueAddress) -> str | None:
     return next((str(reason) for reason in reasons.values()), None)
 
 
-main = partial(runner.program, __doc__, Settings, run, spark=False)  # the entry point of the wheel
+def maintain(connection: Connection, queue: QueueAddress, settings: Settings) -> dict[str, int]:
+    """Do the steps on a queue, a batch a transaction; a lost answer loses only their counts."""
+    options, done = settings.database, dict[str, int]()
+    if settings.purge_expired:
+        done["expired"] = sum(purge.purge_expired(connection, queue))
+    if settings.move_due:
+        if not settings.queues:
+            options = replace(options, allowed=())
+        mover = Mover(queue, options)
+        if connection.columns(mover.delayed):
+            done["moved"] = mover.move_all(connection).messages
+    return done
+
+
+def keep_state(connection: Connection, *, days: float | None) -> list[dict[str, Any]]:
+    """
+    Delete what killed writes left, if this login may.
+
+    Returns:
+        Streams that hold receipts and gave no sign for so many days.
+    """
+    with suppress(errors.RightMissing), transaction(connection):
+        delete_abandoned(connection)
+    if days is None:
+        return []
+    with transaction(connection):
+        streams = inspect.unseen_streams(connection, days * DAY)
+    return [
+        {
+            "stream": each.stream,
+            "queue": each.queue,
+            "receipts": each.receipts,
+            "messages": each.held,
+            "seen": each.seen.isoformat(),
+        }
+        for each in streams
+    ]
+
+
+main = runner.Job(__doc__, Settings, run, spark=False)  # the entry point of the wheel

@@ -14,16 +14,15 @@ The job reports to ServiceControl that messages that it returned are in the tabl
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
-
-from sqlq_spark.functions import message_type, time_sent
-from sqlq_spark.jobs import bodies, runner, streams, table_writer
+from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
@@ -32,21 +31,33 @@ from sqlq_spark.jobs.settings import (
     raw_options,
     setting,
     texts,
-    unreadable,
 )
-from sqlq_spark.jobs.spark import is_path
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, flag, one_of
+
+with suppress(ImportError):  # the runner says what to install
+    from pyspark.errors import PySparkException
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+    from sqlq_spark import functions
+    from sqlq_spark.jobs import bodies, streams, table_writer
+    from sqlq_spark.jobs.streams import is_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
+SHARED = ("allowedDestinations", "queryTimeout", "stateSchema")  # options of the read and the sink
+LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
+OTHER = "other"  # the table of the types without their own
+STEM = 60  # the last characters of a type's name that its table's or partition's name contains
+BODY_ONLY = ("id", "seq", "queue", "messageType", "sentAt", "receivedAt", "body")
 PARTITIONS = {"date": "date", "type": "typePartition"}
-BODY_ONLY = ["id", "seq", "queue", "messageType", "sentAt", "receivedAt", "body"]
-ADDED = ("messageType", "sentAt", "receivedAt", *PARTITIONS.values())
+PLAIN = "regexp_replace(messageType, '[^A-Za-z0-9._-]+', '_')"  # the name of a type is untrusted
+FOLDERS = {
+    "date": "to_date(receivedAt) AS date",
+    "type": f"coalesce(right({PLAIN}, {STEM}), '{OTHER}') AS typePartition",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +81,7 @@ class Settings(DatabaseSettings, StreamSettings):
         default=None,
     )
     schema: str | None = setting(
-        "The columns of a JSON body: Spark's DDL, or a file .ddl that has it. Without split.",
-        default=None,
+        "The columns of a JSON body, in Spark's DDL. Without split.", default=None
     )
     schemas: dict[str, str] = setting(
         "With split: full type name = its schema, as in the setting schema.", pairs
@@ -98,67 +108,51 @@ class Settings(DatabaseSettings, StreamSettings):
     )
 
     def __post_init__(self) -> None:
-        """Read the files of schemas, and check settings that depend on each other."""
-        ddl = {each: read_ddl(f"{each} in [schemas]", text) for each, text in self.schemas.items()}
-        object.__setattr__(self, "schemas", ddl)  # frozen
-        if self.schema is not None:
-            object.__setattr__(self, "schema", read_ddl("schema", self.schema))
-        for wrong, reason in self._conflicts():
-            if wrong:
-                raise BadSettings(reason=reason)
-
-    def _conflicts(self) -> Iterator[tuple[object, str]]:
-        """What is wrong if a condition is true, one after the other."""
-        for each in self.partition_by:
-            twice = self.partition_by.count(each) > 1
-            reason = f"setting partition_by names {each!r}: expected date, type"
-            yield each not in PARTITIONS or twice, reason
+        """Check settings that depend on each other."""
+        split, ddl = self.split, self.ddl
+        wrong = {  # the reason → whether it holds
+            "settings names and schemas need split = true; without split use schema": (
+                (self.names or self.schemas) and not split
+            ),
+            f"setting table is {self.table!r}: expected a name of an Iceberg catalog, for example "
+            "lake.shop.orders": self.format == "iceberg" and is_path(self.table),
+            "setting schema is for one table: with split use [schemas]": self.schema and split,
+            "setting error_queue is missing: messages whose body does not fit the schema go "
+            "there": ddl and self.error_queue is None,
+            "setting schema_prefix needs schema or [schemas]": self.schema_prefix and not ddl,
+            f"setting partition_by is {', '.join(self.partition_by)}: expected date, type": (
+                len({*self.partition_by} & PARTITIONS.keys()) < len(self.partition_by)
+            ),
+        }
         for name in self.names.values():
             reason = f"setting names has {name!r}: expected letters, digits and underscores"
-            yield not re.fullmatch(r"[A-Za-z0-9_]{1,100}", name), reason
-        yield self.names and not self.split, "setting names needs split = true"
-        reason = f"setting table is {self.table!r}: expected a name of an Iceberg catalog, "
-        reason += "for example lake.shop.orders"
-        yield self.format == "iceberg" and is_path(self.table), reason
-        yield (
-            self.schema is not None and self.split,
-            "setting schema is for one table: with split use [schemas]",
-        )
-        yield (
-            self.schemas and not self.split,
-            "setting schemas needs split = true; without split use schema",
-        )
-        yield (
-            self.ddl and self.error_queue is None,
-            "setting error_queue is missing: messages whose body does not fit the schema go there",
-        )
-        yield (
-            self.schema_prefix and not self.ddl,
-            "setting schema_prefix needs schema or [schemas]",
-        )
-        types: dict[str, str] = {}  # the first of each table
+            wrong[reason] = not re.fullmatch(r"[A-Za-z0-9_]{1,100}", name)
+        types = {OTHER: "other types"}  # the first of each table
         for each, name in sorted(self.named.items()):
-            first, ddl = types.setdefault(name.lower(), each), self.schemas.get(each)
+            first = types.setdefault(name.lower(), each)
             reason = f"setting names gives {each} and {first} the table {name}: expected the same "
-            yield ddl != self.schemas.get(first), reason + "schema for both"
-            yield (
-                ddl and name.lower() == table_writer.OTHER,
-                f"setting names gives {each} the table {name}, which has no schema",
-            )
+            wrong[reason + "schema for both"] = ddl.get(each) != ddl.get(first)
+        if reasons := [reason for reason, holds in wrong.items() if holds]:
+            raise BadSettings(reason="\n".join(reasons))
 
     @property
     def ddl(self) -> dict[str, str]:
         """The schemas: full name of a message type, or "" for all messages → DDL."""
-        return {**self.schemas} if self.schema is None else {"": self.schema}
+        return self.schemas if self.schema is None else {"": self.schema}
 
     @property
     def named(self) -> dict[str, str]:
         """Full name of a message type → table name, for types that always get a table."""
-        return {each: table_writer.table_name(each) for each in self.schemas} | self.names
+        return {each: table_name(each) for each in self.schemas} | self.names
 
     @property
     def partitions(self) -> list[str]:
         return [PARTITIONS[each] for each in self.partition_by]
+
+    @property
+    def json(self) -> bool:
+        """Whether headers are text."""
+        return self.form != "map"
 
     def read(self) -> dict[str, str]:
         return raw_options(
@@ -167,32 +161,26 @@ class Settings(DatabaseSettings, StreamSettings):
             **self.login(),
             queues=self.queues,
             errorQueue=self.error_queue,
-            headersFormat="map" if self.form == "map" else "json",
+            headersFormat="json" if self.json else "map",
         )
-
-    def answers(self) -> SinkOptions:
-        """Options of the sink of acknowledgements, which needs no state tables."""
-        return SinkOptions.parse(self._write(delivery="atLeastOnce"))
 
     def failures(self, application: str, number: int) -> dict[str, str]:
         """Options of the sink of failures."""
-        state = self.read().get("stateSchema")
-        return self._write(
-            queue=self.error_queue, stateSchema=state, txnAppId=application, txnVersion=str(number)
-        )
+        return self._sink(queue=self.error_queue, txnAppId=application, txnVersion=str(number))
 
-    def _write(self, **own: str | None) -> dict[str, str]:
-        shared = {"allowedDestinations", "queryTimeout"}
-        known = {name: text for name, text in self.read().items() if name in shared}
-        return raw_options(SinkOptions, known, **self.login(), **own)
+    def _sink(self, **own: str | None) -> dict[str, str]:
+        shared = {name: text for name, text in self.read().items() if name in SHARED}
+        return raw_options(SinkOptions, shared, **self.login(), **own)
+
+    def answers(self) -> SinkOptions:
+        """Options of the sink of acknowledgements, which needs no state tables."""
+        return SinkOptions.parse(self._sink(delivery="atLeastOnce"))
 
     def options(self) -> list[SourceOptions | SinkOptions]:
         opened: list[SourceOptions | SinkOptions] = [SourceOptions.parse(self.read())]
         if self.ddl:
             opened.append(SinkOptions.parse(self.failures("check", 0)))
-        if self.acknowledge_retries:
-            opened.append(self.answers())
-        return opened
+        return [*opened, self.answers()] if self.acknowledge_retries else opened
 
     def tables(self) -> dict[str, bool]:
         """The table that is written; it need not exist."""
@@ -204,78 +192,155 @@ class Settings(DatabaseSettings, StreamSettings):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows to write; with split without the columns of bodies."""
-        schemas = parse_schemas(spark, self)
-        rows = add_columns(streams.load(spark, self.read()), self)
-        writer = table_writer.Appender(self, schemas)
-        return writer.columns(bodies.add_columns(rows, schemas), next(iter(schemas), None))
-
-
-def read_ddl(name: str, given: str) -> str:
-    """
-    The DDL of a setting: its text, or the content of the file .ddl that it names.
-
-    Raises:
-        BadSettings: the file cannot be read, or there is no DDL.
-    """
-    text = given.strip()
-    if text.endswith(".ddl"):
-        try:
-            text = Path(text).read_text(encoding="utf-8-sig").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise unreadable(f"setting {name}", given, error) from None
-    if not text:
-        raise BadSettings(reason=f"setting {name} is empty: expected DDL, for example number INT")
-    return text
+        appender = Appender(self)
+        rows = appender.add_columns(streams.load(spark, self.read()))
+        return appender.columns(rows, appender.schema)
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    schemas = parse_schemas(spark, settings)
-    appenders: list[table_writer.Appender] = []
-
-    def write(received: DataFrame) -> StreamingQuery:
-        writer = bodies.add_columns(add_columns(received, settings), schemas).writeStream
-        own = settings.split or settings.acknowledge_retries or schemas
-        if own or settings.format == "iceberg":
-            appenders.append(table_writer.Appender(settings, schemas))
-            return streams.start(writer.foreachBatch(appenders[-1].write), settings)
-        writer = writer.option("mergeSchema", "true").partitionBy(*settings.partitions)
-        return streams.start(writer, settings, settings.table)
-
-    totals = streams.receive(spark, settings, write)
+    appender = Appender(settings)
+    totals = table_writer.receive(spark, settings, appender.add_columns, appender.write)
     connected = type(spark).__module__.startswith("pyspark.sql.connect")
     if settings.acknowledge_retries and not connected:
-        totals["unacknowledged"] = sum(each.unacknowledged for each in appenders)
+        totals["unacknowledged"] = appender.unacknowledged
     return totals
 
 
-def parse_schemas(spark: SparkSession, settings: Settings) -> list[bodies.Schema]:
-    """Parse the schemas of bodies, whose columns must be no others of the table."""
-    taken = [*SourceOptions.parse(settings.read()).columns, *ADDED]
-    return bodies.parse(spark, settings.ddl, settings.schema_prefix, taken)
+class Appender:
+    """
+    Writes a micro-batch into the table or tables, then failures, then acknowledges.
+
+    The table recognises a repeated write by a name and a number, and the sink of this package by
+    its dispatch log. So a job that is killed between these writes repeats the batch, and each of
+    them is done once. The names of the writes contain the rules that share a batch among them.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.schemas = list[bodies.Schema]()
+        self.schema: bodies.Schema | None = None  # of all messages
+        self.unacknowledged = 0  # retries; with Spark Connect only the server's copy counts them
+
+    def add_columns(self, received: DataFrame) -> DataFrame:
+        """
+        Add columns from the headers, the time of the receipt, and parsed bodies.
+
+        Raises:
+            BadSettings: a schema is not valid, or has a column that the table has already.
+        """
+        settings = self.settings
+        frame = received.select(
+            "*",
+            functions.message_type("headers", json=settings.json).alias("messageType"),
+            functions.time_sent("headers", json=settings.json).alias("sentAt"),
+            F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
+        )
+        taken = [*frame.columns, *PARTITIONS.values()]
+        self.schemas = bodies.parse(frame.sparkSession, settings.ddl, settings.schema_prefix, taken)
+        self.schema = self.schemas[0] if settings.schema else None
+        return bodies.add_columns(frame, self.schemas)
+
+    def columns(self, rows: DataFrame, schema: bodies.Schema | None) -> DataFrame:
+        """The columns of a table: those of a message, and those of its body."""
+        own = {bodies.UNFIT, *(each.name for each in self.schemas)}
+        settings, typed, kept = (
+            self.settings,
+            [],
+            [each for each in rows.columns if each not in own],
+        )
+        if schema is not None:
+            body, prefix = F.col(schema.name)[bodies.BODY], settings.schema_prefix
+            typed = [body[each].alias(f"{prefix}{each}") for each in schema.columns.names]
+        folders = [F.expr(FOLDERS[each]) for each in settings.partition_by]
+        return rows.select(*(BODY_ONLY if settings.form == "body" else kept), *folders, *typed)
+
+    def write(self, batch: DataFrame, query: str, number: int) -> None:
+        """Write a batch. A replay has the same rows, and writes them to the same tables."""
+        settings = self.settings
+        iceberg = settings.format == "iceberg"
+        append = table_writer.append_iceberg if iceberg else table_writer.append_delta
+        with suppress(PySparkException):  # serverless allows no persist, so each use reads again
+            batch.persist()
+        try:
+            good, unfit = (
+                batch.where(f"{bodies.UNFIT} IS {null}") for null in ("NULL", "NOT NULL")
+            )
+            for name, rows, schema in self.shares(good):
+                table = place_of(settings.table, name) if settings.split else settings.table
+                by = application(query, name, settings)
+                append(self.columns(rows, schema), table, by, number, settings.partitions)
+            if self.schemas and not unfit.isEmpty():
+                reason = F.coalesce(*map(bodies.reason, self.schemas))
+                failed = unfit.select(*functions.fail(bodies.EXCEPTION, reason, json=settings.json))
+                options = settings.failures(application(query, "failed", settings), number)
+                failed.write.format("sqlqueue").mode("append").options(**options).save()
+            if settings.acknowledge_retries:
+                left = table_writer.acknowledge(good, settings.answers(), json=settings.json)
+                self.unacknowledged += left
+        finally:
+            with suppress(PySparkException):
+                batch.unpersist()
+
+    def shares(self, rows: DataFrame) -> Iterator[tuple[str, DataFrame, bodies.Schema | None]]:
+        """
+        Share the rows of a batch among the tables of their types; the most frequent types have one.
+
+        Gives the table's name, its rows, and their bodies' schema.
+        """
+        if not self.settings.split:
+            yield "table", rows, self.schema
+            return
+        kind, named = F.col("messageType"), self.settings.named
+        frequent = (
+            rows.where((F.length(kind) <= LONGEST_TYPE) & ~kind.isin(list(named)))
+            .groupBy(kind)
+            .count()
+            .orderBy(F.desc("count"), kind)
+            .limit(self.settings.most_types)
+            .collect()
+        )
+        tables = {"": OTHER} | {each: table_name(each) for each, _ in frequent} | named
+        found = F.create_map(*map(F.lit, chain(*tables.items())))[kind]
+        table = F.coalesce(found, F.lit(OTHER))
+        schemas = {tables[each]: schema for schema in self.schemas for each in schema.types}
+        for (name,) in rows.select(table).distinct().collect():
+            yield name, rows.where(table == name), schemas.get(name)
 
 
-def add_columns(received: DataFrame, settings: Settings) -> DataFrame:
-    """Add columns from the headers, the time of the receipt and the partition columns."""
-    text = settings.form != "map"
-    frame = received.select(
-        "*",
-        message_type("headers", json=text).alias("messageType"),
-        time_sent("headers", json=text).alias("sentAt"),
-        F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
-    )
-    kept = ["*"]
-    if settings.form == "body":
-        kept = [*BODY_ONLY, "headers"] if settings.ddl else BODY_ONLY
-    answers = [table_writer.answer(json=text)] if settings.acknowledge_retries else []
-    made = {"date": F.to_date("receivedAt"), "typePartition": type_partition()}
-    partitions = [made[each].alias(each) for each in settings.partitions]
-    return frame.select(*kept, *answers).select("*", *partitions)
+def table_name(message_type: str) -> str:
+    """
+    A table's name for a type: `shop_orderplaced_5f1c0a9e` of `Shop.OrderPlaced`.
+
+    The name of a type is untrusted. The digest of it separates `Shop.Placed`, `shop.placed` and
+    `Shop_Placed`, even if table names are not case-sensitive. The table's name is always the same,
+    at most 69 letters, digits and underscores, and never `other`.
+    """
+    stem = re.sub(r"[^a-z0-9]+", "_", message_type.lower()).strip("_")[-STEM:].strip("_")
+    digest = hashlib.sha256(message_type.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{stem}_{digest}" if stem else digest
 
 
-def type_partition() -> Column:
-    """A folder name of bounded length, made from the untrusted type name."""
-    plain = F.regexp_replace("messageType", r"[^A-Za-z0-9._-]+", "_")
-    return F.coalesce(F.right(plain, F.lit(table_writer.STEM)), F.lit(table_writer.OTHER))
+def place_of(table: str, name: str) -> str:
+    """The table of a type: a folder below the path `table`, or a name that begins with `table`."""
+    return f"{table.rstrip('/')}/{name}" if is_path(table) else f"{table}_{name}"
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+def application(query: str, name: str, settings: Settings) -> str:
+    """
+    The txnAppId by which Delta recognises a write: the query, the table, and the rules of sharing.
+
+    It contains the rules, because they may change between a kill and the replay of a batch. Then
+    messages may be repeated in another table, but none is lost. `form` is one of the rules: with
+    headers as text, poison messages can have a type too. So are the schemas, by which a body is
+    written or fails. With one table and no schemas the name is that of Delta's own sink, so a
+    checkpoint can be used with both.
+    """
+    if not settings.split and not settings.ddl:
+        return query
+    rules = [sorted(settings.named.items()), settings.most_types, settings.form]
+    if settings.ddl:
+        rules.append(sorted(settings.ddl.items()))
+    return f"{query}:{name}:{hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]}"
+
+
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -14,36 +14,37 @@ send commit together.
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
-
-from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.errors import TimedOut
-from sqlq_spark.functions import forward
-from sqlq_spark.jobs import runner, streams
+from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     StreamSettings,
-    credentials_setting,
     pairs,
-    password_setting,
     raw_options,
     setting,
-    url_setting,
+    with_two_databases,
 )
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import flag
 from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import QueueAddress
 
-if TYPE_CHECKING:
+with suppress(ImportError):  # the runner says what to install
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
+
+    from sqlq_spark.functions import forward
+    from sqlq_spark.jobs import streams
+
+if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from sqlq_spark.database import Connection
@@ -52,23 +53,11 @@ PATIENCE = 1.0  # seconds to wait for a lock that only this job takes
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_two_databases
 class Settings(StreamSettings):
     """What this job takes."""
 
-    source_url: str = url_setting("The database to receive from.", "SQLQUEUE_SOURCE_URL")
-    source_user: str | None = setting("The login, if it is not in source_url.", default=None)
-    source_password: str | None = password_setting(
-        "SQLQUEUE_SOURCE_PASSWORD", key="source_secret_key"
-    )
-    source_secret_key: str | None = setting("The password's key in secret_scope.", default=None)
-    source_credentials: str | None = credentials_setting("SQLQUEUE_SOURCE_CREDENTIALS")
-    target_url: str = url_setting("The database to send to.", "SQLQUEUE_TARGET_URL")
-    target_user: str | None = setting("The login, if it is not in target_url.", default=None)
-    target_password: str | None = password_setting(
-        "SQLQUEUE_TARGET_PASSWORD", key="target_secret_key"
-    )
-    target_secret_key: str | None = setting("The password's key in secret_scope.", default=None)
-    target_credentials: str | None = credentials_setting("SQLQUEUE_TARGET_CREDENTIALS")
+    target_url: str
     queues: str = setting("The queues, separated by commas.")
     targets: dict[str, str] = setting(
         "Queue in source = queue in target, if their names differ.", pairs
@@ -87,67 +76,39 @@ class Settings(StreamSettings):
         own = {"queues": self.queues, "errorQueue": self.error_queue, "headersFormat": "json"}
         return raw_options(SourceOptions, self.source, **self.login("source_"), **own)
 
-    def write(self, queue: str | None = None) -> dict[str, str]:
-        """Options of the sink, or of a sink for one queue."""
+    def write(self) -> dict[str, str]:
         mode = "sendsAtomicWithReceive" if self.atomic else None
-        own = {"queue": queue, "asReceived": "true", "transactionMode": mode}
+        own = {"queue": None, "asReceived": "true", "transactionMode": mode}
         return raw_options(SinkOptions, self.sink, **self.login("target_"), **own)
 
-    def routes(self) -> dict[str, str]:
+    def routes(self) -> dict[QueueAddress, QueueAddress]:
         """
-        Map each queue of the source to its queue in the target, both canonical.
+        Map each queue of the source to its queue in the target.
 
         Raises:
             BadSettings: [targets] names a queue that is not read.
         """
-        source = SourceOptions.parse(self.read())
-        reads, writes = source.naming, names_of(self.target_url)
-        named = {
-            reads.print_address(parse_queue("targets", each, reads)): each for each in self.targets
-        }
-        if stray := named.keys() - set(source.names):
+        source, writes = SourceOptions.parse(self.read()), names_of(self.target_url)
+        reads, routes = source.naming, {}
+        named = {reads.qualify(parse_queue("targets", name, reads)): name for name in self.targets}
+        for queue in map(reads.qualify, source.addresses):
+            target = QueueAddress(queue.table, self.target_schema)
+            if queue in named:
+                target = parse_queue("targets", self.targets[named.pop(queue)], writes)
+            routes[queue] = writes.qualify(target)
+        if named:
             raise BadSettings(
-                reason=f"setting {named[min(stray)]} in [targets] is not one of the queues that "
+                reason=f"setting {min(named.values())} in [targets] is not one of the queues that "
                 f"are read: {', '.join(source.names)}"
             )
-        found = {}
-        for queue, name in zip(source.addresses, source.names, strict=True):
-            target = QueueAddress(queue.table, self.target_schema)
-            if name in named:
-                target = parse_queue("targets", self.targets[named[name]], writes)
-            found[name] = writes.print_address(target)
-        return found
+        return routes
 
     def options(self) -> list[SourceOptions | SinkOptions]:
-        routes = self.routes()
-        if self.source_url == self.target_url:
-            check_loop(routes, "one database")
-        targets = [SinkOptions.parse(self.write(each)) for each in dict.fromkeys(routes.values())]
-        return [SourceOptions.parse(self.read()), *targets]
+        return [SourceOptions.parse(self.read()), SinkOptions.parse(self.write())]
 
-
-def check_loop(routes: dict[str, str], database: str) -> None:
-    """
-    Reject a route that sends messages into a queue that is read.
-
-    Raises:
-        BadSettings: the job would never end.
-    """
-    if again := routes.keys() & set(routes.values()):
-        raise BadSettings(
-            reason=f"queue {min(again)} is read and sent to in {database}: set another "
-            "target_url, target_schema or [targets]"
-        )
-
-
-def find_loop(routes: dict[str, str], connection: Connection) -> None:
-    """Reject a loop as `check_loop` does, also if a queue has two spellings."""
-    texts = [*routes, *routes.values()]
-    identities = connection.identities([connection.names.parse_address(each) for each in texts])
-    sent = identities[len(routes) :]
-    for text, identity in zip(routes, identities, strict=False):
-        if identity in sent:
-            check_loop({text: text}, connection.server)
+    def frame(self, spark: SparkSession) -> None:  # noqa: ARG002
+        """Let a dry run check both databases."""
+        check(self)
 
 
 def one_database(first: Connection, second: Connection) -> bool:
@@ -179,27 +140,26 @@ def check(settings: Settings) -> dict[str, str]:
         DestinationRefused: an INSERT would run code of an owner that is not trusted.
         BadSettings: the databases do not fit the settings.
     """
-    source = SourceOptions.parse(settings.read())
-    target = SinkOptions.parse(settings.write())
+    source, target = SourceOptions.parse(settings.read()), SinkOptions.parse(settings.write())
+    routes = settings.routes()
     with StateSession(source, "relay") as reading, StateSession(target, "relay") as writing:
         received, sent = reading.open(), writing.open()
-        routes = {
-            received.canonical(received.names.parse_queue(queue)): sent.canonical(
-                sent.names.parse_queue(other)
-            )
-            for queue, other in settings.routes().items()
-        }
         if one_database(received, sent):
-            find_loop(routes, sent)
+            identities = sent.identities([*routes, *routes.values()])
+            for queue, identity in zip(routes, identities, strict=False):
+                if identity in identities[len(routes) :]:
+                    raise BadSettings(
+                        reason=f"queue {received.printed(queue)} is read and sent to in "
+                        f"{sent.server}: set another target_url, target_schema or [targets]"
+                    )
         elif settings.atomic:
             raise BadSettings(
                 reason="setting atomic is true: expected one database, not "
                 f"{received.server} and {sent.server}"
             )
-        queues = [sent.names.parse_address(each) for each in dict.fromkeys(routes.values())]
         with transaction(sent, timeout=target.query_timeout):
-            Destinations(sent, target.allowed, by_header=True).check(queues, RETURNED)
-    return routes
+            Destinations(sent, target.allowed, by_header=True).check(routes.values(), RETURNED)
+        return {received.canonical(queue): sent.canonical(to) for queue, to in routes.items()}
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
@@ -214,4 +174,4 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return streams.receive(spark, settings, send)
 
 
-main = partial(runner.program, __doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -12,11 +12,13 @@ import argparse
 import os
 import tomllib
 from dataclasses import MISSING, Field, dataclass, field, fields
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlq_spark.errors import BadInput
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.connection import CHECKPOINT
 from sqlq_spark.options.fields import (
     Reader,
     duration,
@@ -30,11 +32,13 @@ from sqlq_spark.options.fields import (
 from sqlq_spark.options.names import HIDDEN, hide_secrets, other_password_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from sqlq_spark.options.connection import DatabaseOptions
+
+S = TypeVar("S", bound="Settings")
 
 MOST_DAYS = 36_500  # of a retention
 
@@ -48,17 +52,14 @@ class BadSettings(BadInput):
 
 def _read_texts(given: Any) -> tuple[str, ...]:  # noqa: ANN401
     """Read a list of the file, or a text with commas."""
-    if isinstance(given, str):
-        given = [each.strip() for each in given.split(",")]
-    return tuple(text(as_text(each)) for each in given)
+    items = given.split(",") if isinstance(given, str) else given
+    return tuple(text(as_text(each).strip()) for each in items)
 
 
 def _read_pairs(given: Any) -> dict[str, str]:  # noqa: ANN401
     """Read a table of the file, or the NAME=VALUE of repeated flags."""
     if isinstance(given, list):
-        parts = [each.partition("=") for each in given]
-        require(all(name and equals for name, equals, _ in parts))
-        return {name: value for name, _, value in parts}
+        given = dict(each.split("=", 1) for each in given)
     return {name: text(as_text(each)) for name, each in given.items()}
 
 
@@ -95,6 +96,10 @@ text = Reader("text", words.read)
 texts = Reader("a list of texts", _read_texts)
 pairs = Reader("a table of NAME = value", _read_pairs)
 days = number(f"a number of days above 0, at most {MOST_DAYS}", 1e-9, MOST_DAYS)
+# it has a flag, but a password in it is never printed
+database_url = Reader(
+    "postgresql://user@host:5432/shop or sqlserver://user@host:1433/shop", words.read
+)
 
 
 # ---------------------------------------------------------------- settings
@@ -106,9 +111,7 @@ def setting(
     *,
     default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
     secret: bool = False,
-    shown: bool = True,
-    environment: Sequence[str] = (),
-    key: str | None = None,
+    environment: str = "",
 ) -> Any:  # noqa: ANN401
     """
     Describe one setting, as the field of a dataclass.
@@ -117,40 +120,18 @@ def setting(
         description: the help.
         read: reads a text; `texts` and `pairs` also read a list and a table of the file.
         default: the field's default; without one the setting is required.
-        secret: never printed, and has no flag.
-        shown: whether `repr` has it.
+        secret: a password: never printed, and has no flag.
         environment: variables that are read if neither flag nor file has the setting.
-        key: for a secret: the setting that names its key in the `secret_scope`.
     """
     metadata = {
         "description": description,
         "read": read,
         "secret": secret,
-        "environment": tuple(environment),
-        "key": key,
+        "environment": tuple(environment.split()),
     }
     if read is pairs:
         return field(default_factory=dict, metadata=metadata)
-    return field(default=default, repr=shown and not secret, metadata=metadata)
-
-
-def url_setting(description: str, environment: str) -> Any:  # noqa: ANN401
-    """Describe a url: it has a flag, but a password in it is never printed."""
-    forms = "postgresql://user@host:5432/shop or sqlserver://user@host:1433/shop"
-    read = Reader(forms, text.read)
-    return setting(f"{description} {forms}", read, shown=False, environment=[environment])
-
-
-def password_setting(*environment: str, key: str) -> Any:  # noqa: ANN401
-    return setting("The password.", default=None, secret=True, environment=environment, key=key)
-
-
-def credentials_setting(environment: str) -> Any:  # noqa: ANN401
-    return setting(
-        "What gives the password at each connect: azure, aws or package.module:function.",
-        default=None,
-        environment=[environment],
-    )
+    return field(default=default, repr=not secret and read is not database_url, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +174,34 @@ class Settings:
 class DatabaseSettings(Settings):
     """The settings of a job on one database."""
 
-    url: str = url_setting("The database.", "SQLQUEUE_URL")
+    url: str = setting(
+        f"The database. {database_url.expected}", database_url, environment="SQLQUEUE_URL"
+    )
     user: str | None = setting("The login, if it is not in the url.", default=None)
-    password: str | None = password_setting("SQLQUEUE_PASSWORD", "PGPASSWORD", key="secret_key")
     secret_key: str | None = setting("The password's key in secret_scope.", default=None)
-    credentials: str | None = credentials_setting("SQLQUEUE_CREDENTIALS")
+    credentials: str | None = setting(
+        "What gives the password at each connect: azure, aws or package.module:function.",
+        default=None,
+        environment="SQLQUEUE_CREDENTIALS",
+    )
+    password: str | None = setting(
+        "The password.", default=None, secret=True, environment="SQLQUEUE_PASSWORD PGPASSWORD"
+    )
+
+
+def with_two_databases(kind: type[S]) -> type[S]:
+    """Add the settings of two databases, as `source_url` or `target_url`, to a job's own."""
+    for side, name in product(("source", "target"), DatabaseSettings.__annotations__):
+        one = DatabaseSettings.__dataclass_fields__[name]
+        variables = [each for each in one.metadata["environment"] if each.startswith("SQLQUEUE")]
+        more = {
+            "description": f"Of the {side}: {one.metadata['description']}",
+            "environment": tuple(each.replace("_", f"_{side.upper()}_") for each in variables),
+        }
+        made = field(default=one.default, repr=one.repr, metadata=one.metadata | more)
+        setattr(kind, f"{side}_{name}", made)
+        kind.__annotations__[f"{side}_{name}"] = one.type
+    return kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,21 +223,62 @@ class StreamSettings(Settings):
 
 # ---------------------------------------------------------------- reading
 
-S = TypeVar("S", bound=Settings)
+
+def load(doc: str, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
+    """
+    Read a job's settings: from flags, then the file, then the environment, then the secret scope.
+
+    Args:
+        doc: the job's help.
+        kind: the job's dataclass.
+        given: the command line.
+
+    Returns:
+        The settings, and whether this is a dry run.
+
+    Raises:
+        BadSettings: one or more settings are wrong; it has a line for each.
+    """
+    parser = make_parser(doc, kind)
+    line, strays = parser.parse_known_args(given)
+    file = {} if line.settings is None else read_file(line.settings)
+    known = [each.name for each in fields(kind)]
+    wrong = [
+        describe_unknown(f"setting {name} in {line.settings}", name, known)
+        for name in file.keys() - known
+    ]
+    if strays:
+        word = strays[0].partition("=")[0]
+        flags = [name_flag(name) for name in vars(line)]
+        wrong.append(f"{describe_unknown(f'flag {word}', word, flags)} ({parser.epilog})")
+    values: dict[str, Any] = {}
+    for each in fields(kind):
+        try:
+            for found, place in list_places(each, line, file, values):
+                if found is not None:
+                    values[each.name] = read_value(each, found, place)
+                    break
+        except BadSettings as error:
+            wrong.append(str(error))
+    if wrong:
+        raise BadSettings(reason="\n".join(sorted(wrong)))
+    return kind(**values), line.dry_run
 
 
-def parse_words(doc: str, kind: type[Settings], given: Sequence[str]) -> argparse.Namespace:
-    """Read the command line: texts or lists of texts, and flags that nobody knows as `rest`."""
-    made = argparse.ArgumentParser(
+def make_parser(doc: str, kind: type[Settings]) -> argparse.ArgumentParser:
+    """Make a parser that reads texts, or lists of texts of repeated flags."""
+    secrets = ", ".join(each.name for each in fields(kind) if each.metadata["secret"])
+    parser = argparse.ArgumentParser(
         usage="%(prog)s [--settings FILE.toml] [--dry-run] [--NAME VALUE ...]",
         description=doc.strip(),
+        epilog=f"Set only in the file, the environment or a secret scope: {secrets}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument(
+    parser.add_argument(
         "--settings", metavar="FILE.toml", help="Settings; a flag overrides the file."
     )
-    made.add_argument(
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="Print what would be done, and check it; change nothing.",
@@ -241,182 +286,115 @@ def parse_words(doc: str, kind: type[Settings], given: Sequence[str]) -> argpars
     # those of the job before those of every job
     order = [name for cls in kind.__mro__[:-1] for name in cls.__annotations__]
     for each in sorted(fields(kind), key=lambda each: order.index(each.name)):
+        read, described = each.metadata["read"], each.metadata["description"]
+        if each.default not in {MISSING, None, ()}:
+            described += f" Default: {as_text(each.default)}."
+        more: dict[str, Any] = {"help": described.replace("%", "%%")}
+        if read is pairs:
+            more |= {"action": "append", "metavar": "NAME=VALUE"}
+        elif read is flag:
+            more |= {"nargs": "?", "const": "true", "metavar": "true|false"}
         if not each.metadata["secret"]:
-            _add(made, each)
-    if secrets := [each.name for each in fields(kind) if each.metadata["secret"]]:
-        made.epilog = (
-            f"Set only in the file, the environment or a secret scope: {', '.join(secrets)}."
-        )
-    found, found_not = made.parse_known_args(given)
-    found.rest = found_not
-    return found
-
-
-def _add(made: argparse.ArgumentParser, each: Field[Any]) -> None:
-    described, read, many = each.metadata["description"], each.metadata["read"], dict[str, Any]()
-    if each.default not in {MISSING, None, ()}:
-        described += f" Default: {as_text(each.default)}."
-    if read is pairs:
-        many = {"action": "append", "metavar": "NAME=VALUE"}
-    elif read is flag:
-        many = {"nargs": "?", "const": "true", "metavar": "true|false"}
-    made.add_argument(
-        name_flag(each.name), dest=each.name, help=described.replace("%", "%%"), **many
-    )
+            parser.add_argument(name_flag(each.name), **more)
+    return parser
 
 
 def name_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def load(kind: type[S], found: argparse.Namespace, secret: Callable[[str, str], str]) -> S:
-    """
-    Fill a job's settings: from flags, then the file, then the environment, then the secret scope.
-
-    Args:
-        kind: the job's dataclass.
-        found: the result of `parse_words`.
-        secret: reads a secret by scope and key.
-
-    Raises:
-        BadSettings: one or more settings are wrong; it has a line for each.
-    """
-    contents = {} if found.settings is None else read_file(found.settings)
-    known = [each.name for each in fields(kind)]
-    wrong = [
-        describe_unknown(f"setting {name} in {found.settings}", name, known)
-        for name in contents.keys() - known
-    ]
-    wrong += [_describe_stray(kind, word) for word in found.rest[:1]]
-    values: dict[str, Any] = {}
-    for each in fields(kind):
-        try:
-            if (given := _find(each, found, contents)) is not None:
-                values[each.name] = read_value(each, *given)
-        except BadSettings as error:
-            wrong.append(str(error))
-    if wrong:
-        raise BadSettings(reason="\n".join(sorted(wrong)))
-    for each in fields(kind):
-        if each.metadata["secret"] and each.name not in values:
-            values[each.name] = _find_secret(each, values, secret)
-    return kind(**values)
-
-
 def read_file(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable("flag --settings", path, error) from None
-    except tomllib.TOMLDecodeError as error:
-        raise BadSettings(reason=f"{path} is not TOML: {error}") from None
+    except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
+        reason = f"flag --settings is {path!r}: expected a TOML file ({error})"
+        raise BadSettings(reason=reason) from None
 
 
-def unreadable(what: str, path: str, error: OSError | UnicodeDecodeError) -> BadSettings:
-    """The error for a file that cannot be read."""
-    reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-    return BadSettings(reason=f"{what} is {path!r}: expected a file to read ({reason})")
-
-
-def _find(
-    each: Field[Any], found: argparse.Namespace, contents: Mapping[str, Any]
-) -> tuple[Any, str] | None:
+def list_places(
+    each: Field[Any],
+    line: argparse.Namespace,
+    file: Mapping[str, Any],
+    values: Mapping[str, Any],
+) -> Iterator[tuple[Any, str]]:
     """
-    The given value of a setting, and where it stands, for an error; None if it has a default.
+    List where a setting may be given, with its value there or None. The first value counts.
+
+    A password in the url takes precedence over the environment and the secret scope, and so does
+    the setting `credentials`. PGPASSWORD is used only for PostgreSQL.
 
     Raises:
-        BadSettings: it is required, and not given.
+        BadSettings: a setting without a default has no value.
     """
-    name, variables = each.name, each.metadata["environment"]
-    if (given := getattr(found, name, None)) is not None:
-        return given, f"flag {name_flag(name)}"
-    if name in contents:
-        return contents[name], f"setting {name} in {found.settings}"
-    for variable in () if each.metadata["secret"] else variables:
-        if os.environ.get(variable):
-            return os.environ[variable], f"environment variable {variable}"
-    if each.default is not MISSING or each.default_factory is not MISSING:
-        return None
-    read = each.metadata["read"]
-    expected = each.metadata["description"] if read is text else read.expected
-    other = "".join(f", or environment variable {variable}" for variable in variables)
-    raise BadSettings(
-        reason=f"setting {name} is missing: give {name_flag(name)}{other}: {expected}"
+    name, read, variables = each.name, each.metadata["read"], each.metadata["environment"]
+    yield getattr(line, name, None), f"flag {name_flag(name)}"
+    yield file.get(name), f"setting {name} in {line.settings}"
+    # of the same login, if this setting is a password; else there are none yet
+    url, credentials, key = (
+        values.get(name.replace("password", other), "")
+        for other in ("url", "credentials", "secret_key")
     )
+    if credentials or hide_secrets(url) != url:
+        return
+    for variable in variables:
+        if variable not in other_password_variables(url):
+            yield os.environ.get(variable) or None, f"environment variable {variable}"
+    if key and "secret_scope" in values:
+        yield secret(values["secret_scope"], key), f"secret {key}"
+    if each.default is MISSING and each.default_factory is MISSING:
+        other = "".join(f", or environment variable {variable}" for variable in variables)
+        expected = each.metadata["description"] if read is text else read.expected
+        raise BadSettings(
+            reason=f"setting {name} is missing: give {name_flag(name)}{other}: {expected}"
+        )
 
 
-def read_value(each: Field[Any], given: Any, source: str) -> Any:  # noqa: ANN401
+def secret(scope: str, key: str) -> str:
+    """
+    Read a secret of Databricks.
+
+    Raises:
+        BadSettings: this is not Databricks.
+    """
+    try:
+        from pyspark.dbutils import DBUtils  # type: ignore[import-not-found]  # noqa: PLC0415
+    except ImportError:
+        raise BadSettings(
+            reason=f"setting secret_scope is {scope!r}: expected none outside Databricks; "
+            "set the password in the environment variable SQLQUEUE_PASSWORD"
+        ) from None
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    found: str = DBUtils(SparkSession.builder.getOrCreate()).secrets.get(scope=scope, key=key)
+    return found
+
+
+def read_value(each: Field[Any], given: Any, place: str) -> Any:  # noqa: ANN401
     """Read one value of the file, a flag or the environment."""
     read = each.metadata["read"]
     try:
-        if read is texts or read is pairs:
-            return read(given)
-        require(read is flag or not isinstance(given, bool))
-        return read(as_text(given))
+        return read(given if isinstance(given, (list, dict)) else as_text(given))
     except (ValueError, TypeError, AttributeError):
-        shown = HIDDEN if each.metadata["secret"] else repr(blank(each.name, given))
-        raise BadSettings(reason=f"{source} is {shown}: expected {read.expected}") from None
-
-
-def _describe_stray(kind: type[Settings], word: str) -> str:
-    """The error text for a flag that is not known, or that is none because it is a secret."""
-    flags = {name_flag(each.name): each for each in fields(kind)}
-    word = word.partition("=")[0]
-    if word in flags:
-        places = ", ".join(["the file", *flags[word].metadata["environment"]])
-        return (
-            f"there is no flag {word}, because other users can see a command line: set it in "
-            f"{places} or a secret scope"
-        )
-    known = [name for name, each in flags.items() if not each.metadata["secret"]]
-    return describe_unknown(f"flag {word}", word, [*known, "--settings", "--dry-run"])
-
-
-def _find_secret(
-    each: Field[Any], values: Mapping[str, Any], secret: Callable[[str, str], str]
-) -> str | None:
-    """
-    Read a secret from the environment, or else from the secret scope.
-
-    A password in the url takes precedence, and so does the setting `credentials`. PGPASSWORD
-    is used only for PostgreSQL.
-    """
-    url = values[each.name.replace("password", "url")]
-    if values.get(each.name.replace("password", "credentials")) or hide_secrets(url) != url:
-        return None
-    others = other_password_variables(url)
-    for variable in each.metadata["environment"]:
-        if os.environ.get(variable) and variable not in others:
-            return os.environ[variable]
-    scope, key = values.get("secret_scope"), values.get(each.metadata["key"])
-    return secret(scope, key) if scope and key else None
-
-
-# ---------------------------------------------------------------- printing
-
-
-def without_secrets(settings: Settings) -> dict[str, Any]:
-    """All settings, with secrets blanked."""
-    return {each.name: blank(each.name, getattr(settings, each.name)) for each in fields(settings)}
+        reason = f"{place} is {blank(each.name, given)!r}: expected {read.expected}"
+        raise BadSettings(reason=reason) from None
 
 
 def blank(name: str, given: Any) -> Any:  # noqa: ANN401
-    """Blank a password in a value: in a url, or in a table."""
+    """Blank passwords in a value: in a url, in a list, in a table."""
+    if given is not None and "password" in name.lower():
+        return HIDDEN
     if isinstance(given, dict):
         return {key: blank(key, each) for key, each in given.items()}
     if isinstance(given, (list, tuple)):
-        return type(given)(blank(name, each) for each in given)
-    if given is not None and "password" in name.lower():
-        return HIDDEN
+        return [blank(name, each) for each in given]
     return hide_secrets(given) if isinstance(given, str) and "://" in given else given
 
 
 def describe_unknown(what: str, name: str, known: Sequence[str]) -> str:
     """The error text for a name that is not known."""
     near = find_near(name, known, likely=0.6)
-    return f"{what} is not known: " + (
-        f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
-    )
+    expected = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
+    return f"{what} is not known: {expected}"
 
 
 # ---------------------------------------------------------------- the data source's options
@@ -440,19 +418,17 @@ def raw_options(
         BadInput: an option is not known, is set by the job, or has a bad value.
     """
     title = "sink" if kind is SinkOptions else "source"
-    known = option_names(kind)
-    known.pop("checkpointlocation", None)
-    ours = {name.lower() for name in own} | {"url", "user", "password", "credentials"}
+    ours = {CHECKPOINT, *map(str.lower, own)}
+    free = {lower: name for lower, name in option_names(kind).items() if lower not in ours}
     for name in given:
+        what = f"setting {name} in [{title}]"
         if name.lower() in ours:
             raise BadSettings(
-                reason=f"setting {name} in [{title}] is set by the job: use the job's own settings "
-                "instead"
+                reason=f"{what} is set by the job: use the job's own settings instead"
             )
-        if name.lower() not in known:
-            free = sorted(known[lower] for lower in known.keys() - ours)
-            raise BadSettings(reason=describe_unknown(f"setting {name} in [{title}]", name, free))
+        if name.lower() not in free:
+            raise BadSettings(reason=describe_unknown(what, name, sorted(free.values())))
     raw = {name: as_text(each) for name, each in own.items() if each is not None}
-    raw |= {known[name.lower()]: each for name, each in given.items()}
+    raw |= {free[name.lower()]: each for name, each in given.items()}
     kind.parse(raw)
     return raw

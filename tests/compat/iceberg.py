@@ -24,8 +24,8 @@ from pyspark.errors import PySparkException
 
 from compat.stage import BUSY, RUNS, Stage, numbered
 from sqlq_spark.functions import header
-from sqlq_spark.jobs import queue_to_delta, table_writer
-from sqlq_spark.jobs import spark as job_spark
+from sqlq_spark.jobs import queue_to_delta, streams, table_writer
+from sqlq_spark.jobs.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,13 +193,13 @@ def patient(work: Callable[[], object]) -> None:
     raise AssertionError(f"the machine was too busy {RUNS} times")
 
 
-def then(batch: int, work: Callable[[], object]) -> Callable[[DataFrame, table_writer.Write], None]:
+def then(batch: int, work: Callable[[], object]) -> Callable[..., None]:
     """Do something after the write of a batch."""
     append = table_writer.append_iceberg
 
-    def both(rows: DataFrame, write: table_writer.Write) -> None:
-        append(rows, write)
-        if write.number == batch:
+    def both(rows: DataFrame, table: str, name: str, number: int, columns: list[str]) -> None:
+        append(rows, table, name, number, columns)
+        if number == batch:
             work()
 
     return both
@@ -341,7 +341,7 @@ STEPS = {
 def main(job: dict[str, Any]) -> None:
     """Do a step."""
     stage = Stage(url=job["url"], schema=job["schema"], folder=Path(job["folder"]), connect=False)
-    with job_spark.session("iceberg", "ERROR") as spark:
+    with streams.session("iceberg", Settings(log_level="ERROR")) as spark:
         for work in STEPS[job["step"]]:
             began = time.monotonic()
             work(Lake(stage, spark))

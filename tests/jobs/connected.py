@@ -10,19 +10,27 @@ from __future__ import annotations
 import json
 import sys
 
-from sqlq_spark.jobs import runner, spark
+from sqlq_spark.jobs import streams
+from sqlq_spark.jobs.settings import Settings
 
 from .submit import module
 
 
+class WithDelta(Settings):
+    """Of a job that needs Delta."""
+
+    def needs_delta(self) -> bool:
+        """Every one of these jobs does."""
+        return True
+
+
 def run(orders: list[list[str]]) -> int:
     """Run jobs one after the other, up to the first that fails."""
-    with spark.session("tests", "ERROR", delta=True) as session:
+    with streams.session("tests", WithDelta(log_level="ERROR")) as session:
         session.conf.set("spark.sql.shuffle.partitions", "2")
         session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
         for name, *flags in orders:
-            made = module(name)
-            if code := runner.main(made.__doc__, made.Settings, made.run, flags):
+            if code := int(module(name).main.main(flags)):
                 return code
     return 0
 

@@ -35,8 +35,6 @@ from processes import kill_session
 from spark.driver import SHORT_LIVED, delta_jars
 from waiting import until
 
-from sqlq_spark.jobs import runner
-
 from . import gate
 
 if TYPE_CHECKING:
@@ -160,15 +158,13 @@ class Desk:
 
     def run(self, job: str, settings: dict[str, Any], *flags: str) -> Ended:
         """Run a job to its end in this process, in its session if there is one."""
-        made, out, log = module(job), io.StringIO(), io.StringIO()
-        words = [*self.words(job, settings), *flags]
+        out, log = io.StringIO(), io.StringIO()
         with (
             mock.patch.dict(os.environ, self.environment),
             redirect_stdout(out),
             redirect_stderr(log),
         ):
-            spark = job != "maintenance"
-            code = runner.main(made.__doc__, made.Settings, made.run, words, spark=spark)
+            code = module(job).main.main([*self.words(job, settings), *flags])
         return Ended(code=code, out=out.getvalue(), log=log.getvalue())
 
 

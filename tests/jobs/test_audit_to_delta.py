@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.submit import delta_actions, delta_rows, module
-from sqlq_spark.jobs.settings import BadSettings, load, parse_words
+from sqlq_spark.jobs.settings import BadSettings, load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,7 +181,6 @@ def test_times_that_would_do_harm_are_refused(flag: str, value: str, expected: s
     """The files of a batch that is being written belong to no version yet: they stay a day."""
     audit = module("audit_to_delta")
     words = ["--url", "postgresql:///", "--table", "t", "--checkpoint", "c", flag, value]
-    found = parse_words("", audit.Settings, words)
 
     with pytest.raises(BadSettings, match=f"flag {flag} is '{value}': expected {expected}"):
-        load(audit.Settings, found, lambda *_: "")
+        load("", audit.Settings, words)

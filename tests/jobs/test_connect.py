@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark.jobs.table_writer import table_name
+from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, FAILED_Q, MESSAGE_ID, dumps
 
 from .submit import ROOT, TIMEOUT, delta_rows, environ

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.submit import delta_rows, module, sigterm_when
-from sqlq_spark.jobs import failures as triage_failures
+from sqlq_spark.jobs import error_triage
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, MESSAGE_ID, TIME_OF_FAILURE, dumps
 
@@ -90,7 +90,7 @@ def test_killed_between_a_return_and_its_mark(
     sources = [*[queue.name] * 100, "nowhere"]
     rows = [(f"row-{at}", failed(at, each), b"", at, "error") for at, each in enumerate(sources)]
     kinds = "id string, headers string, body binary, seq bigint, queue string"
-    made = triage_failures.failures(spark.createDataFrame(rows, kinds)).coalesce(1)
+    made = error_triage.failures(spark.createDataFrame(rows, kinds)).coalesce(1)
     made.write.format("delta").save(str(table))
     late = delta_rows(table)[0]["digest"]
     given = settings(desk, error, mode="retry", groups=[late])

@@ -125,14 +125,13 @@ def test_receipts_that_a_dead_stream_left_are_listed(queue: Queue, run: Any) -> 
     """With exit code 1; those of a stream that was seen since are not."""
     leave_a_receipt(queue, 8)
 
-    code, found, text = run(doctor=False)
+    code, found, _ = run(doctor=False)
     young, _, _ = run(doctor=False, receipts_days=9)
 
     assert (code, young, found["queues"]) == (1, 0, 1)
     (left,) = found["receipts"]
     expected = {"stream": STREAM, "queue": queue.name, "receipts": 1, "messages": 7}
     assert expected.items() <= left.items()
-    assert f"receipts left  {queue.name}: 7 messages of stream {STREAM}" in text
 
 
 def test_the_findings_of_the_doctor_are_reported(queue: Queue, run: Any) -> None:

@@ -149,9 +149,7 @@ def test_targets_are_checked_before_anything_is_received(
         check(queue, error, desk, targets={queue.name: "absent"})
     with pytest.raises(Exception, match=r"nobody in \[targets\] is not one of the queues"):
         check(queue, error, desk, targets={"nobody": "x"})
-    with pytest.raises(Exception, match="is read and sent to in one database"):
-        check(queue, error, desk, target_schema=place.schema)
-    for url in (f"{place.url}?connect_timeout=9", renamed(place.url)):
+    for url in (place.url, f"{place.url}?connect_timeout=9", renamed(place.url)):
         with pytest.raises(Exception, match="is read and sent to in postgresql://"):
             check(queue, error, desk, target_schema=place.schema, target_url=url)
 

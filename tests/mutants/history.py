@@ -418,7 +418,7 @@ RETURNING""",
         id="doctor-stops-at-no-address",
         promise="A stream's row whose queue is no address is a finding of doctor, not its end.",
         fixed="f41c077",
-        file="cli/queues.py",
+        file="admin/checks.py",
         old="except errors.BadOption as error:",
         new="except errors.RightMissing as error:",
         tests=[

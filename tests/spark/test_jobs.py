@@ -12,17 +12,14 @@ import pytest
 from jobs.submit import delta_rows, module, sigterm_when
 
 from sqlq_spark import checkpoints
-from sqlq_spark.jobs import runner as job
-from sqlq_spark.jobs import streams
+from sqlq_spark.jobs import streams, table_writer
+from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.spark import spread
-from sqlq_spark.jobs.table_writer import table_name
+from sqlq_spark.jobs.streams import spread
 from sqlq_spark.options import SinkOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pyspark.sql import DataFrame
 
     from spark.stand import SparkQueue
 
@@ -61,15 +58,15 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     )
     queue.fill(0, 50)
     queue.dba.retype(queue.address, TYPES)
-    append = made.table_writer.Appender.append_share
+    append = table_writer.append_delta
 
-    def failing(self: Any, rows: DataFrame, name: str, number: int) -> None:
-        append(self, rows, name, number)
+    def failing(*given: Any) -> None:
+        append(*given)
         reason = "the end"
         raise RuntimeError(reason)
 
     with monkeypatch.context() as patched:
-        patched.setattr(made.table_writer.Appender, "append_share", failing)
+        patched.setattr(table_writer, "append_delta", failing)
         with pytest.raises(Exception, match="the end"):
             made.run(queue.spark, settings)
     totals = made.run(queue.spark, settings)
@@ -83,13 +80,8 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
 
 def test_a_share_is_written_once_into_a_table_of_a_catalog(queue: SparkQueue) -> None:
     """Also by the write that creates it."""
-    made, settings = received(queue, queue.folder)
-    splitter = made.table_writer.Appender(replace(settings, table="default.split"))
-    splitter.query = "a query"
-    rows = queue.spark.range(3)
-
     for _ in range(2):
-        splitter.append_share(rows, "paid", 0)
+        table_writer.append_delta(queue.spark.range(3), "default.split_paid", "a query", 0)
 
     assert queue.spark.table("default.split_paid").count() == 3
     queue.spark.sql("DROP TABLE default.split_paid")
@@ -170,7 +162,7 @@ def test_a_dry_run_finds_mistakes(queue: SparkQueue, capsys: pytest.CaptureFixtu
         (["--table", "/no/table"], 2, "table /no/table does not exist"),
         (["--columns", "bdoy=name"], 2, "setting bdoy in [columns]: expected one of body, id,"),
     ]:
-        ended = job.main("", made.Settings, made.run, [*flags, *words])
+        ended = made.main.main([*flags, *words])
         out = capsys.readouterr()
         assert (ended, said in out.out + out.err) == (code, True), out
     assert queue.count() == 0
@@ -293,7 +285,7 @@ def test_retries_are_acknowledged_after_the_write(
         queue.put(json.dumps(headers), b'{"number":%d}' % number)
 
     with monkeypatch.context() as patched:
-        patched.delattr(made.table_writer, "acknowledge")
+        patched.delattr(table_writer, "acknowledge")
         with pytest.raises(Exception, match="acknowledge"):
             made.run(queue.spark, settings)
     with queue.dba.closed(locked.address):

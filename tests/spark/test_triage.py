@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark.jobs import failures as triage
+from sqlq_spark.jobs import error_triage as triage
 from sqlq_spark.wire.headers import (
     ENCLOSED_MESSAGE_TYPES,
     EXCEPTION_INFO,
@@ -59,7 +60,7 @@ def received(spark: SparkSession, *headers: str) -> DataFrame:
 def digests(spark: SparkSession, texts: list[str | None]) -> list[str]:
     """The digest of each."""
     frame = spark.createDataFrame([(text,) for text in texts], "headers string")
-    return [row[0] for row in frame.select(triage.digest("headers", json=True)).collect()]
+    return [row[0] for row in frame.select(triage.digest()).collect()]
 
 
 GUID = "0f6f8e9b-5f0a-4b55-8a54-b2a100c1d0f4"
@@ -128,7 +129,8 @@ def test_a_group_has_what_its_failures_have_in_common(spark: SparkSession) -> No
     ]
     table = received(spark, *texts, "[]")
 
-    found = {row["failures"]: row for row in triage.groups(table).collect()}
+    grouped = table.groupBy("digest").agg(*map(F.expr, triage.GROUPS))
+    found = {row["failures"]: row for row in grouped.collect()}
 
     assert [row[0] for row in table.select("messageId").collect()] == ["m", "2", "n", "4"]
     group = found[3].asDict()

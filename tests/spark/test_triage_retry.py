@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqlq_spark.jobs import error_triage
-from sqlq_spark.jobs import failures as triage
-from sqlq_spark.jobs.failures import RequestStuck, Retry
+from sqlq_spark.jobs import error_triage as triage
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.options import SourceOptions
+from sqlq_spark.send.dispatch import give_up
 from sqlq_spark.wire.headers import FAILED_Q, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spark.stand import SparkQueue
+
+    Start = Callable[..., triage.Retry]
 
 pytestmark = pytest.mark.spark
 
@@ -54,27 +55,41 @@ def options(queue: SparkQueue) -> dict[str, str]:
 
 
 @pytest.fixture
-def retry(queue: SparkQueue, options: dict[str, str], failures: str) -> Callable[[], Retry]:
-    """Give a function that makes a Retry, as a new process does."""
+def retry(queue: SparkQueue, options: dict[str, str], failures: str) -> Start:
+    """Give a function that makes a Retry of some messages, as a new process does."""
     errors = queue.another("e")
 
-    def sink(request: str) -> dict[str, str]:
-        once = {"txnAppId": f"triage:{request}", "txnVersion": "0"}
-        return {**options, "asReceived": "true", **once}
+    def start(*ids: str, **more: Any) -> triage.Retry:
+        state = {"stateSchema": options["stateSchema"]}
+        settings = triage.Settings(
+            url=queue.place.url,
+            error_queue=errors.name,
+            table=failures,
+            mode="retry",
+            ids=ids,
+            source=state,
+            sink=state,
+            **more,
+        )
+        return triage.Retry(queue.spark, settings)
 
-    source = SourceOptions.parse({**options, "queue": errors.name})
-    return lambda: Retry(queue.spark, failures, source, sink)
+    return start
 
 
-def state(made: Retry) -> list[tuple[Any, ...]]:
+def state(made: triage.Retry) -> list[tuple[Any, ...]]:
     """Which failures have a request, and which are returned."""
     columns = "failureId", "request IS NOT NULL", "returned IS NOT NULL"
     return sorted(tuple(row) for row in made.rows.selectExpr(*columns).collect())
 
 
-def killed(retry: Callable[[], Retry], gap: str, *ids: str, limit: int | None = None) -> list[str]:
+def counted(made: triage.Retry) -> dict[str, int]:
+    """What was done to failures, and to how many."""
+    return {name: total for name, total in made.totals.items() if total}
+
+
+def killed(retry: Start, gap: str, *ids: str, limit: int | None = None) -> list[str]:
     """Begin a return of these messages, and end it in a gap; gives the pending requests."""
-    made = retry()
+    made = retry(*ids)
     update = made._update  # noqa: SLF001 - the second gap is before its second call
 
     def end(*_: object) -> int:
@@ -88,22 +103,25 @@ def killed(retry: Callable[[], Retry], gap: str, *ids: str, limit: int | None = 
     name, replacement = ("send", end) if gap == BEFORE_SEND else ("_update", update_once)
     setattr(made, name, replacement)
     with pytest.raises(Killed):
-        made.do(groups=(), ids=ids, limit=limit)
+        made.do(limit)
     return retry().pending()
 
 
 @GAPS
 def test_a_return_that_ends_in_a_gap_is_finished_by_the_next(
-    queue: SparkQueue, retry: Callable[[], Retry], gap: str
+    queue: SparkQueue, retry: Start, gap: str
 ) -> None:
     """Messages are sent once, and are not requested again."""
     (request,) = killed(retry, gap, "m-1", "row-2", "row-9")
     sent = queue.ids()
     assert state(retry())[1:3] == [("row-1", True, False), ("row-2", True, False)]
 
-    again = retry()
-    assert again.do(groups=(), ids=["m-1"]) == (0, {})
-    assert [again.finish(request) for _ in range(2)] == [2, 0]
+    again = retry("m-1")
+    again.do(None)
+    assert counted(again) == {}
+    for _ in range(2):
+        again.finish(request, "resumed")
+    assert counted(again) == {"resumed": 2}
 
     assert sent == ([] if gap == BEFORE_SEND else ["m-1", "m-2"])
     assert sorted(queue.ids()) == ["m-1", "m-2"]
@@ -116,7 +134,7 @@ def test_a_return_that_ends_in_a_gap_is_finished_by_the_next(
 
 @GAPS
 def test_the_oldest_of_a_choice_are_returned_once(
-    queue: SparkQueue, retry: Callable[[], Retry], gap: str
+    queue: SparkQueue, retry: Start, gap: str
 ) -> None:
     """By the time of the failure, then by their order in the error queue; the others stay free."""
     ids = [f"m-{at}" for at in range(4)]
@@ -125,20 +143,21 @@ def test_the_oldest_of_a_choice_are_returned_once(
     killed(retry, gap, *ids, limit=2)
 
     chosen = [row for row in state(retry()) if row[1]]
-    again = retry()
+    again = retry(*ids)
 
     assert chosen == [("row-0", True, False), ("row-3", True, False)]
-    assert again.resume() == (2, {})
-    assert again.do(groups=(), ids=ids, limit=0) == (0, {})
+    again.resume()
+    again.do(0)
     assert sorted(queue.ids()) == ["m-0", "m-3"]
-    assert again.do(groups=(), ids=ids, limit=1) == (1, {})
+    again.do(1)
     assert sorted(queue.ids()) == ["m-0", "m-1", "m-3"]
-    assert again.do(groups=(), ids=ids, limit=9) == (1, {})
+    again.do(9)
     assert sorted(queue.ids()) == ids
+    assert counted(again) == {"resumed": 2, "returned": 2}
 
 
 def test_only_failures_that_were_returned_long_ago_are_deleted(
-    queue: SparkQueue, retry: Callable[[], Retry], failures: str
+    queue: SparkQueue, retry: Start, failures: str
 ) -> None:
     """One that waits for a decision or a retry stays, however old it is."""
     made = retry()
@@ -147,111 +166,109 @@ def test_only_failures_that_were_returned_long_ago_are_deleted(
     for row, change in enumerate([f"returned = {old}", f"returned = {new}", "returned = NULL"]):
         made._update(f"failureId = 'row-{row}'", f"request = 'r', {change}")  # noqa: SLF001
     given: dict[str, Any] = {"url": queue.place.url, "error_queue": "e", "table": failures}
-    settings = error_triage.Settings(**given, retention_days=7.0)
+    settings = triage.Settings(**given, retention_days=7.0)
     totals = Counter[str]()
 
-    groups = [error_triage.tidy(queue.spark, settings, totals) for _ in range(2)]
+    groups = [triage.tidy(queue.spark, settings, totals) for _ in range(2)]
 
     assert totals == {"deletedFailures": 1}
     assert [row[0] for row in state(made)] == ["row-1", "row-2", "row-3", "row-4"]
     assert groups == [1, 1]
 
 
-def test_a_group_is_returned_except_for_unreachable_queues(
-    queue: SparkQueue, retry: Callable[[], Retry]
-) -> None:
+def test_a_group_is_returned_except_for_unreachable_queues(queue: SparkQueue, retry: Start) -> None:
     """The others stay, with the reason."""
     made = retry()
     (digest,) = {row["digest"] for row in made.rows.collect()}
 
-    returned, staying = made.do(groups=[digest], ids=())
+    made = retry(groups=(digest,))
+    made.do(None)
 
-    assert returned == 4
-    assert [*staying.values()] == [1]
-    (reason,) = staying
+    ((reason, messages),) = made.staying.items()
+    assert (counted(made), messages) == ({"returned": 4}, 1)
     assert "nowhere" in reason
     assert "this login cannot insert into a queue" in reason
     assert sorted(queue.ids()) == [f"m-{at}" for at in range(4)]
     assert state(made)[4] == ("row-4", False, False)
 
 
-def test_a_request_whose_queue_was_dropped_waits_for_it(
-    queue: SparkQueue, retry: Callable[[], Retry]
-) -> None:
+def test_a_request_whose_queue_was_dropped_waits_for_it(queue: SparkQueue, retry: Start) -> None:
     """It goes on when the queue is there again, and stops no other until then."""
     (request,) = killed(retry, BEFORE_SEND, "m-1")
     queue.dba.drop(queue.address)
-    made = retry()
+    made = retry("m-1", "row-2", "row-9", groups=("0",))
 
-    with pytest.raises(RequestStuck, match=r"cannot be finished: .*cannot insert into a queue"):
-        made.finish(request)
-    returned, waiting = made.resume()
-    missing = made.missing(groups=["0"], ids=["m-1", "row-2", "row-9"])
+    made.finish(request, "resumed")
 
-    assert (returned, [*waiting.values()], missing) == (0, [1], ["0", "row-9"])
-    assert made.missing(groups=["0"], ids=["row-9"]) == ["0", "row-9"]
+    ((reason, messages),) = made.staying.items()
+    assert (counted(made), messages) == ({}, 1)
+    assert re.search(r"cannot be finished: .*cannot insert into a queue", reason)
+    assert made.missing() == ["0", "row-9"]
     queue.create()
-    assert made.resume() == (1, {})
+    made.resume()
+    assert counted(made) == {"resumed": 1}
     assert queue.ids() == ["m-1"]
 
 
 def test_another_dispatch_log_does_not_send_again(
-    retry: Callable[[], Retry], queue: SparkQueue, options: dict[str, str]
+    retry: Start, queue: SparkQueue, options: dict[str, str]
 ) -> None:
     """A request that was sent and not marked waits under another stateSchema."""
     killed(retry, BEFORE_MARK, "m-1")
     was = dict(options)
     options["stateSchema"] += "_2"
     replace(queue, place=replace(queue.place, state=options["stateSchema"])).install()
-    returned, waiting = retry().resume()
-    freed = retry().give_up(retry().pending())
+    other = retry(give_up=tuple(retry().pending()))
+    other.resume()
     options.update(was)
 
-    assert (returned, [*waiting.values()], freed) == (0, [1], 0)
-    (reason,) = waiting
+    ((reason, messages),) = other.staying.items()
+    assert (counted(other), messages) == ({}, 1)
     assert "the dispatch log does not have it" in reason
     assert "Set the url and the [sink] with which it was begun" in reason
-    assert retry().resume() == (1, {})
+    again = retry()
+    again.resume()
+    assert counted(again) == {"resumed": 1}
     assert queue.ids() == ["m-1"]
 
 
 @GAPS
 def test_a_request_that_is_given_up_is_never_sent_automatically(
-    retry: Callable[[], Retry], queue: SparkQueue, gap: str
+    retry: Start, queue: SparkQueue, gap: str
 ) -> None:
     """Its failures are free again, unless they were sent: then they are marked."""
     (request,) = killed(retry, gap, "m-1", "m-2")
-    asleep, made = retry(), retry()
+    asleep, made = retry(), retry("m-1", "m-2", give_up=(request,))
     rows = asleep.rows.where("request IS NOT NULL")
 
-    freed = made.give_up([request])
+    if gap == BEFORE_SEND:
+        triage.in_log(made.settings.write(request), give_up)
     asleep.send(request, rows, {queue.name: 2})
-    resumed = made.resume()
+    made.resume()
 
     sent = gap == BEFORE_MARK
-    assert (freed, resumed) == ((0, (2, {})) if sent else (2, (0, {})))
+    assert counted(made) == ({"resumed": 2} if sent else {"freed": 2})
     assert len(queue.ids()) == (2 if sent else 0)
-    assert made.do(groups=(), ids=["m-1", "m-2"]) == (0 if sent else 2, {})
+    made.do(None)
+    assert made.totals["returned"] == (0 if sent else 2)
     assert sorted(queue.ids()) == ["m-1", "m-2"]
     with pytest.raises(BadSettings, match=f"names '{request}': expected a pending request .none."):
-        made.give_up([request])
+        made.resume()
 
 
-def test_giving_up_that_is_killed_is_finished_by_the_next(
-    retry: Callable[[], Retry], queue: SparkQueue
-) -> None:
+def test_giving_up_that_is_killed_is_finished_by_the_next(retry: Start, queue: SparkQueue) -> None:
     """The dispatch log has it as given up, and the rows do not yet."""
     (request,) = killed(retry, BEFORE_SEND, "m-1")
     made = retry()
-    triage.give_up(made.sink(request))
+    triage.in_log(made.settings.write(request), give_up)
 
-    assert made.resume() == (0, {})
-    assert made.pending() == []
+    made.resume()
+    assert (counted(made), made.pending()) == ({"freed": 1}, [])
     assert not any(request or returned for _, request, returned in state(made))
     assert queue.ids() == []
 
 
-def test_runs_that_mark_at_once_all_succeed(retry: Callable[[], Retry]) -> None:
+def test_runs_that_mark_at_once_all_succeed(retry: Start) -> None:
     """Each its own rows of one file: a commit that came first is no failure."""
     runs = [retry() for _ in range(4)]
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jobs.submit import delta_rows, module
 
-from sqlq_spark.jobs import runner as job
+from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.table_writer import table_name
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, EXCEPTION_INFO, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
@@ -150,18 +149,22 @@ def test_a_run_that_ends_between_table_and_error_queue_is_finished_by_the_next(
     queue.fill(0, 20)
     queue.put(dumps({MESSAGE_ID: "bad", **returned}), b'{"number":"x"}')
 
-    def failing(*_: object, **__: object) -> None:
+    def end(*_: object, **__: object) -> str:
+        ended.append(error.count())
         reason = "the end"
         raise RuntimeError(reason)
 
-    for its, step in ((made.bodies, "failures"), (made.table_writer, "acknowledge")):
+    ended: list[int] = []
+    # the name of the write to the error queue, and what comes after it
+    for place, name in ((made.bodies, "reason"), (made.table_writer, "acknowledge")):
         with monkeypatch.context() as patched:
-            patched.setattr(its, step, failing)
+            patched.setattr(place, name, end)
             with pytest.raises(Exception, match="the end"):
                 made.run(queue.spark, settings)
     made.run(queue.spark, settings)
 
     numbers = sorted(row["number"] for row in delta_rows(queue.folder / "table"))
+    assert ended == [0, 1]
     assert numbers == [*range(20)]
     assert reasons(error) == {"bad": "the body does not fit: number is not int"}
     assert [queue.count(), control.count()] == [0, 0]
@@ -169,9 +172,8 @@ def test_a_run_that_ends_between_table_and_error_queue_is_finished_by_the_next(
 
 def test_each_type_has_its_schema(queue: SparkQueue) -> None:
     """A type that has one always gets a table; one without has the columns of a message."""
-    error, file = queue.another("error"), queue.folder / "placed.ddl"
-    file.write_text("number INT,\n  Id STRING\n", encoding="utf-8")
-    schemas = {"Shop.Placed": str(file), "Shop.Moved": str(file), "Shop.Paid": "total INT"}
+    error, placed = queue.another("error"), "number INT,\n  Id STRING"
+    schemas = {"Shop.Placed": placed, "Shop.Moved": placed, "Shop.Paid": "total INT"}
     names = {"Shop.Placed": "orders", "Shop.Moved": "orders"}
     made, settings = typed(
         queue, split=True, most_types=1, schemas=schemas, names=names, schema_prefix="body_"
@@ -214,7 +216,7 @@ def test_each_type_has_its_schema(queue: SparkQueue) -> None:
         ({"schema": "Id STRING"}, "setting schema has the column Id, which the table has already"),
         ({"schema": "body STRING"}, "has the column body, which the table has already"),
         ({"schema": "date DATE"}, "has the column date, which the table has already"),
-        ({"schema": "a INT, A INT"}, "setting schema has the column a twice"),
+        ({"schema": "a INT, A INT"}, "setting schema has the column A, which the table has"),
         (
             {"split": True, "schemas": {"Shop.A": "a INT", "Shop.B": "b BAD"}},
             "setting Shop.B in [schemas] is 'b BAD'",
@@ -251,9 +253,9 @@ def test_a_dry_run_shows_the_columns(queue: SparkQueue, capsys: pytest.CaptureFi
     }
     words = ["--dry-run", *(f"--{name}={text}" for name, text in given.items())]
 
-    absent = job.main("", made.Settings, made.run, words)
+    absent = made.main.main(words)
     queue.another("error")
-    ended = job.main("", made.Settings, made.run, words)
+    ended = made.main.main(words)
 
     said = capsys.readouterr().out
     assert (absent, ended) == (3, 0)

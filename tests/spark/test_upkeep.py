@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import nullcontext
+from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from waiting import until
+from jobs.submit import delta_rows, sigterm_when
 
-from sqlq_spark.jobs.audit_to_delta import Upkeep
+from sqlq_spark.jobs import audit_to_delta
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -33,59 +35,56 @@ def test_old_rows_go_small_files_are_packed_and_unused_ones_removed(
     rows += [("late", NOW - timedelta(days=9000), NOW)]
     frame = spark.createDataFrame(rows, "name string, moment timestamp, received timestamp")
     frame = frame.selectExpr("name", "received", "to_date(moment) AS date").coalesce(1)
-    Upkeep(spark=spark, table=table, optimize=True).once()
+    given: dict[str, Any] = {"url": "postgresql:///", "table": table, "checkpoint": "c"}
+    settings = audit_to_delta.Settings(**given, optimize=True, retention_days=30, vacuum_hours=2)
+    done = Counter[str]()
+    audit_to_delta.maintain(spark, settings, done, NOW)
     writer = frame.union(frame).write.format("delta").partitionBy("date")
     writer.option("maxRecordsPerFile", 1).save(table)  # two files of each date
     session = spark.newSession()  # what is set there is no other test's
     session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
-    upkeep = Upkeep(
-        spark=session,
-        table=table,
-        clock=lambda: NOW,
-        optimize=True,
-        retention_days=30,
-        vacuum_hours=2,
-    )
-
     left, recent = (tmp_path / "table" / name for name in ("left.parquet", "recent.parquet"))
     for file in (left, recent):
         file.write_bytes(b"of a writer that was killed")
     os.utime(left, (time.time() - 7201,) * 2)
 
-    upkeep.prepare()
-    upkeep.once()
-    upkeep.retention_days, upkeep.optimize, upkeep.vacuum_hours = None, False, None
-    upkeep.once()
+    audit_to_delta.maintain(session, settings, done, NOW)
+    audit_to_delta.maintain(session, audit_to_delta.Settings(**given), done, NOW)
 
-    assert upkeep.totals == {"deletedMessages": 2, "packedFiles": 6, "vacuums": 1}
+    assert done == {"deletedMessages": 2, "packedFiles": 6, "vacuums": 1}
     rest = spark.read.format("delta").load(table).collect()
     assert sorted(row.name for row in rest) == sorted(2 * ["0", "late", "on the day"])
     assert [left.exists(), recent.exists()] == [False, True]
 
 
-class Rounds(Upkeep):
-    """Rounds, of which the first ones fail."""
-
-    failing = 0
-    done = 0
-
-    def once(self) -> None:
-        """Do nothing, or fail."""
-        self.done += 1
-        if self.done <= self.failing:
-            raise ValueError(self.done)
-
-
-def test_a_failed_round_is_repeated_and_reported_at_the_end(
-    spark: SparkSession, caplog: pytest.LogCaptureFixture
+def test_a_failed_round_is_repeated_and_stops_no_stream(
+    queue: SparkQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No error is raised if a later round succeeded."""
-    for failing in (1, 1_000_000):
-        caplog.clear()
-        upkeep = Rounds(spark=spark, table="t")
-        upkeep.failing = failing
-        failure = nullcontext() if failing == 1 else pytest.raises(ValueError, match=r"^\d+$")
-        with failure, upkeep.beside(0.001):
-            until(lambda: upkeep.done > 1)  # noqa: B023 - runs in this round
+    """It is logged, and the next batch is received; the next round does its work."""
+    table, maintain, rounds = queue.folder / "table", audit_to_delta.maintain, list[int]()
 
-        assert "t: upkeep failed and will be tried again: 1" in caplog.text
+    def failing_once(*given: Any) -> None:
+        rounds.append(queue.count())
+        queue.put("{}")
+        if len(rounds) == 1:
+            raise ValueError("the end")
+        maintain(*given)
+
+    monkeypatch.setattr(audit_to_delta, "maintain", failing_once)
+    monkeypatch.setattr(audit_to_delta, "duration", lambda _: lambda _: 0)
+    settings = audit_to_delta.Settings(
+        url=queue.place.url,
+        queue=queue.name,
+        table=str(table),
+        checkpoint=str(queue.folder / "checkpoint"),
+        trigger="100ms",
+        retention_days=30,
+        source={"stateSchema": queue.place.state},
+    )
+    queue.put("{}")
+    with sigterm_when((queue.folder / "checkpoint" / "commits" / "2").exists):
+        totals = audit_to_delta.run(queue.spark, settings)
+
+    assert "upkeep failed and will be tried again: the end" in caplog.text
+    assert totals["deletedMessages"] == 0
+    assert totals["messages"] == len(delta_rows(table)) >= 3

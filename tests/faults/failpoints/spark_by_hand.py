@@ -21,14 +21,14 @@ from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
-from sqlq_spark.jobs.failures import give_up, in_log
+from sqlq_spark.jobs.error_triage import in_log
 from sqlq_spark.receive import pace, receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert, subscriptions
-from sqlq_spark.send.dispatch import SENT, open_request
+from sqlq_spark.send.dispatch import SENT, give_up, open_request
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
@@ -352,9 +352,9 @@ def request_opened(desk: Desk, request: str) -> None:
     in_log(request_sink(desk, request), open_request)
 
 
-def request_given_up(desk: Desk, request: str) -> int:
+def request_given_up(desk: Desk, request: str) -> None:
     """See to it that a return is never sent."""
-    return give_up(request_sink(desk, request))
+    in_log(request_sink(desk, request), give_up)
 
 
 def request_sink(desk: Desk, request: str) -> dict[str, str]:
