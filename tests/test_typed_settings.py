@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from jobs.submit import module
@@ -10,6 +10,9 @@ from jobs.submit import module
 from sqlq_spark.jobs.queue_to_delta import application
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def settings(**more: Any) -> Any:
@@ -28,6 +31,8 @@ SPLIT = {"split": True, **ERROR}
         ({"schema": "a INT"}, "setting error_queue is missing: messages whose body does not fit"),
         ({"schema": "a INT", **SPLIT}, "setting schema is for one table: with split use [schemas]"),
         ({"schemas": {"A": "a INT"}, **ERROR}, "settings names and schemas need split = true"),
+        ({"schema": "/none.ddl", **ERROR}, "setting schema is '/none.ddl': expected a file to"),
+        ({"schemas": {"A": "none.ddl"}, **SPLIT}, "setting A in [schemas] is 'none.ddl': expected"),
         ({"partition_by": ("date", "date")}, "setting partition_by is date, date: expected date,"),
         ({"schema_prefix": "x_"}, "setting schema_prefix needs schema or [schemas]"),
         (
@@ -50,6 +55,17 @@ def test_settings_that_do_not_go_together(given: dict[str, Any], expected: str) 
         kind(**(rest | given))
 
     assert str(error.value).startswith(expected)
+
+
+def test_a_schema_is_read_from_a_file(tmp_path: Path) -> None:
+    """Once, at the start; a byte order mark and blanks around it do not matter."""
+    file = tmp_path / "order.ddl"
+    file.write_text("\ufeff\nnumber INT\n", encoding="utf-8")
+
+    made = settings(schema=str(file), **ERROR)
+    file.unlink()
+
+    assert made.ddl == {"": "number INT"}
 
 
 def test_failures_go_to_the_error_queue_under_a_name() -> None:

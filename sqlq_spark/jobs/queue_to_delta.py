@@ -19,7 +19,9 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.jobs import runner
@@ -81,7 +83,8 @@ class Settings(DatabaseSettings, StreamSettings):
         default=None,
     )
     schema: str | None = setting(
-        "The columns of a JSON body, in Spark's DDL. Without split.", default=None
+        "The columns of a JSON body: Spark's DDL, or a file .ddl that has it. Without split.",
+        default=None,
     )
     schemas: dict[str, str] = setting(
         "With split: full type name = its schema, as in the setting schema.", pairs
@@ -135,10 +138,11 @@ class Settings(DatabaseSettings, StreamSettings):
         if reasons := [reason for reason, holds in wrong.items() if holds]:
             raise BadSettings(reason="\n".join(reasons))
 
-    @property
+    @cached_property
     def ddl(self) -> dict[str, str]:
         """The schemas: full name of a message type, or "" for all messages → DDL."""
-        return self.schemas if self.schema is None else {"": self.schema}
+        given = self.schemas if self.schema is None else {"": self.schema}
+        return {each: read_ddl(each, text) for each, text in given.items()}
 
     @property
     def named(self) -> dict[str, str]:
@@ -195,6 +199,23 @@ class Settings(DatabaseSettings, StreamSettings):
         appender = Appender(self)
         rows = appender.add_columns(streams.load(spark, self.read()))
         return appender.columns(rows, appender.schema)
+
+
+def read_ddl(message_type: str, given: str) -> str:
+    """
+    The DDL of a setting: its text, or the content of the file .ddl that it names.
+
+    Raises:
+        BadSettings: the file cannot be read.
+    """
+    if not given.strip().endswith(".ddl"):
+        return given
+    try:
+        return Path(given.strip()).read_text(encoding="utf-8-sig").strip()
+    except (OSError, ValueError) as error:
+        name = f"{message_type} in [schemas]" if message_type else "schema"
+        reason = f"setting {name} is {given!r}: expected a file to read ({error})"
+        raise BadSettings(reason=reason) from None
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
