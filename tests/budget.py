@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12285, "tokens": 70885},
-    "everything else": {"files": 52, "lines": 10413, "tokens": 61393},
+    "everything else": {"files": 52, "lines": 10435, "tokens": 61530},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 114, "lines": 22698, "tokens": 132278},
+    "package": {"files": 114, "lines": 22720, "tokens": 132415},
     "sql": {"statement lines": 2511},
-    "tests": {"files": 301, "lines": 53769, "tokens": 360446},
-    "words": {"words": 69982},
+    "tests": {"files": 301, "lines": 53785, "tokens": 360539},
+    "words": {"words": 69988},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

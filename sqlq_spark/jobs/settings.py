@@ -287,7 +287,7 @@ def make_parser(doc: str, kind: type[Settings]) -> argparse.ArgumentParser:
     order = [name for cls in kind.__mro__[:-1] for name in cls.__annotations__]
     for each in sorted(fields(kind), key=lambda each: order.index(each.name)):
         read, described = each.metadata["read"], each.metadata["description"]
-        if each.default not in {MISSING, None, ()}:
+        if each.default not in {MISSING, None, (), ""}:
             described += f" Default: {as_text(each.default)}."
         more: dict[str, Any] = {"help": described.replace("%", "%%")}
         if read is pairs:

@@ -1,7 +1,7 @@
 """
 The pictures of docs/images: the live screen and the report, of a database with sample messages.
 
-    python -m tests.pages.pictures
+    PYTHONPATH=tests python -m tests.pages.pictures
 
 writes them again: `watch.svg` by rich, `report.webp` by a headless Chromium.
 """
