@@ -50,7 +50,7 @@ def test_the_installed_pyspark_has_it_too() -> None:
     """And so the test can tell: what it collects is not nothing."""
     found = sources()
 
-    assert {each.path.name for each in found} >= {"stream.py", "expressions.py", "spark.py"}
+    assert {each.path.name for each in found} >= {"stream.py", "expressions.py", "streams.py"}
     assert len({use.name for each in found for use in each.uses}) > 200
     assert {own.method.name for each in found for own in each.overrides} >= {"latestOffset", "read"}
     assert [line for line in missing(installed(), found) if "pyspark.dbutils" not in line] == []
