@@ -287,7 +287,7 @@ DRAWN = [
         promise="A flag of a job that is no name=value is refused.",
         file="jobs/settings.py",
         old='given = dict(each.split("=", 1) for each in given)',
-        new='given = dict(each.partition("=")[::2] for each in given)',
+        new='given = dict([*each.split("=", 1), "1"][:2] for each in given)',
         tests=["test_job.py::test_a_flag_that_is_wrong"],
     ),
     Fault(
