@@ -144,7 +144,7 @@ class StreamDriver:
         self._prepare(connection)
         for poller in self.due_pollers.values():
             poller.finish(connection)
-        with transaction(connection, timeout=self.options.query_timeout):
+        with transaction(connection):
             for name, queue in self.queues.items():
                 _, last = connection.rows("top", tables={"queue": queue})[0]
                 self.looks[name] = peek.freeze(self.looks[name], last)
@@ -155,7 +155,7 @@ class StreamDriver:
         if end.stream is None:
             found = ", ".join(part.queue for part in end.plan)
             raise StreamOfOtherQueue(found=found, asked=self.claim.queue)
-        with transaction(connection, timeout=self.options.query_timeout):
+        with transaction(connection):
             row = connection.rows("stream_queue", stream=end.stream)
         if not row:
             raise receipts.stream_not_found(connection, end.stream)
