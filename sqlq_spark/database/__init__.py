@@ -217,8 +217,12 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     own = connection.timeout
     connection.rows("begin")
     try:
-        milliseconds = int((own if timeout is None else timeout) * 1000)
-        connection.rows("timeouts", milliseconds=milliseconds, application=connection.application)
+        connection.timeout = own if timeout is None else timeout
+        connection.rows(
+            "timeouts",
+            milliseconds=int(connection.timeout * 1000),
+            application=connection.application,
+        )
         yield
     except BaseException:
         rollback(connection)

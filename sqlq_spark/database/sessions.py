@@ -45,8 +45,10 @@ LONGEST_PAUSE = 5.0  # seconds; all pauses of ATTEMPTS together are about 10
 FAILOVER = 90.0
 # what a failover causes: the server, or a database that recovers there, may be absent
 ABSENT = (
-    *(errors.ConnectionLost, errors.DatabaseNotFound),
-    *(errors.LoginUnclear, errors.NotReachable),
+    errors.ConnectionLost,
+    errors.DatabaseNotFound,
+    errors.LoginUnclear,
+    errors.NotReachable,
 )
 reached: set[str] = set()  # urls that led to a database in this process
 # worth another attempt with the option `credentials`, which then gives another password

@@ -73,9 +73,7 @@ def wait_before_dispatch(
     common = names_of_options(options)
     names = names - common if partition else names | common
     if rate is not None and not partition:
-        read = partial(
-            read_seconds_left, options=options, sink=staged.sink, batch=staged.batch, rate=rate
-        )
+        read = partial(read_seconds_left, sink=staged.sink, batch=staged.batch, rate=rate)
         _wait_for_rate(time.monotonic() + run(read), rate, name)
     _wait_for_backlog(options, names, name, staged.origin.query_id, run)
 
@@ -145,9 +143,7 @@ def _wait_for_rate(until: float, rate: int, name: str) -> None:
     wait_while(look, name, level=logging.INFO)
 
 
-def read_seconds_left(
-    connection: Connection, options: SinkOptions, sink: str, batch: int, rate: int
-) -> float:
+def read_seconds_left(connection: Connection, sink: str, batch: int, rate: int) -> float:
     """Return how long the batch must wait; 0 for one that was sent before."""
     with transaction(connection):
         sent = last_sent(connection, sink)
