@@ -44,8 +44,9 @@ STYLES = {"error": "bold red", "warning": "bold yellow", "note": "dim", "ok": "g
 # ---------------------------------------------------------------- lines
 
 
-def out() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else NO_TERMINAL)
+def out(*, quiet: bool = False) -> Console:
+    width = None if sys.stdout.isatty() else NO_TERMINAL
+    return Console(highlight=False, width=width, quiet=quiet)
 
 
 def say(text: str) -> None:
