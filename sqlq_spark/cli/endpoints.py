@@ -19,7 +19,7 @@ from functools import partial
 from operator import gt
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from typer import Argument, Option, Typer
+from typer import Argument, Typer
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin import script as scripts
@@ -85,13 +85,12 @@ def create(context: Context, queue: str) -> None:
     for each in made.queues:
         schema.create_queue(connection, each, timeout=timeout, body_string=shared.body_string)
     names = [connection.printed(each) for each in made.queues]
-    places = f"in {connection.server}: {', '.join(names)}"
     if shared.delayed:
         schema.create_delayed(connection, made.primary, timeout=timeout)
         waiting = connection.printed(schema.delayed_of(made.primary))
-        places += f", {waiting}"
     result = {"queues": names, "delayed": waiting, "server": connection.server}
-    context.answer(result, places)
+    places = ", ".join(filter(None, (*names, waiting)))
+    context.answer(result, f"in {connection.server}: {places}")
 
 
 @app.command(cls=cli.OfflineCommand.having(*QUEUES, "state_schema"))
@@ -126,11 +125,11 @@ def script(
     state, own_reader, own_sender = scripts.of_domain(domain)
     own = context.obj.state_schema
     shared = replace(context.obj, url=f"{dialect}://", state_schema=own or state)
-    for option, names in (("--instance", shared.instance), ("--qualifier", shared.qualifier)):
-        cli.require(not names or len(queues) == 1, option, names, "one QUEUE with it")
+    is_one = len(queues) == 1 or not (shared.instance or shared.qualifier)
+    cli.require(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
     team = "--domain or --state-schema with it, because all roles of one state schema are one team"
-    for option, role in (("--reader", reader), ("--sender", sender)):
-        cli.require(role is None or domain or own, option, role, team)
+    named = "--reader" if reader else "--sender"
+    cli.require(not (reader or sender) or domain or own, named, reader or sender, team)
     cli.require(not no_sender or sender is None, "--sender", sender, "no --no-sender with it")
     options = shared.database()
     text = scripts.script(
@@ -165,8 +164,8 @@ def subscribe(
     context: Context,
     topics: Topics,
     *,
-    endpoint: Annotated[str, Option()],
-    queue: Annotated[str, Option()],
+    endpoint: cli.Required,
+    queue: cli.Required,
 ) -> None:
     """
     Subscribe an endpoint to topics. Creates the subscription table if it is missing.
@@ -190,24 +189,27 @@ def subscribe(
 
 
 @app.command(cls=AskingCommand.having("subscription_table"))
-def unsubscribe(context: Context, topics: Topics, *, endpoint: Annotated[str, Option()]) -> None:
+def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     options = context.obj.sink()
     table, timeout = options.subscription_address, options.query_timeout
     connection = context.connect(options)
     with transaction(connection):
         listed = subscriptions.list_subscriptions(connection, table)
-    found = {each.topic: each for each in listed if each.endpoint == endpoint}
-    ended = [topic for topic in topics if topic in found]
-    if ended:
-        queues = ", ".join(sorted({found[topic].address for topic in ended}))
-        context.confirm(f"end the subscription of {endpoint} with {queues} to {', '.join(ended)}")
+    queues = {
+        each.topic: each.address
+        for each in listed
+        if each.endpoint == endpoint and each.topic in topics
+    }
+    if queues:
+        names = ", ".join(sorted({*queues.values()}))
+        context.confirm(f"end the subscription of {endpoint} with {names} to {', '.join(queues)}")
     stop = f"publishers stop within {quantity(PATIENCE, 'second')}"
-    for topic in ended:
+    for topic in queues:
         subscriptions.unsubscribe(connection, table, topic, endpoint, timeout=timeout)
         result = {"topic": topic, "endpoint": endpoint, "unsubscribed": True}
         context.answer(result, f"{endpoint} is no longer subscribed to {topic}; {stop}")
-    if missing := ", ".join(each for each in topics if each not in found):
+    if missing := ", ".join(sorted({*topics} - {*queues})):
         lists = "`sqlqueue subscribers` lists who is"
         cli.fail(f"{endpoint} is not subscribed to {missing}; {lists}")
 
@@ -265,31 +267,28 @@ def retire(context: Context, queue: str, *, discard_messages: bool = False) -> N
     states, unread = ([state_schema], {}) if state_schema else schema.find_states(connection)
     for state, why in unread.items():
         say_error(f"receipts in state schema {state} are not looked for: {why}")
-    trails = [each for each in states if schema.has_trail(connection, each)]
     look = partial(look_at, connection, address, table, states)
     with transaction(connection):
         left = look(None if discard_messages else Remains([], 0, 0, 0))
     tables = [*map(connection.printed, left.tables)]
     lost = f" with {quantity(left.total, 'message')}" if left.total else ""
     context.confirm(f"drop {' and '.join(reversed(tables))}{lost} permanently")
-    if not trails:
-        say_error(schema.NO_TRAIL.format(options.state_schema, connection.server))
+    recorded = cli.keeps_trail(connection)
     with transaction(connection):
         for locked in left.tables:
             connection.rows("lock_queue", tables={"queue": locked})
         last = look(left)
         for unused in left.tables:
             connection.rows("drop_queue", tables={"queue": unused})
-        for state in trails:
-            with schema.use_state(connection, state):
-                schema.record_action(connection, "retire", name, last.total)
+        if recorded:
+            schema.record_action(connection, "retire", name, last.total)
     result = {
         "queue": name,
         "unsubscribed": [asdict(each) for each in ended],
         "messages": last.messages,
         "delayed": last.delayed,
         "dropped": tables,
-        "recorded": bool(trails),
+        "recorded": recorded,
         "unread": [*unread],
     }
     context.answer(result, f"{' and '.join(tables)} dropped")

@@ -6,11 +6,11 @@ Receipts hold what streams received and have not acknowledged.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option, Typer
+from typer import Argument, FileBinaryRead, Option, Typer
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import Column, ago, byte_size, quantity
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 app = Typer()
 
 SHOWN_IDS = 5  # of messages that stay
-GROUP = ("messages", "failedQueue", "exception")  # of failed messages
+GROUP = ("messages", "failed queue", "exception")  # of failed messages
+BODY = 200  # characters of one at most; the terminal's width cuts further
 
 
 @app.command(
@@ -47,10 +48,10 @@ def send(
     context: Context,
     queue: Annotated[str | None, Argument()] = None,
     source: Annotated[
-        Path | None, Argument(help="A file of JSON lines; default: standard input.")
+        FileBinaryRead | None, Argument(help="A file of JSON lines; default: standard input.")
     ] = None,
     *,
-    file: Path | None = None,
+    file: FileBinaryRead | None = None,
     header: list[str] | None = None,
 ) -> None:
     """
@@ -79,19 +80,17 @@ def send(
     """
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
 
-    if topics := context.obj.topics:  # there is no queue, and the first argument is the file
-        expected = "a file of lines, but no QUEUE, with it"
-        require(source is None, "--topic", ", ".join(topics), expected)
-        queue, source = None, queue and Path(queue)
     expected = "a QUEUE or --topic with it, and no file of JSON lines"
-    require(file is None or (not source and (queue or topics)), "--file", file, expected)
+    fits = file is None or (source is None and (queue or context.obj.topics))
+    require(fits, "--file", file and file.name, expected)
     headers = {}
     for text in header or ():
         key, equals, headers[key] = text.partition("=")
         require(key and equals, "--header", text, "KEY=VALUE")
     options = context.obj.sink(queue)
     session = context.session(options)
-    chunks = sending.read(session, options, source, file, headers)
+    stream = file or source or sys.stdin.buffer
+    chunks = sending.read(session, options, stream, headers, is_body=file is not None)
     sending.insert(context, session.open(), options, chunks)
 
 
@@ -100,7 +99,7 @@ def browse(
     context: Context,
     queue: str,
     *,
-    limit: Annotated[int, Option(min=1)] = 20,
+    limit: cli.Positive = 20,
     delayed: bool = False,
 ) -> None:
     """
@@ -120,8 +119,19 @@ def browse(
     if context.obj.as_json:
         for each in found:
             screen.print_json(screen.message_as_json(each))
-    else:
-        screen.show_messages(found, "due" if delayed else "seq")
+        return
+    rows = (
+        (
+            each.due or each.seq,
+            *screen.type_and_time(each.headers),
+            each.expires,
+            byte_size(len(each.body or b"")),
+            None if each.body is None else each.body[:BODY].decode(errors="replace"),
+        )
+        for each in found
+    )
+    first = "due" if delayed else "seq"
+    screen.show((first, "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
 # ---------------------------------------------------------------- retry
@@ -139,7 +149,7 @@ def retry(
     since: str | None = None,
     until: str | None = None,
     limit: Annotated[int | None, Option(min=1)] = None,
-    batch: Annotated[int, Option(min=1)] = 1000,
+    batch: cli.Positive = 1000,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.
@@ -174,9 +184,12 @@ def retry(
     connection = session.open()
     name = connection.printed(options.address)
     planned = plan(connection, options.address, choice, options, limit=limit)
-    groups = [(messages, *failures) for *failures, messages in planned.groups]
+    groups = [
+        {"messages": messages, "failedQueue": failed, "exception": kind}
+        for failed, kind, messages in planned.groups
+    ]
     if not context.obj.as_json:
-        screen.show(("messages", "failed queue", "exception"), groups, "messages to return")
+        screen.show(GROUP, (each.values() for each in groups), "messages to return")
         for reason, some in planned.staying.items():
             stay, first = quantity(len(some), "message"), [its.id for its in some[:SHOWN_IDS]]
             say_error(f"{stay} cannot be returned: {reason} ({', '.join(first)})")
@@ -186,33 +199,28 @@ def retry(
         queues = quantity(len(planned.returning), "queue")
         messages = quantity(planned.messages, "message")
         context.confirm(f"return {messages} of {name} to {queues}")
-    staying = Counter({reason: len(some) for reason, some in planned.staying.items()})
-    skipped = 0
+    refused: Counter[str] = Counter()
 
     def give() -> Iterator[int]:
-        nonlocal skipped
         for each in give_back(session, options.address, planned, batch=batch):
-            skipped += each.skipped
-            if each.reason is not None:
-                staying[str(each.reason)] += each.left
-                stay, where = quantity(each.left, "message"), connection.printed(each.destination)
-                say_error(f"{stay} of {where} cannot be returned: {each.reason}")
+            refused[f"{each.reason} ({connection.printed(each.destination)})"] += each.left
+            refused["another session has locked or received them"] += each.skipped
             yield each.messages
 
     returned = context.follow(give(), "message", planned.messages, "returned")
-    if skipped:
-        text = "skipped: another session has locked or received them"
-        say_error(f"{quantity(skipped, 'message')} {text}")
+    staying = Counter({reason: len(some) for reason, some in planned.staying.items()})
+    for reason, count in (+refused).items():  # without zeros
+        say_error(f"{quantity(count, 'message')} cannot be returned: {reason}")
+        staying[reason] = count
     result = {
         "queue": name,
         "returned": returned,
-        "skipped": skipped,
-        "chosen": [dict(zip(GROUP, each, strict=True)) for each in groups],
+        "chosen": groups,
         "staying": staying,
         "missing": planned.missing,
     }
     context.answer(result, f"{quantity(returned, 'message')} returned")
-    if staying or planned.missing or skipped:
+    if staying or planned.missing:
         context.exit(cli.FOUND)
 
 
@@ -254,7 +262,7 @@ def show(
     context: Context,
     stream: str,
     *,
-    message: Annotated[str, Option()],
+    message: cli.Required,
 ) -> None:
     """
     Show headers and body of a message that a stream has received and not acknowledged.
@@ -291,9 +299,7 @@ def show(
 
 
 @receipts.command("return", cls=OneStreamCommand.having("yes", "allowed_destinations"))
-def return_(
-    context: Context, *, stream: Annotated[str, Option()], without: list[str] | None = None
-) -> None:
+def return_(context: Context, *, stream: cli.Required, without: list[str] | None = None) -> None:
     """
     Return the messages of receipts to their queue, if the stream's checkpoint is lost.
 
@@ -326,7 +332,7 @@ def return_(
 
 
 @receipts.command("drop", cls=OneStreamCommand.having("yes"))
-def drop_(context: Context, *, stream: Annotated[str, Option()]) -> None:
+def drop_(context: Context, *, stream: cli.Required) -> None:
     """Delete receipts with their messages. They cannot be restored."""
     from sqlq_spark.receive.receipts import drop  # noqa: PLC0415 - see cli
 

@@ -35,7 +35,7 @@ from sqlq_spark.options.names import EXAMPLES, parse_queue, with_password
 from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from sqlq_spark.admin.formats import Column
     from sqlq_spark.database import Connection
@@ -76,6 +76,8 @@ HELP = {
 }
 MaybeQueue = Annotated[str | None, Argument(help="Show only this queue.")]
 Queues = Annotated[list[str] | None, Argument()]
+Required = Annotated[str, Option()]
+Positive = Annotated[int, Option(min=1)]
 
 
 # ---------------------------------------------------------------- shared options
@@ -201,26 +203,13 @@ class Context(typer.Context):
         else:
             say(text)
 
-    def show(
-        self,
-        columns: Sequence[Column],
-        rows: Iterable[Any],
-        title: str,
-        as_json: Callable[[Any], object] = asdict,
-    ) -> None:
-        """Print rows as JSON lines, or as a table of some columns."""
+    def show(self, columns: Sequence[Column], rows: Sequence[Any], title: str) -> None:
+        """Print rows, which are dataclasses, as JSON lines or as a table of some columns."""
         if not self.obj.as_json:
-            screen.out().print(screen.draw_rows(columns, [*rows], title))
+            screen.out().print(screen.draw_rows(columns, rows, title))
             return
         for row in rows:
-            screen.print_json(as_json(row))
-
-
-def _parameters() -> dict[str | None, Any]:
-    """Let typer read the fields of `Shared` as it reads the parameters of a command."""
-    app = typer.Typer(add_completion=False)
-    app.command()(Shared)
-    return {each.name: each for each in typer.main.get_command(app).params}
+            screen.print_json(asdict(row))
 
 
 def public_name(name: str) -> str:
@@ -228,9 +217,12 @@ def public_name(name: str) -> str:
     return re.sub("_(.)", lambda found: found[1].upper(), name)
 
 
-PARAMETERS = _parameters()
+# typer reads the fields as it reads the parameters of a command
+app = typer.Typer(add_completion=False)
+app.command()(Shared)
+PARAMETERS: dict[str, Any] = {str(each.name): each for each in typer.main.get_command(app).params}
 # how the commands spell options of the data source
-FLAGS = {public_name(str(name)): each.opts[0] for name, each in PARAMETERS.items()}
+FLAGS = {public_name(name): each.opts[0] for name, each in PARAMETERS.items()}
 
 
 class Command(TyperCommand):

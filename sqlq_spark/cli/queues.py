@@ -253,7 +253,7 @@ def move_due(
     queue: str,
     *,
     watch: bool = False,
-    batch: Annotated[int, Option(min=1)] = DUE_BATCH,
+    batch: cli.Positive = DUE_BATCH,
 ) -> None:
     """
     Move the delayed messages that are due into their queue. The receiver forwards them.
@@ -337,8 +337,7 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
         if not (asked or unnamed):
             say(screen.NO_QUEUES)
         for each in sorted(found, key=attrgetter("rank")):
-            for line in screen.finding_lines(each):
-                screen.out().print(line, soft_wrap=True)
+            screen.out().print(*screen.finding_lines(each), sep="\n", soft_wrap=True)
         if is_fine:
             screen.out().print("no problems found", style="green")
     if not is_fine:
@@ -355,7 +354,7 @@ def trail(
     context: Context,
     queue: cli.MaybeQueue = None,
     *,
-    last: Annotated[int, Option(min=1)] = 100,
+    last: cli.Positive = 100,
 ) -> None:
     """
     Show the audit trail, the latest entry first.

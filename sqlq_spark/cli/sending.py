@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
-from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from operator import add
@@ -30,8 +28,6 @@ from sqlq_spark.send.sender import CHUNK_ROW, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
     from typing import BinaryIO
 
     from sqlq_spark.cli.options import Context
@@ -63,9 +59,10 @@ class BadLine(BadInput):
 def read(
     session: Session,
     options: SinkOptions,
-    source: Path | None,
-    file: Path | None,
+    source: BinaryIO,
     headers: dict[str, str],
+    *,
+    is_body: bool,
 ) -> list[pa.Table]:
     """
     Read all messages into tables of CHUNK_ROW.
@@ -73,9 +70,9 @@ def read(
     Args:
         session: writes addresses as the database does; not opened where no row has one.
         options: have the defaults for all messages.
-        source: a file of JSON lines; None: standard input. Blank lines are skipped.
-        file: the body of the only message, instead of lines.
+        source: JSON lines, or the body of the only message. Blank lines are skipped.
         headers: added to every message that does not have them.
+        is_body: whether the source is the body.
 
     Raises:
         BadLine, BadOption.
@@ -87,20 +84,17 @@ def read(
         rows_choose=True,
     )
     numbers: list[int] = []  # of the lines that became rows
-    path, option = (source, "SOURCE") if file is None else (file, "--file")
-    with _open(option, path) as stream:
-        if file is None:
-            homeless = options.address is None and options.topics is None
-            rows = _rows(stream, headers, numbers, homeless=homeless)
-        else:
-            rows = iter([{"body": stream.read(), "headers": [*headers.items()]}])
-            numbers.append(1)
-        batches = iter(lambda: [*islice(rows, BATCH)], [])
-        try:
-            tables = (pa.RecordBatch.from_pylist(some, schema=SCHEMA) for some in batches)
-            return [*sender.chunks(tables)]
-        except BadMessage as error:
-            raise BadLine(line=numbers[error.row], reason=error.reason) from None
+    if is_body:
+        rows = iter([{"body": source.read(), "headers": [*headers.items()]}])
+        numbers.append(1)
+    else:
+        rows = _rows(source, headers, numbers)
+    batches = iter(lambda: [*islice(rows, BATCH)], [])
+    try:
+        tables = (pa.RecordBatch.from_pylist(some, schema=SCHEMA) for some in batches)
+        return [*sender.chunks(tables)]
+    except BadMessage as error:
+        raise BadLine(line=numbers[error.row], reason=error.reason) from None
 
 
 def insert(
@@ -141,32 +135,21 @@ def insert(
 # ---------------------------------------------------------------- input
 
 
-def _open(option: str, path: Path | None) -> AbstractContextManager[BinaryIO]:
-    """Open a file, or standard input."""
-    if path is None:
-        return nullcontext(sys.stdin.buffer)
-    try:
-        return path.open("rb")
-    except OSError as error:
-        expected = f"a file to read ({error.strerror})"
-        raise BadOption(option=option, found=str(path), expected=expected) from None
-
-
 def _rows(
-    lines: Iterable[bytes], headers: dict[str, str], numbers: list[int], *, homeless: bool
+    lines: Iterable[bytes], headers: dict[str, str], numbers: list[int]
 ) -> Iterator[dict[str, Any]]:
     """Read lines into rows, and add the number of each to a list."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                row = _row(line, headers, homeless=homeless)
+                row = _row(line, headers)
             except ValueError as error:
                 raise BadLine(line=number, reason=str(error)) from None
             numbers.append(number)
             yield row
 
 
-def _row(line: bytes, headers: dict[str, str], *, homeless: bool) -> dict[str, Any]:
+def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
     """Read one line; a ValueError says why it cannot be sent."""
     try:
         found = json.loads(line)
@@ -192,9 +175,6 @@ def _row(line: bytes, headers: dict[str, str], *, homeless: bool) -> dict[str, A
             raise ValueError(f"{name} is {shown}: expected {expected}") from None
     if "body" not in row:
         raise ValueError('it has no body; use "" to send an empty body')
-    if homeless and row.keys().isdisjoint({"queue", "topics"}):
-        place = "neither queue nor topics, and the command has neither QUEUE nor --topic"
-        raise ValueError(f"it has {place}")
     row["headers"] = [*{**headers, **dict(row.get("headers", ()))}.items()]
     return row
 
