@@ -183,9 +183,7 @@ def subscribe(
         queue=address,
         timeout=options.query_timeout,
     )
-    for its in made:
-        text = f"{its.endpoint} is subscribed to {its.topic} with {its.address}"
-        context.answer(asdict(its), text)
+    context.show(COLUMNS, made, "subscriptions")
 
 
 @app.command(cls=AskingCommand.having("subscription_table"))

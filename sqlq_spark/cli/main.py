@@ -30,8 +30,6 @@ from sqlq_spark.errors import SqlQueueError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HELP = "Operate NServiceBus queues in PostgreSQL or SQL Server tables, without Spark."
-
 app = typer.Typer(
     name="sqlqueue",
     no_args_is_help=True,
@@ -56,7 +54,7 @@ def print_version(show: bool) -> None:  # noqa: FBT001 - typer calls it
         raise typer.Exit
 
 
-@app.callback(help=HELP)
+@app.callback(help="Operate NServiceBus queues in PostgreSQL or SQL Server tables, without Spark.")
 def options(
     *,
     version: Annotated[

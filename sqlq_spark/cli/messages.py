@@ -80,9 +80,8 @@ def send(
     """
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
 
-    expected = "a QUEUE or --topic with it, and no file of JSON lines"
-    fits = file is None or (source is None and (queue or context.obj.topics))
-    require(fits, "--file", file and file.name, expected)
+    fits = file is None or source is None
+    require(fits, "--file", file and file.name, "no file of JSON lines with it")
     headers = {}
     for text in header or ():
         key, equals, headers[key] = text.partition("=")

@@ -309,10 +309,10 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
         warn_if_shared: Warn if an endpoint seems to own the queue of a stream.
         state_schema: Look at this schema only; by default at all that you may enter.
     """
-    options, is_named = context.obj.sink(), context.obj.state_schema is not None
+    options = context.obj.sink()
     asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
     connection = context.connect(options)
-    states, unread = ([], {}) if is_named else find_states(connection)
+    states, unread = ([], {}) if context.obj.state_schema else find_states(connection)
     states = states or ([] if unread else [options.state_schema])
     unnamed, found = ([], []) if asked else checks.queues_of_streams(connection, states)
     if not asked:
