@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12285, "tokens": 70885},
-    "everything else": {"files": 52, "lines": 10435, "tokens": 61530},
+    "everything else": {"files": 52, "lines": 10037, "tokens": 59186},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
-    "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 114, "lines": 22720, "tokens": 132415},
+    "other files in tests": {"files": 70, "lines": 1366},
+    "package": {"files": 114, "lines": 22322, "tokens": 130071},
     "sql": {"statement lines": 2511},
-    "tests": {"files": 301, "lines": 53792, "tokens": 360580},
-    "words": {"words": 70007},
+    "tests": {"files": 301, "lines": 53774, "tokens": 360433},
+    "words": {"words": 70005},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
