@@ -23,10 +23,10 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12285, "tokens": 70885},
-    "everything else": {"files": 52, "lines": 10037, "tokens": 59186},
+    "everything else": {"files": 52, "lines": 10038, "tokens": 59201},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1366},
-    "package": {"files": 114, "lines": 22322, "tokens": 130071},
+    "package": {"files": 114, "lines": 22323, "tokens": 130086},
     "sql": {"statement lines": 2511},
     "tests": {"files": 301, "lines": 53774, "tokens": 360433},
     "words": {"words": 70005},

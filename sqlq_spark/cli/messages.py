@@ -48,10 +48,11 @@ def send(
     context: Context,
     queue: Annotated[str | None, Argument()] = None,
     source: Annotated[
-        FileBinaryRead | None, Argument(help="A file of JSON lines; default: standard input.")
+        FileBinaryRead | None,
+        Argument(metavar="FILE", help="A file of JSON lines; default: standard input."),
     ] = None,
     *,
-    file: FileBinaryRead | None = None,
+    file: Annotated[FileBinaryRead | None, Option(metavar="FILE")] = None,
     header: list[str] | None = None,
 ) -> None:
     """
