@@ -191,7 +191,7 @@ def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[P
 
 
 def kill(process: Popen[bytes]) -> None:
-    """Kill a session's driver and JVM, without which its workers end by themselves."""
+    """Kill a session's driver and JVM, whose end also ends its workers."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
