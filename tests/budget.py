@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12327, "tokens": 70980},
-    "everything else": {"files": 52, "lines": 10439, "tokens": 61542},
+    "everything else": {"files": 52, "lines": 10042, "tokens": 59213},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
-    "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 114, "lines": 22766, "tokens": 132522},
+    "other files in tests": {"files": 70, "lines": 1366},
+    "package": {"files": 114, "lines": 22369, "tokens": 130193},
     "sql": {"statement lines": 2502},
-    "tests": {"files": 301, "lines": 53942, "tokens": 361636},
-    "words": {"words": 70008},
+    "tests": {"files": 303, "lines": 54118, "tokens": 363327},
+    "words": {"words": 70006},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
