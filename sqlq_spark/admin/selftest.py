@@ -290,19 +290,22 @@ def round_trip(bench: Bench) -> Seen:
 
 def cut_connection(bench: Bench) -> Seen:
     """A connection that is cut in a statement, or before or after a commit, costs no message."""
+
+    def end(number: str) -> None:
+        bench.open().rows("selftest_end", session=number)
+
     bench.send([b"x"] * 5)
     for moment in ("in a statement", "before a commit", "after a commit"):
-        session, desk, holder = bench.session(), bench.open(), bench.open()
+        session, holder = bench.session(), bench.open()
         task, connection = next(bench.batches()), session.open()
         number = dict[str, str](connection.rows("selftest_facts"))["session"]
-        end = partial(desk.rows, "selftest_end", session=number)
         if "commit" in moment:
-            at_commit(connection, end, after="after" in moment)
+            at_commit(connection, partial(end, number), after="after" in moment)
         with transaction(holder):
             receipts.lock_stream(holder, task.key[0])  # the task waits for it
             running = bench.beside(session.run_with_retries, partial(bench.receive, task))
             if "statement" in moment:
-                end()
+                end(number)
         yield f"cut {moment}: received", running.result(WAIT).num_rows, 5
         yield "connected again", session.open() is not connection, True
         bench.send([b"x"] * 5)

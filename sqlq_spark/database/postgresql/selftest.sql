@@ -3,8 +3,7 @@
 -- Returns: name text, value text; null where the server does not say
 SELECT name, setting AS value
   FROM pg_catalog.pg_settings
- WHERE name ~ '^(server_(version|encoding)|default_transaction_isolation|TimeZone|synchronous_commit'
-              '|wal_level|shared_buffers|max_connections|autovacuum|jit|\w+_timeout)$'
+ WHERE name ~ '^(server_(version|encoding)|default_transaction_isolation|TimeZone|synchronous_commit|\w+_timeout)$'
 UNION ALL
 VALUES ('version', version()), ('session', pg_backend_pid()::text),
        ('collation', (SELECT datcollate::text FROM pg_catalog.pg_database WHERE datname = current_database())),

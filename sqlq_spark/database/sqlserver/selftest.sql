@@ -10,8 +10,7 @@ SELECT f.name, CAST(f.value AS nvarchar(1000)) AS value
         (N'service_tier', DATABASEPROPERTYEX(DB_NAME(), N'ServiceObjective')), (N'database', DB_NAME()),
         (N'optimized_locking', DATABASEPROPERTYEX(DB_NAME(), N'IsOptimizedLockingOn')),
         (N'level', d.compatibility_level), (N'row_versions', d.is_read_committed_snapshot_on),
-        (N'snapshots', d.snapshot_isolation_state_desc), (N'recovery', d.recovery_model_desc),
-        (N'delayed_durability', d.delayed_durability_desc), (N'collation', d.collation_name),
+        (N'snapshots', d.snapshot_isolation_state_desc), (N'collation', d.collation_name),
         (N'server_collation', SERVERPROPERTY(N'Collation'))) AS f (name, value)
  WHERE d.name = DB_NAME()
 UNION ALL
@@ -53,12 +52,10 @@ SELECT m.text
  ORDER BY m.text DESC
 
 -- name: selftest_costs
--- What the server has counted for statements in whose text @schema_name is.
--- Returns: statement; executions bigint; cpu, elapsed (ms), reads (pages), grant_kb (the highest) bigint
-SELECT SUBSTRING(t.text, CHARINDEX(N'sqlqueue:', t.text) + 9, 30) AS statement, SUM(s.execution_count) AS executions,
-       SUM(s.total_worker_time) / 1000 AS cpu, SUM(s.total_elapsed_time) / 1000 AS elapsed,
-       SUM(s.total_logical_reads) AS reads, MAX(s.max_grant_kb) AS grant_kb
+-- What the server has counted for each plan of a statement in whose text @schema_name is.
+-- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), grant_kb (the highest) bigint
+SELECT SUBSTRING(t.text, CHARINDEX(N'sqlqueue:', t.text) + 9, 30) AS statement, s.execution_count AS executions,
+       s.total_worker_time AS cpu, s.total_elapsed_time AS elapsed, s.total_logical_reads AS reads, s.max_grant_kb
   FROM sys.dm_exec_query_stats AS s
  CROSS APPLY sys.dm_exec_sql_text(s.sql_handle) AS t
  WHERE t.text LIKE N'%sqlqueue:%' AND CHARINDEX(@schema_name, t.text) > 0
- GROUP BY SUBSTRING(t.text, CHARINDEX(N'sqlqueue:', t.text) + 9, 30)
