@@ -55,6 +55,7 @@ def selftest(
     given = {"url": shared.location, "queryTimeout": shared.query_timeout}
     given |= {"credentials": shared.credentials} if shared.credentials else {}
     server = context.connect(shared.database(), "selftest").server
+    require(not databases or server.startswith("sqlserver"), "--databases", server, "a SQL Server")
     context.confirm(f"make schemas {its.MARK}… in {server}, work in them, and drop them")
     results: list[dict[str, Any]] = []
     with closing(its.run(given, chosen)) as running:

@@ -224,13 +224,15 @@ def test_a_failed_check_is_exit_code_1(
 
 
 def test_nothing_is_done_without_a_yes(run: Run, place: Place, tmp_path: Path) -> None:
-    """And an unknown check is refused."""
+    """And an unknown check is refused, and databases of SQL Server on another one."""
     file = tmp_path / "report.json"
 
     asked = run("selftest", "--file", str(file), stdin="n\n")
     unknown = run("selftest", "--yes", "--only", "everything", "--file", str(file))
+    other = run("selftest", "--yes", "--databases", "--file", str(file))
 
     assert asked.code == 1
+    assert (other.code, other.out) == (2, "")
     assert "This will make schemas" in asked.out
     assert (unknown.code, unknown.out) == (2, "")
     assert not file.exists()
