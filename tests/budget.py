@@ -23,12 +23,12 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12285, "tokens": 70885},
-    "everything else": {"files": 52, "lines": 10435, "tokens": 61530},
+    "everything else": {"files": 51, "lines": 10108, "tokens": 58591},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 114, "lines": 22720, "tokens": 132415},
-    "sql": {"statement lines": 2511},
-    "tests": {"files": 301, "lines": 53792, "tokens": 360580},
+    "package": {"files": 113, "lines": 22393, "tokens": 129476},
+    "sql": {"statement lines": 2494},
+    "tests": {"files": 301, "lines": 53785, "tokens": 360587},
     "words": {"words": 70007},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
