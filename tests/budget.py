@@ -23,12 +23,12 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12327, "tokens": 70980},
-    "everything else": {"files": 52, "lines": 10042, "tokens": 59213},
+    "everything else": {"files": 51, "lines": 9715, "tokens": 56274},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1366},
-    "package": {"files": 114, "lines": 22369, "tokens": 130193},
-    "sql": {"statement lines": 2502},
-    "tests": {"files": 303, "lines": 54118, "tokens": 363327},
+    "package": {"files": 113, "lines": 22042, "tokens": 127254},
+    "sql": {"statement lines": 2485},
+    "tests": {"files": 301, "lines": 53917, "tokens": 361496},
     "words": {"words": 70006},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
