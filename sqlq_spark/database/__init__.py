@@ -107,11 +107,6 @@ class Connection(ABC):
         limit = self.timeout if seconds is None else seconds
         self.rows("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
 
-    def find_waiting(self, queues: Sequence[QueueAddress]) -> list[QueueAddress]:
-        """Return those of some queues in which messages wait; one statement asks for all."""
-        tables = {f"queue{at}": queue for at, queue in enumerate(queues)}
-        return [queues[at] for (at,) in self.rows("waiting", tables=tables)] if tables else []
-
     def whole(self, address: QueueAddress) -> QueueAddress:
         """Return an address with its schema, and with its database where the names have one."""
         return self.names.qualify(address)

@@ -241,11 +241,12 @@ class StreamDriver:
     def look_at_all(self, connection: Connection, now: float) -> None:
         """Look at the queues that do not rest; one statement asks for those that had nothing."""
         awake = {name: look for name, look in self.looks.items() if look.is_awake(now)}
-        idle = {name: self.queues[name] for name, look in awake.items() if not look.found.messages}
-        waiting = connection.find_waiting([*idle.values()])
+        idle = [name for name, look in awake.items() if not look.found.messages]
+        tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
+        waiting = connection.rows("waiting", tables=tables) if idle else []
+        empty = {*idle} - {idle[at] for (at,) in waiting}
         for name in awake:
-            is_empty = name in idle and idle[name] not in waiting
-            self.looks[name] = self.look(connection, name, now, is_empty=is_empty)
+            self.looks[name] = self.look(connection, name, now, is_empty=name in empty)
 
     def look(
         self, connection: Connection, name: str, now: float, *, is_empty: bool = False

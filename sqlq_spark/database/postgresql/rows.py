@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Tables, Value
 
 STATEMENTS = Statements.load("postgresql")
-WORD = re.compile(r"\{([a-z_0-9]+)\}")
+WORD = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 KINDS = {
     str: pa.string(),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 STATEMENTS = Statements.load("sqlserver")
-IDENTIFIER = re.compile(r"\{([a-z_0-9]+)\}")
+IDENTIFIER = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![@\w])@([a-z_]+)\b")
 GUARD = "IF @@TRANCOUNT <> 1 BEGIN; THROW 51900, N'the transaction is gone', 1; END; "
 
