@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12327, "tokens": 70980},
+    "core": {"files": 62, "lines": 12358, "tokens": 71233},
     "everything else": {"files": 51, "lines": 9715, "tokens": 56274},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1366},
-    "package": {"files": 113, "lines": 22042, "tokens": 127254},
-    "sql": {"statement lines": 2485},
-    "tests": {"files": 301, "lines": 53917, "tokens": 361496},
+    "package": {"files": 113, "lines": 22073, "tokens": 127507},
+    "sql": {"statement lines": 2489},
+    "tests": {"files": 303, "lines": 54152, "tokens": 362791},
     "words": {"words": 70006},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
