@@ -14,7 +14,7 @@ because returned messages are no longer in the error queue.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -94,10 +94,10 @@ class Choice:
     def takes(self, failed: Failed, queues: Collection[str | None]) -> bool:
         """Whether a message matches; `queues` are the spellings of the chosen failed queue."""
         kind = failed.exception or ""
-        types = {kind, kind.rpartition(".")[2]} - {""}
+        types = {kind, kind.split(".")[-1]} - {""}
         return (
-            (not self.ids or failed.id in self.ids or failed.message_id in self.ids)
-            and (not self.exceptions or not self.exceptions.isdisjoint(types))
+            not (self.ids and self.ids.isdisjoint((failed.id, failed.message_id)))
+            and not (self.exceptions and self.exceptions.isdisjoint(types))
             and (self.failed_queue is None or failed.failed_queue in queues)
             and self._in_time(failed.time)
         )
@@ -167,12 +167,11 @@ def plan(
     seen: set[str | None] = set()
     known: dict[str, QueueAddress | str] = {}  # by FailedQ: the source, or a reason
     for page in inspect.pages(connection, source):
-        failures, spellings = read_failures(page), set[str]()
-        if choice.failed_queue is not None:
-            texts = {each.failed_queue for each in failures if each.failed_queue}
-            spellings = find_same(connection, choice.failed_queue, texts)
+        failures, asked = read_failures(page), choice.failed_queue
+        texts = {each.failed_queue for each in failures if each.failed_queue}
+        spellings = find_same(connection, asked, texts) if asked is not None else ()
         chosen = [each for each in failures if choice.takes(each, spellings)]
-        new = {each.failed_queue for each in chosen if each.failed_queue} - known.keys()
+        new = texts.intersection(each.failed_queue for each in chosen) - known.keys()
         known |= sources(connection, source, new, options)
         for each in chosen:
             seen |= {each.id, each.message_id}
@@ -197,36 +196,23 @@ def sources(
         By the value of FailedQ, which is untrusted: the queue, if it can be sent to, or the reason
         why not.
     """
-    own, names = connection.printed(source), connection.names
     parsed: dict[str, QueueAddress] = {}
-    reasons: dict[str, str] = {}
+    reasons: dict[str, object] = {}
     for text in texts:
         try:
-            parsed[text] = names.parse_address(text)
+            parsed[text] = connection.names.parse_address(text)
         except errors.BadAddress as error:
-            other = errors.QueueElsewhere(queue=error.text, errors=own)
-            reasons[text] = str(other if names.is_of_other_database(text) else error)
-    if not parsed:
-        return {**reasons}
+            reasons[text] = error
     with transaction(connection):
         destinations = Destinations(connection, options.allowed, source=source, by_header=True)
         refused = destinations.find_refused(parsed.values(), RETURNED)
-    its_own = find_same(connection, source, parsed)
-    for text, address in parsed.items():
-        reason, printed = refused.get(address), connection.printed(address)
-        if text in its_own:
-            reasons[text] = ITS_OWN
-            continue
-        if reason is not None and not isinstance(reason, errors.DestinationRefused):
-            here = connection.printed(replace(address, catalog=None)) == printed
-            if not here or names.is_of_other_database(text):
-                reason = errors.QueueElsewhere(queue=text, errors=own)
-            elif (guess := names.guess_table(text)) is not None:
-                meant, server = connection.printed(guess), connection.server
-                reason = errors.QueueUnquoted(text=text, read=printed, meant=meant, server=server)
-        if reason is not None:
-            reasons[text] = str(reason)
-    return {**parsed, **reasons}
+    reasons |= {text: refused[queue] for text, queue in parsed.items() if queue in refused}
+    for text, reason in reasons.items():
+        is_elsewhere = connection.names.is_of_other_database(text)
+        if is_elsewhere and not isinstance(reason, errors.DestinationRefused):
+            reasons[text] = errors.QueueElsewhere(queue=text, errors=connection.printed(source))
+    reasons |= dict.fromkeys(find_same(connection, source, parsed), ITS_OWN)
+    return {**parsed, **{text: str(reason) for text, reason in reasons.items()}}
 
 
 # ---------------------------------------------------------------- return
@@ -258,11 +244,9 @@ def give_back(
     """
     for destination, chosen in planned.returning.items():
         left = len(chosen)
-        work = partial(
-            return_batch, source=source, destination=destination, options=session.options
-        )
         for part in parts(chosen, batch):
-            done = session.run_with_retries(partial(work, chosen=part))
+            work = partial(return_batch, source=source, destination=destination, chosen=part)
+            done = session.run_with_retries(partial(work, options=session.options))
             if isinstance(done, errors.SqlQueueError):
                 yield Returned(destination, 0, left=left, reason=done)
                 break

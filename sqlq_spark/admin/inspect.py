@@ -32,10 +32,9 @@ LARGEST_COUNTED_TABLE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with the columns of a queue, or of delayed messages."""
+    """A table with the columns of a queue."""
 
     address: QueueAddress
-    is_delayed: bool
     danger: str | None  # the first code of another owner that a SELECT could run
     messages: int  # an estimate
     bytes: int
@@ -132,9 +131,9 @@ class Message:
 
 def tables(connection: Connection, only: QueueAddress | None = None) -> list[Table]:
     """
-    The tables of queues and of delayed messages that this login may read, by schema and name.
+    The tables of queues that this login may read, by schema and name.
 
-    Reads the catalogue only, and waits for no lock.
+    `only` is one of them, or of delayed messages. Reads the catalogue only, and waits for no lock.
     """
     schema = None if only is None else connection.names.qualify(only).schema
     table = None if only is None else only.table
@@ -142,14 +141,12 @@ def tables(connection: Connection, only: QueueAddress | None = None) -> list[Tab
     identities = {QueueAddress(name, place): identity for place, name, identity, *_ in rows}
     code = find_code(connection, identities, "select")
     return [
-        Table(address, bool(delayed), code.get(identity), int(messages), int(size))
-        for (address, identity), (*_, delayed, messages, size) in zip(
-            identities.items(), rows, strict=True
-        )
+        Table(address, code.get(identity), int(messages), int(size))
+        for (address, identity), (*_, messages, size) in zip(identities.items(), rows, strict=True)
     ]
 
 
-def danger(connection: Connection, table: QueueAddress, *, is_delayed: bool = False) -> str | None:
+def danger(connection: Connection, table: QueueAddress) -> str | None:
     """
     The code of another owner that reading a table could run; None if there is none.
 
@@ -157,8 +154,8 @@ def danger(connection: Connection, table: QueueAddress, *, is_delayed: bool = Fa
     longer than LOCK_WAIT.
     """
     connection.set_lock_timeout(LOCK_WAIT)
-    found = [each.danger for each in tables(connection, table) if each.is_delayed is is_delayed]
-    return found[0] if found else ABSENT
+    found = tables(connection, table)
+    return found[0].danger if found else ABSENT
 
 
 def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = None) -> Depth:

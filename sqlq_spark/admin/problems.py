@@ -246,15 +246,16 @@ def of_head(
         "browse_headers", tables={"queue": queue}, first=first, stop=last + 1, messages=LOWEST
     )
     texts: list[str | None] = with_readable_texts(page)["headers"].to_pylist()
-    lowest = parse_headers(texts[0]) or {} if texts else {}
+    headers = [*map(parse_headers, texts)]
+    lowest = next(iter(headers), None) or {}
     if wire.FAILED_Q in lowest:
         kind = "error queue"
     elif wire.PROCESSING_ENDED in lowest:
         kind = "audit queue"
     bad = [
         seq
-        for text, seq in zip(texts, page["seq"].to_pylist(), strict=True)
-        if text is None or (len(text) < CUT and parse_headers(text) is None)
+        for seq, text, its in zip(page["seq"].to_pylist(), texts, headers, strict=True)
+        if text is None or (its is None and len(text) < CUT)
     ]
     if not bad:
         return kind, []

@@ -138,15 +138,10 @@ def script(
 
     parts = [write(commented[name]) for name in BEGIN]
     statements = ["create_queue", *(["add_body_string"] if body_string else [])]
+    made = {"own": statements, "shared": statements, "delayed": ["create_delayed"]}
+    made["subscriptions"] = ["create_subscriptions"]
     creations = [
-        write(bare[name], each)
-        for each in (*tables["own"], *tables["shared"])
-        for name in statements
-    ]
-    creations += [
-        write(bare[f"create_{kind}"], each)
-        for kind in ("delayed", "subscriptions")
-        for each in tables[kind]
+        write(bare[name], its) for kind in made for its in tables[kind] for name in made[kind]
     ]
     parts.append("-- Queues, as the transport creates them.\n" + _join(creations))
     missing = ";\n".join(write(bare["script_role"], role=role) for role in used.values())

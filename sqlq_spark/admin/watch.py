@@ -11,8 +11,8 @@ rolled back counts as in and out. Over several intervals the figures are correct
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
@@ -24,18 +24,16 @@ from sqlq_spark.database.schema import check_state, delayed_of
 from sqlq_spark.database.trust import LOST
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.receive.peek import seconds_since
-from sqlq_spark.wire.address import DELAYED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
-# the state of a queue with a problem, where the problem's name does not say it
-STATES = {"locked_messages": "held", "delayed_alone": "no queue"}
+ERRORS = "error queue"  # the kind of a queue
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,8 +56,7 @@ class QueueLook:
     @property
     def state(self) -> str:
         """`ok`, or what its worst problem is."""
-        name = self.worst.name if self.worst else "ok"
-        return STATES.get(name, name.replace("_", " "))
+        return self.worst.name.replace("_", " ") if self.worst else "ok"
 
     @property
     def worst(self) -> Finding | None:
@@ -163,7 +160,12 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     Raises:
         QueueNotFound, RightMissing: of a queue that was named.
     """
-    streams, receipts = state(connection)
+    streams: list[inspect.Stream] | None = None  # this login may see no state tables
+    receipts: list[inspect.Receipt] = []
+    with suppress(errors.StateNotInstalled, errors.RightMissing):
+        check_state(connection)
+        with transaction(connection):
+            streams, receipts = inspect.streams(connection), inspect.receipts(connection)
     locks = blockers(connection)
     if names:
         named = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
@@ -171,42 +173,22 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         asked = {each.queue for each in queues}
         streams = streams and [each for each in streams if not asked.isdisjoint(each.queues)]
     else:
-        tables = inspect.tables(connection)
         queues = [
             look_at(connection, each.address, options, locks, unnamed=each)
-            for each in tables
-            if not each.is_delayed
+            for each in inspect.tables(connection)
         ]
-        queues += [unread(*each) for each in alone(connection, tables, streams or ())]
+        used = {name for each in streams or () for name in each.queues}
+        for name in sorted(used.difference(each.queue for each in queues)):
+            error = errors.QueueNotFound(queue=name, server=connection.server)
+            queues.append(unread(name, None, unreadable(name, error)))
     for each in queues:
         held = [receipt.messages for receipt in receipts if receipt.queue == each.queue]
         each.receipts, each.held = len(held), sum(held)
     waiting = {each.queue: each.depth.messages for each in queues}
     for stream in streams or ():
         stream.lag = sum(waiting.get(name, 0) for name in stream.queues) + stream.held
-    server = [each for each in checks.of_any_server(connection) if each.is_problem]
+    server = [each for each in checks.of_server(connection) if each.is_problem]
     return Look(at=read_clock(connection), queues=queues, streams=streams, server_problems=server)
-
-
-def alone(
-    connection: Connection, tables: Sequence[inspect.Table], streams: Sequence[inspect.Stream]
-) -> Iterator[tuple[str, inspect.Table | None, Finding]]:
-    """Give queues of streams that are not there, and tables of delayed messages without a queue."""
-    queues = [each.address for each in tables if not each.is_delayed]
-    names = {name for each in streams for name in each.queues}
-    for name in sorted(names - {*map(connection.printed, queues)}):
-        problem = "a stream reads it, and this login sees no such table"
-        fix = f"sqlqueue create {quote(name)}"
-        yield name, None, Finding(name, "absent", "error", problem, fix)
-    used = {*map(delayed_of, queues)}
-    for each in tables:
-        if each.is_delayed and each.address.table.endswith(DELAYED) and each.address not in used:
-            name = connection.printed(each.address)
-            problem = "this login sees no queue to which these delayed messages belong"
-            fix = (
-                "create the queue (`sqlqueue create`), or drop the table if it is not used any more"
-            )
-            yield name, each, Finding(name, "delayed_alone", "warning", problem, fix)
 
 
 def unread(name: str, table: inspect.Table | None, *problems: Finding) -> QueueLook:
@@ -214,19 +196,8 @@ def unread(name: str, table: inspect.Table | None, *problems: Finding) -> QueueL
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
     return QueueLook(
         depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
-        kind="delayed messages" if table is not None and table.is_delayed else "queue",
         problems=[*problems],
     )
-
-
-def state(connection: Connection) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
-    """Read streams and receipts; None and [] if this login sees no state tables."""
-    try:
-        check_state(connection)
-        with transaction(connection):
-            return inspect.streams(connection), inspect.receipts(connection)
-    except (errors.StateNotInstalled, errors.RightMissing):
-        return None, []
 
 
 def look_at(
@@ -282,7 +253,7 @@ def read(
         given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
     table = delayed_of(queue)
     if (name := inspect.delayed_name(connection, queue)) and "due" in connection.columns(table):
-        danger = None if is_named else inspect.danger(connection, table, is_delayed=True)
+        danger = None if is_named else inspect.danger(connection, table)
         if danger is None:
             its.delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
         elif danger != inspect.ABSENT:

@@ -66,7 +66,7 @@ StatementName = Literal[
     "endpoint_zone", "dues", "move_due", "next_due",
     # browse.sql
     "browse", "browse_seq", "browse_headers", "browse_delayed", "purge", "purge_range",
-    "purge_expired", "stats", "stats_delayed", "seq_given", "table_sizes", "queue_tables",
+    "purge_expired", "stats", "stats_delayed", "seq_given", "queue_tables",
     # trail.sql
     "trail_kept", "record_action", "trail",
     # checks.sql

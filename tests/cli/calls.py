@@ -37,7 +37,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "stats": ("QUEUE", "OTHER", *STATE),
     "move-due": ("QUEUE",),
     "doctor": ("QUEUE", *STATE),
-    "report": ("QUEUE", "OTHER", "--error-queue", "ERROR", *STATE),
+    "report": ("QUEUE", "OTHER", "ERROR", *STATE),
     "purge": ("OTHER", "--yes"),
     "purge-expired": ("QUEUE",),
     "selftest": ("--yes", "--only", "locked_rows", "--file", "/dev/null"),

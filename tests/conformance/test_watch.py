@@ -13,7 +13,6 @@ from servers import only
 from sqlq_spark.admin import checks, inspect, problems, purge, report, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
-from sqlq_spark.send import insert
 from sqlq_spark.wire.headers import dumps, wire_time
 
 from .conftest import TIMEOUT, Bench
@@ -236,42 +235,6 @@ def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
     assert sum(purge.purge_parts(bare.desk, bare.queue, depth)) == 10
 
 
-def test_a_report_has_types_ages_and_sizes(bare: Bench) -> None:
-    """By headers; what has none is counted as such."""
-    now = bare.dotnet.clock().replace(tzinfo=UTC)
-    for hours, kind in ((0.5, "Shop.A, Shop;Shop.Base"), (3, "Shop.A"), (30, "Shop.B")):
-        sent = wire_time(now - timedelta(hours=hours))
-        names = ("NServiceBus.EnclosedMessageTypes", "NServiceBus.TimeSent")
-        bare.dotnet.send(bare.queue, dumps(dict(zip(names, (kind, sent), strict=True))))
-    bare.dotnet.send(bare.queue, "poison")
-
-    (found,) = report.report(
-        bare.desk, [bare.printed], bare.source(), errors=None, most=1000
-    ).queues
-
-    assert found.sample["types"] == [("Shop.A", 2), ("(none)", 1), ("Shop.B", 1)]
-    assert [count for _, count in found.sample["ages"]] == [0, 0, 1, 1, 0, 1, 0]
-    assert (found.sample["read"], found.sample["unknown"]) == (4, 1)
-    assert found.sizes is not None
-    assert found.sizes["table"] > 0
-
-
-def test_a_deep_queue_is_sampled_evenly(bare: Bench) -> None:
-    """From its head to its end, and no more than was asked for."""
-    for at in range(4):
-        kind = dumps({"NServiceBus.EnclosedMessageTypes": f"Shop.T{at}"})
-        with transaction(bare.desk, timeout=TIMEOUT):
-            rows = {"headers": [kind] * 100, "body": [b""] * 100}
-            bare.desk.load(bare.queue, insert.add_ids(pa.table(rows)))
-
-    found = report.report(bare.desk, [bare.printed], bare.source(), errors=None, most=100)
-
-    sample = found.queues[0].sample
-    assert 80 <= sample["read"] <= 100
-    assert all(count >= 15 for _, count in sample["types"])
-    assert len(sample["types"]) == 4
-
-
 def test_failures_are_grouped_by_exception(bare: Bench) -> None:
     """With where, when first and last, and an example of what was said."""
     moments = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (2, 1, 3)]
@@ -285,9 +248,10 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
         bare.dotnet.send(bare.errors, dumps(failure))
     bare.dotnet.send(bare.errors)
 
-    found = report.failures(bare.desk, bare.errors, most=1000)
+    look = watch.look(bare.desk, [bare.printed, bare.desk.printed(bare.errors)], bare.source())
+    (found,) = report.find_failures(bare.desk, look, are_named=True)
 
-    x, none, y = found["groups"]
+    x, y, none = found["groups"]
     assert (x["exception"], x["messages"], x["queues"]) == ("A.X", 2, {"Shop": 2})
     assert (x["first"], x["last"], x["example"]) == (moments[1], moments[0], "no stock")
     assert (none["exception"], y["exception"]) == ("(none)", "A.Y")
