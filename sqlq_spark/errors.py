@@ -457,15 +457,6 @@ class MessageTooLarge(DatabaseFailure):
     )
 
 
-class QueueElsewhere(DatabaseFailure):
-    """A message cannot be returned: it failed in another database."""
-
-    template = (
-        "{queue!r} names a queue in another database than {errors}, or uses the notation of "
-        "another database. Return its messages there."
-    )
-
-
 class MessageChanged(DatabaseFailure):
     """A message changed after it was looked at. Nothing of its batch was returned."""
 

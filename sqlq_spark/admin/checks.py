@@ -100,16 +100,15 @@ def of_any_queue(
                 found = problems.of_table(connection, queue)
                 found.append(problems.refusal(printed, danger))
             found += problems.of_delayed(connection, queue)
-    except LOST:
-        raise
-    except (errors.RightMissing, errors.NotAQueue) as error:
-        # the catalogue shows everything that is missing, the error only the first
-        with transaction(connection):
-            found = problems.of_table(connection, queue)
-            found += problems.of_delayed(connection, queue) if found else []
-        found = found or [problems.unreadable(printed, error)]
     except errors.DatabaseFailure as error:
-        return [problems.unreadable(printed, error, is_named=is_named)]
+        if isinstance(error, LOST):
+            raise
+        found = [problems.unreadable(printed, error)]
+        if isinstance(error, errors.RightMissing | errors.NotAQueue):
+            # the catalogue shows everything that is missing, the error only the first
+            with transaction(connection):
+                all_found = problems.of_table(connection, queue)
+                found = all_found + problems.of_delayed(connection, queue) or found
     if is_named:
         return found
     return [
@@ -330,10 +329,11 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
         with transaction(connection):
             for each in list_subscriptions(connection, table) if connection.columns(table) else ():
                 topics.setdefault((each.endpoint, each.address), []).append(each.topic)
+            for _, address in topics:
                 try:
-                    parsed[each.address] = connection.names.parse_address(each.address)
+                    parsed[address] = connection.names.parse_address(address)
                 except errors.BadAddress as error:
-                    reasons[each.address] = error
+                    reasons[address] = error
             refused = Destinations(connection).find_refused(parsed.values())
     except errors.RightMissing as error:
         return [Finding(where, "subscribers_right", "note", str(error), error.fix)]

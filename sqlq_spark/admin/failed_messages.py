@@ -49,8 +49,7 @@ COLUMNS = (
 )
 
 # reasons of one message or of many
-CORRUPT = "corrupt headers"
-HOMELESS = f"no header {wire.FAILED_Q}, so the source is unknown"
+HOMELESS = f"no header {wire.FAILED_Q}, or corrupt headers"
 ITS_OWN = f"the header {wire.FAILED_Q} names the error queue itself"
 
 # errors of a destination that another attempt would raise again
@@ -74,7 +73,6 @@ class Failed:
     seq: int
     id: str  # of its row
     bytes: int
-    corrupt: bool
     message_id: str | None
     failed_queue: str | None  # the header FailedQ; None or empty without it
     exception: str | None
@@ -119,7 +117,7 @@ def read_failures(page: pa.Table) -> list[Failed]:
     texts = page["headers"].combine_chunks()
     sizes = pc.add(*(pc.fill_null(pc.binary_length(each), 0) for each in (texts, page["body"])))
     headers = Headers(texts)
-    own = (page["seq"], id_texts(page["id"].combine_chunks()), sizes, headers.poison())
+    own = (page["seq"], id_texts(page["id"].combine_chunks()), sizes)
     columns = (*own, *map(headers.text, COLUMNS))
     return [*map(Failed, *(each.to_pylist() for each in columns))]
 
@@ -175,7 +173,7 @@ def plan(
         known |= sources(connection, source, new, options)
         for each in chosen:
             seen |= {each.id, each.message_id}
-            place = known.get(each.failed_queue or "", CORRUPT if each.corrupt else HOMELESS)
+            place = known.get(each.failed_queue or "", HOMELESS)
             if isinstance(place, str):
                 planned.staying.setdefault(place, []).append(each)
                 continue
@@ -207,10 +205,6 @@ def sources(
         destinations = Destinations(connection, options.allowed, source=source, by_header=True)
         refused = destinations.find_refused(parsed.values(), RETURNED)
     reasons |= {text: refused[queue] for text, queue in parsed.items() if queue in refused}
-    for text, reason in reasons.items():
-        is_elsewhere = connection.names.is_of_other_database(text)
-        if is_elsewhere and not isinstance(reason, errors.DestinationRefused):
-            reasons[text] = errors.QueueElsewhere(queue=text, errors=connection.printed(source))
     reasons |= dict.fromkeys(find_same(connection, source, parsed), ITS_OWN)
     return {**parsed, **{text: str(reason) for text, reason in reasons.items()}}
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOST = 20_000  # messages of an error queue whose headers are read
 PAGE = 1_000  # of them; at most 64 MB, because each is cut at 65,536 characters
-NAMES = 200  # exceptions, or queues of one, that are counted separately: senders choose the names
+NAMES = 200  # exceptions, and queues of one: senders choose the names
 LONGEST = 500  # characters of an untrusted text that are kept
 LONGEST_SHOWN = 300  # and that the page shows
 BARS = 12  # of one chart
@@ -70,8 +70,8 @@ def find_failures(
         if its.kind == watch.ERRORS and its.depth.first is not None:
             with suppress(*() if are_named else LATER):
                 rows = [*read_headers(connection, its.depth, is_named=are_named)]
-                counts = {"queue": its.queue, "messages": its.depth.messages, "read": len(rows)}
-                found.append({**counts, "groups": group(rows)})
+                one = {"queue": its.queue, "messages": its.depth.messages, "read": len(rows)}
+                found.append(one | {"groups": group(rows)})
     return found
 
 
@@ -102,10 +102,9 @@ def read_headers(
 
 
 def group(rows: list[Texts]) -> list[dict[str, Any]]:
-    names = dict(Counter(row[0] for row in rows).most_common(NAMES))
     failures = defaultdict(list)
     for exception, *facts in rows:
-        failures[exception or NONE if exception in names else "others"].append(facts)
+        failures[exception or NONE].append(facts)
     groups = []
     for name, its in failures.items():
         messages, queues, texts = zip(*its, strict=True)
@@ -122,7 +121,7 @@ def group(rows: list[Texts]) -> list[dict[str, Any]]:
             "example": next(filter(None, messages), None),
         }
         groups.append(one)
-    return sorted(groups, key=itemgetter("messages"), reverse=True)
+    return sorted(groups, key=itemgetter("messages"), reverse=True)[:NAMES]
 
 
 # ---------------------------------------------------------------- page

@@ -132,7 +132,6 @@ GAUGES = {
 }
 STREAM = (
     Column("lag"),
-    Column("messages/s", "pace", rate, only="watch", key="perSecond"),
     Column("batch", only="once"),
     Column("messages", only="once page"),
     Column("expired", only="once"),
@@ -208,60 +207,44 @@ def look_at(
     *,
     unnamed: inspect.Table | None = None,
 ) -> QueueLook:
-    """Look at a queue that is not locked; at one that nobody named only if that is safe."""
-    name = connection.printed(queue)
+    """
+    Look at a queue that is not locked; at one that nobody named only if that is safe.
+
+    Rights are left out, because who looks at a queue need not receive from it.
+    """
+    name, table = connection.printed(queue), delayed_of(queue)
     its = unread(name, unnamed, *locks.get(name, ()))
     if "locked" in {each.name for each in its.problems}:
         return its
     try:
         with transaction(connection):
-            danger = None if unnamed is None else inspect.danger(connection, queue)
-            if danger is None:
-                read(connection, queue, options, its, is_named=unnamed is None)
-            else:
+            if unnamed and (danger := inspect.danger(connection, queue)) is not None:
                 its.problems.append(refusal(name, danger))
-    except LOST:
-        raise
+                return its
+            depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
+            found = of_table(connection, queue, last=depth.last)
+            found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
+            kind, poison = of_head(connection, queue, depth.first, depth.last)
+            sent, highest = None, depth.last
+            if depth.first is not None:
+                sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
+            elif given := connection.rows("seq_given", tables={"queue": queue}, table_name=name):
+                highest = given[0][0]
+            delayed = inspect.delayed_name(connection, queue)
+            if delayed is not None and "due" in connection.columns(table):
+                danger = inspect.danger(connection, table) if unnamed else None
+                if danger is None:
+                    its.delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
+                elif danger != inspect.ABSENT:
+                    found.append(refusal(delayed, danger, name="delayed_not_read"))
+            its.at, its.depth, its.kind = read_clock(connection), depth, kind
+            its.highest, its.oldest = highest, seconds_since(sent, its.at)
+            its.problems += [*found, *poison]
     except errors.DatabaseFailure as error:
-        if unnamed is None:
+        if unnamed is None or isinstance(error, LOST):
             raise
-        its.problems.append(unreadable(name, error, is_named=False))
+        its.problems.append(unreadable(name, error))
     return its
-
-
-def read(
-    connection: Connection,
-    queue: QueueAddress,
-    options: DatabaseOptions,
-    its: QueueLook,
-    *,
-    is_named: bool,
-) -> None:
-    """
-    Read the figures of a queue in the open transaction.
-
-    Rights are left out, because who looks at a queue need not receive from it.
-    """
-    depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
-    found = of_table(connection, queue, last=depth.last)
-    found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
-    kind, poison = of_head(connection, queue, depth.first, depth.last)
-    sent = given = None
-    if depth.first is not None:
-        sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
-    else:
-        given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
-    table = delayed_of(queue)
-    if (name := inspect.delayed_name(connection, queue)) and "due" in connection.columns(table):
-        danger = None if is_named else inspect.danger(connection, table)
-        if danger is None:
-            its.delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
-        elif danger != inspect.ABSENT:
-            found.append(refusal(name, danger, name="delayed_not_read"))
-    its.at, its.depth, its.kind = read_clock(connection), depth, kind
-    its.highest = given[0][0] if given else depth.last
-    its.oldest = seconds_since(sent, its.at)
-    its.problems += [*found, *poison]
 
 
 # ---------------------------------------------------------------- between two looks
@@ -273,11 +256,6 @@ def add_rates(before: Look | None, now: Look) -> Look:
         queues = {each.queue: each for each in before.queues}
         for each in now.queues:
             flow(queues.get(each.queue), each)
-        counts = {each.stream: each.messages for each in before.streams or ()}
-        for stream in now.streams or ():
-            if stream.stream in counts:
-                more = stream.messages - counts[stream.stream]
-                stream.pace = rate_of(more, before.at, now.at)
     return now
 
 
@@ -289,14 +267,9 @@ def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
         return now
     came = now.highest - before.highest
     went = came - (now.depth.messages - before.depth.messages)
-    now.incoming, now.outgoing = (rate_of(each, before.at, now.at) for each in (came, went))
+    if (seconds := (now.at - before.at).total_seconds()) > 0:
+        now.incoming, now.outgoing = (round(max(0, each) / seconds, 2) for each in (came, went))
     return now
-
-
-def rate_of(messages: int, before: datetime, now: datetime) -> float | None:
-    """Messages per second between two looks, never below 0."""
-    seconds = (now - before).total_seconds()
-    return round(max(0, messages) / seconds, 2) if seconds > 0 else None
 
 
 # ---------------------------------------------------------------- for programs

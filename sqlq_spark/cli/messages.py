@@ -120,28 +120,21 @@ def browse(
     queue: str,
     *,
     limit: Annotated[int, Option(min=1)] = 20,
-    delayed: bool = False,
-    endpoint_time_zone: str | None = None,
 ) -> None:
     """
     Show the messages that wait, lowest seq first. Deletes and locks nothing.
 
     Options:
         limit: Messages to show.
-        delayed: Show delayed messages, in the order of due times.
     """
-    options = context.obj.source(queue, endpointTimeZone=endpoint_time_zone)
-    where = context.connect(options, "browse"), options.address
-    found = (
-        inspect.delayed_messages(*where, limit=limit, zone=options.endpoint_time_zone)
-        if delayed
-        else inspect.messages(*where, limit=limit)
-    )
+    options = context.obj.source(queue)
+    connection = context.connect(options, "browse")
+    found = inspect.messages(connection, options.address, limit=limit)
     if context.obj.as_json:
         for each in found:
             screen.print_json(screen.message_as_json(each))
     else:
-        screen.show_messages(found, "due" if delayed else "seq")
+        screen.show_messages(found)
 
 
 # ---------------------------------------------------------------- retry

@@ -11,7 +11,6 @@ import json
 import signal
 import sys
 from contextlib import contextmanager
-from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -122,11 +121,11 @@ def lay_out(columns: Sequence[tuple[str, Sequence[Cell]]], title: str) -> Table:
 # ---------------------------------------------------------------- messages
 
 
-def show_messages(messages: Iterable[Message], first: str) -> None:
-    """Show messages, one per row; the first column is `seq` or `due`."""
+def show_messages(messages: Iterable[Message]) -> None:
+    """Show messages, one per row."""
     rows = (
         (
-            each.due or each.seq,
+            each.seq,
             *type_and_time(each.headers),
             each.expires,
             byte_size(len(each.body or b"")),
@@ -134,7 +133,7 @@ def show_messages(messages: Iterable[Message], first: str) -> None:
         )
         for each in messages
     )
-    show((first, "type", "sent", "expires", "size", "body"), rows, "messages")
+    show(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
 def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None, str | None]:
@@ -147,11 +146,8 @@ def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None,
 
 
 def message_as_json(message: Message) -> dict[str, Any]:
-    """A message as a JSON object; `sqlqueue send` accepts one of a queue."""
-    if message.due is not None:
-        shown: dict[str, Any] = {"id": message.id, "due": message.due.replace(tzinfo=UTC)}
-    else:
-        shown = {"id": message.id, "seq": message.seq, "expires": message.expires}
+    """A message as a JSON object, which `sqlqueue send` accepts."""
+    shown: dict[str, Any] = {"id": message.id, "seq": message.seq, "expires": message.expires}
     if message.headers is None:
         shown["corruptHeaders"] = message.corrupt_headers
     else:

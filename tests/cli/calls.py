@@ -33,7 +33,6 @@ CALLS: dict[str, tuple[str, ...]] = {
     "script": ("QUEUE", *STATE),
     "send": ("QUEUE",),
     "browse": ("QUEUE",),
-    "browse --delayed": ("QUEUE",),
     "stats": ("QUEUE", "OTHER", *STATE),
     "move-due": ("QUEUE",),
     "doctor": ("QUEUE", *STATE),

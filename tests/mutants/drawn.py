@@ -252,7 +252,7 @@ DRAWN = [
         file="admin/watch.py",
         old='Column("due", "delayed.due"),',
         new='Column("due", "delayed.messages"),',
-        tests=["cli/test_stats.py::test_stats_and_browse_show_delayed_messages"],
+        tests=["cli/test_stats.py::test_stats_shows_delayed_messages"],
     ),
     Fault(
         id="cli-2",

@@ -50,19 +50,6 @@ SELECT q.id, q.expires, q.seq::bigint AS seq
 SELECT left(q.headers, 65536) AS headers, q.seq::bigint AS seq
 {page}
 
--- name: browse_delayed
--- Reads the delayed messages that are due first. Locks nothing, deletes nothing.
--- Index:   the one on due.
--- Returns: id text, due timestamp (UTC, within the years 1900 to 9999, for the client: it may be
---          infinite), headers text, body bytea
-SELECT id::text,
-       least(greatest(due AT TIME ZONE :zone::text, timestamp '1900-01-01'), timestamp '9999-12-31'),
-       headers,
-       body
-  FROM {delayed}
- ORDER BY due
- LIMIT :messages::bigint
-
 -- name: purge
 -- Deletes all messages, as the transport does with PurgeOnStartup.
 -- Locks:   a row lock for each, until commit; waits for rows that others hold.

@@ -48,15 +48,6 @@ SELECT TOP (@messages)
        RowVersion AS seq
 {page}
 
--- name: browse_delayed
--- Reads the delayed messages that are due first; skips locked rows, deletes nothing.
--- Locks:   keeps none, waits for no row.
--- Index:   Index_Due.
--- Returns: id, which this table does not have; due datetime (UTC), headers, body
-SELECT TOP (@messages) CAST(NULL AS nvarchar(36)) AS id, Due AS due, Headers AS headers, Body AS body
-  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- ORDER BY Due
-
 -- name: purge
 -- Deletes all messages, as the transport does with PurgeOnStartup.
 -- Locks:   each row until commit, or the whole table; waits for rows that others hold.
