@@ -153,9 +153,6 @@ def check_spellings(connection: Connection, options: SourceOptions) -> None:
     Refuse two spellings of one queue in the options, which only the server can compare.
 
     A poison message in an error queue that is also read would circulate.
-
-    Raises:
-        BadOption.
     """
     named = [*options.addresses, *filter(None, [options.error_address])]
     seen: dict[object, QueueAddress] = {}

@@ -117,15 +117,15 @@ def read_failures(page: pa.Table) -> list[Failed]:
     texts = page["headers"].combine_chunks()
     sizes = pc.add(*(pc.fill_null(pc.binary_length(each), 0) for each in (texts, page["body"])))
     headers = Headers(texts)
-    own = (page["seq"], id_texts(page["id"].combine_chunks()), sizes)
-    columns = (*own, *map(headers.text, COLUMNS))
+    ids = id_texts(page["id"].combine_chunks())
+    columns = (page["seq"], ids, sizes, *map(headers.text, COLUMNS))
     return [*map(Failed, *(each.to_pylist() for each in columns))]
 
 
 # ---------------------------------------------------------------- plan
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Plan:
     """The chosen messages: those that can be returned, and those that cannot."""
 
@@ -202,8 +202,8 @@ def sources(
         except errors.BadAddress as error:
             reasons[text] = error
     with transaction(connection):
-        destinations = Destinations(connection, options.allowed, source=source, by_header=True)
-        refused = destinations.find_refused(parsed.values(), RETURNED)
+        known = Destinations(connection, options.allowed, source=source, by_header=True)
+        refused = known.find_refused(parsed.values(), RETURNED)
     reasons |= {text: refused[queue] for text, queue in parsed.items() if queue in refused}
     reasons |= dict.fromkeys(find_same(connection, source, parsed), ITS_OWN)
     return {**parsed, **{text: str(reason) for text, reason in reasons.items()}}

@@ -134,8 +134,8 @@ def tables(connection: Connection, only: QueueAddress | None = None) -> list[Tab
 
     `only` is one of them, or of delayed messages. Reads the catalogue only, and waits for no lock.
     """
-    schema = None if only is None else connection.names.qualify(only).schema
-    table = None if only is None else only.table
+    schema = connection.names.qualify(only).schema if only else None
+    table = only.table if only else None
     rows = connection.rows("queue_tables", schema_name=schema, table_name=table)
     identities = {QueueAddress(name, place): identity for place, name, identity, *_ in rows}
     code = find_code(connection, identities, "select")
@@ -180,10 +180,13 @@ def delayed(connection: Connection, table: QueueAddress, zone: str | None) -> De
     """
     with suppress(MissingOption):  # this session cannot see it
         zone = endpoint_zone(connection, zone)
-    name, largest = connection.printed(table), LARGEST_COUNTED_TABLE
     with suppress(RightMissing), attempt(connection):
         row = connection.rows(
-            "stats_delayed", tables={"queue": table}, table_name=name, zone=zone, largest=largest
+            "stats_delayed",
+            tables={"queue": table},
+            table_name=connection.printed(table),
+            zone=zone,
+            largest=LARGEST_COUNTED_TABLE,
         )[0]
         return Delayed(*row)
     return None

@@ -48,7 +48,6 @@ class Finding:
 
     @property
     def is_problem(self) -> bool:
-        """Whether it should be fixed."""
         return self.severity != "note"
 
     @property

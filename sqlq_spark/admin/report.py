@@ -137,9 +137,10 @@ def write_page(server: str, look: watch.Look, failures: list[dict[str, Any]]) ->
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - with --html only
 
     failed = Counter[str]()
-    for each in (one for its in failures for one in its["groups"]):
-        failed[each["exception"]] += each["messages"]
-    waiting = {its.queue: its.depth.messages for its in look.queues if its.kind != watch.ERRORS}
+    for its in failures:
+        for one in its["groups"]:
+            failed[one["exception"]] += one["messages"]
+    waiting = {each.queue: each.depth.messages for each in look.queues if each.kind != watch.ERRORS}
     page = Environment(autoescape=True, undefined=StrictUndefined, finalize=shown)
     page.globals |= {"formats": formats, "shown": shown, "bars": BARS}
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")

@@ -194,7 +194,6 @@ class Endpoint(NamedTuple):
 
     @property
     def queues(self) -> list[QueueAddress]:
-        """All of them."""
         return self.own + self.shared
 
 

@@ -75,7 +75,7 @@ class QueueLook:
         return self.depth.queue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Look:
     """Queues and streams at one moment."""
 
@@ -140,7 +140,7 @@ STREAM = (
     Column("receipts"),
     Column("held"),
     Column("seen", form=ago),
-    Column("since", "created", only="page", key="created"),
+    Column("created", only="json"),
     Column("stream"),
     Column("queue"),
 )
@@ -286,11 +286,7 @@ def to_json(now: Look) -> dict[str, Any]:
 
 
 def to_metrics(now: Look, state_schema: str) -> str:
-    """
-    The queues as gauges, in the text format that Prometheus and OpenMetrics share.
-
-    What is not known is left out.
-    """
+    """The figures that are known as gauges, in the format of Prometheus and OpenMetrics."""
     lines = []
     for column in QUEUE:
         if column.name in GAUGES:
