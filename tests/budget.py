@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12285, "tokens": 70885},
-    "everything else": {"files": 52, "lines": 10435, "tokens": 61530},
-    "other files in sqlq_spark": {"files": 2, "lines": 181},
-    "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 114, "lines": 22720, "tokens": 132415},
-    "sql": {"statement lines": 2511},
-    "tests": {"files": 301, "lines": 53792, "tokens": 360580},
-    "words": {"words": 70007},
+    "core": {"files": 62, "lines": 12262, "tokens": 70818},
+    "everything else": {"files": 52, "lines": 10106, "tokens": 59351},
+    "other files in sqlq_spark": {"files": 2, "lines": 154},
+    "other files in tests": {"files": 70, "lines": 1364},
+    "package": {"files": 114, "lines": 22368, "tokens": 130169},
+    "sql": {"statement lines": 2425},
+    "tests": {"files": 301, "lines": 53684, "tokens": 359652},
+    "words": {"words": 69861},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
