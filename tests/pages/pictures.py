@@ -147,7 +147,7 @@ def screen(looks: list[Look]) -> str:
 def report(sample: Sample, folder: Path) -> bytes:
     """The upper part of the report's page, as WebP."""
     page = folder / "report.html"
-    words = ["report", "Shop.Orders", "--html", str(page), "--error-queue", "error"]
+    words = ["report", "Shop.Orders", "error", "--html", str(page)]
     words += ["--url", sample.database.url]
     subprocess.run([sys.executable, "-m", "sqlq_spark", *words], check=True)
     program = browser.program()
