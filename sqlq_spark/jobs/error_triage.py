@@ -200,8 +200,8 @@ def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     work.do(settings.limit)
     missing = work.missing()
     work.totals.update(tidy(spark, settings))
-    found = bool(work.staying or missing)
-    return {**work.totals, "staying": work.staying, "missing": missing, "found": found}
+    found = {"staying": work.staying, "missing": missing}
+    return {**work.totals, **found, "found": any(found.values())}
 
 
 def tidy(spark: SparkSession, settings: Settings) -> dict[str, int]:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
-FIX = "fix the queue, or list the queues to maintain in the setting queues"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(DatabaseSettings):
@@ -94,7 +92,8 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
             except errors.DatabaseFailure as error:
                 if named or isinstance(error, errors.ConnectionLost):
                     raise
-                findings.append(Finding(where, "not_maintained", "error", str(error), FIX))
+                fix = "fix the queue, or list the queues to maintain in the setting queues"
+                findings.append(Finding(where, "not_maintained", "error", str(error), fix))
         work = partial(keep_state, days=settings.receipts_days)
         receipts = [] if repeat(checks.of_state) else repeat(work)
         check = partial(checks.run_all_checks, queues=[*queues])

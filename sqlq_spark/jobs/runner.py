@@ -72,7 +72,7 @@ class Job:
         try:
             if self.spark:
                 versions.check("pyspark", "pyarrow")
-            settings, dry_run = load(self.doc or "", self.kind, words)
+            settings, dry_run = load(self.doc, self.kind, words)
             level = settings.log_level
             settings.options()
             session: Any = nullcontext()

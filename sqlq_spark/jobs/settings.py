@@ -146,17 +146,16 @@ class Settings:
         """
         own |= {name: getattr(self, side + name) for name in LOGIN}
         ours, raw = {CHECKPOINT, *map(str.lower, own)}, {}
-        names = option_names(SinkOptions if title == "sink" else SourceOptions)
-        free = {lower: name for lower, name in names.items() if lower not in ours}
+        known = option_names(SinkOptions if title == "sink" else SourceOptions)
         for name, text in getattr(self, title).items():
             what = f"setting {name} in [{title}]"
             if name.lower() in ours:
                 raise BadSettings(
                     reason=f"{what} is set by the job: use the job's own settings instead"
                 )
-            if name.lower() not in free:
-                raise BadSettings(reason=describe_unknown(what, name, sorted(free.values())))
-            raw[free[name.lower()]] = text
+            if name.lower() not in known:
+                raise BadSettings(reason=describe_unknown(what, name, sorted(known.values())))
+            raw[known[name.lower()]] = text
         return raw | {name: as_text(each) for name, each in own.items() if each is not None}
 
     def options(self) -> Opened:
@@ -231,7 +230,7 @@ class StreamSettings(Settings):
 # ---------------------------------------------------------------- reading
 
 
-def load(doc: str, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
+def load(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     """
     Read a job's settings: from flags, then the file, then the environment, then the secret scope.
 
@@ -274,12 +273,12 @@ def load(doc: str, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     return kind(**values), line.dry_run
 
 
-def make_parser(doc: str, kind: type[Settings]) -> argparse.ArgumentParser:
+def make_parser(doc: str | None, kind: type[Settings]) -> argparse.ArgumentParser:
     """Make a parser that reads texts, or lists of texts of repeated flags."""
     secrets = [each.name for each in fields(kind) if each.name.endswith("password")]
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--settings FILE.toml] [--dry-run] [--NAME VALUE ...]",
-        description=doc.strip(),
+        description=doc,
         epilog=f"Set only in the file, the environment or a secret scope: {', '.join(secrets)}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -328,9 +327,8 @@ def find_value(
         values.get(name.replace("password", other), "")
         for other in ("url", "credentials", "secret_key")
     )
-    if own := credentials or hide_secrets(url) != url:
-        variables = ()
-    variables = [each for each in variables if each not in other_password_variables(url)]
+    own, others = credentials or hide_secrets(url) != url, other_password_variables(url)
+    variables = [] if own else [each for each in variables if each not in others]
     places += [(os.environ.get(each) or None, f"environment variable {each}") for each in variables]
     for given, place in places:
         if given is not None:

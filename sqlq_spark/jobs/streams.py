@@ -71,8 +71,6 @@ CONFLICT = re.compile(
     r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
 )
 
-TARGET = "sqlqueue_target"  # a folder of one file, because Spark writes only folders
-
 
 # ---------------------------------------------------------------- the session
 
@@ -347,7 +345,8 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     """
     if sink.delivery != "exactlyOnce":
         return
-    note = f"{checkpoint.rstrip('/')}/{TARGET}"
+    # a folder of one file, because Spark writes only folders
+    note = f"{checkpoint.rstrip('/')}/sqlqueue_target"
     known, _, was = checkpoints.text(spark, note).partition("\n")
     with StateSession(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
