@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12285, "tokens": 70885},
-    "everything else": {"files": 52, "lines": 10435, "tokens": 61530},
+    "core": {"files": 62, "lines": 12285, "tokens": 70861},
+    "everything else": {"files": 52, "lines": 10114, "tokens": 59378},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
-    "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 114, "lines": 22720, "tokens": 132415},
+    "other files in tests": {"files": 70, "lines": 1358},
+    "package": {"files": 114, "lines": 22399, "tokens": 130239},
     "sql": {"statement lines": 2511},
-    "tests": {"files": 301, "lines": 53792, "tokens": 360580},
-    "words": {"words": 70007},
+    "tests": {"files": 301, "lines": 53638, "tokens": 359367},
+    "words": {"words": 70045},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
