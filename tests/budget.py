@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12335, "tokens": 71166},
-    "everything else": {"files": 51, "lines": 9386, "tokens": 54112},
+    "core": {"files": 62, "lines": 12335, "tokens": 71142},
+    "everything else": {"files": 51, "lines": 9065, "tokens": 51960},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
-    "other files in tests": {"files": 70, "lines": 1361},
-    "package": {"files": 113, "lines": 21721, "tokens": 125278},
+    "other files in tests": {"files": 70, "lines": 1350},
+    "package": {"files": 113, "lines": 21400, "tokens": 123102},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 303, "lines": 54044, "tokens": 361863},
-    "words": {"words": 69860},
+    "tests": {"files": 303, "lines": 53890, "tokens": 360650},
+    "words": {"words": 69898},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -18,8 +18,8 @@ from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import Target
 from sqlq_spark.database.sessions import Session, StateSession, ask_password, log_in
 from sqlq_spark.errors import BadOption, CredentialsFailed, MissingPackage, UnknownOption
-from sqlq_spark.jobs import relay
-from sqlq_spark.jobs.settings import DatabaseSettings, load, raw_options
+from sqlq_spark.jobs import maintenance, relay
+from sqlq_spark.jobs.settings import load
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 
@@ -389,9 +389,9 @@ def test_a_job_passes_it_on_and_uses_no_password_of_the_environment(
     monkeypatch.setenv("SQLQUEUE_PASSWORD", SECRET)
 
     words = ["--url", URL, "--credentials", "aws"]
-    settings, _ = load("", DatabaseSettings, words)
+    settings, _ = load("", maintenance.Settings, words)
 
-    raw = raw_options(SourceOptions, {}, **settings.login(), queue="orders")
+    raw = settings.raw_options("source", queue="orders")
     assert raw == {"url": URL, "credentials": "aws", "queue": "orders"}
     assert SourceOptions.parse(raw).credentials == "aws"
 

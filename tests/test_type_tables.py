@@ -38,25 +38,22 @@ def test_where_a_table_stands() -> None:
     assert place_of("main.lake.orders", "a_1") == "main.lake.orders_a_1"
 
 
-def rules(names: dict[str, str], most_types: int = 1, form: str = "map") -> Settings:
+def rules(names: dict[str, str], form: str = "map") -> Settings:
     """Settings of a job that writes a table for each type."""
     given: dict[str, Any] = {"url": "postgresql:///s", "queues": "q", "table": "t"}
-    return Settings(
-        **given, checkpoint="c", split=True, names=names, most_types=most_types, form=form
-    )
+    return Settings(**given, checkpoint="c", split=True, names=names, form=form)
 
 
 def test_a_write_is_known_again_by_its_rules() -> None:
     """Other rules make another write of it; so does another stream or share."""
     known = {
-        application(query, name, rules(named, most, form))
+        application(query, name, rules(named, form))
         for query in ("1", "2")
         for name in ("paid", "Paid")
         for named in ({}, {"A": "a"}, {"A": "b"})
-        for most in (1, 2)
         for form in ("map", "json")
     }
     one, other = (rules(names) for names in ({"A": "a", "B": "b"}, {"B": "b", "A": "a"}))
 
-    assert len(known) == 48
+    assert len(known) == 24
     assert application("1", "x", one) == application("1", "x", other)

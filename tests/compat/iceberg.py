@@ -197,8 +197,8 @@ def then(batch: int, work: Callable[[], object]) -> Callable[..., None]:
     """Do something after the write of a batch."""
     append = table_writer.append_iceberg
 
-    def both(rows: DataFrame, table: str, name: str, number: int, columns: list[str]) -> None:
-        append(rows, table, name, number, columns)
+    def both(rows: DataFrame, table: str, name: str, number: int) -> None:
+        append(rows, table, name, number)
         if number == batch:
             work()
 

@@ -310,10 +310,10 @@ DRAWN = [
     ),
     Fault(
         id="jobs-8",
-        promise="A schema that has a column of the table already is refused.",
+        promise="A schema that gives the table a column twice is refused.",
         file="jobs/bodies.py",
-        old="if name.lower() in others:",
-        new="if name.lower() not in others:",
+        old="for each in names.values()}) < len(columns):",
+        new="for each in names.values()}) > len(columns):",
         tests=["spark/test_typed.py::test_a_schema_that_cannot_be_used_is_refused_at_the_start"],
     ),
     Fault(
