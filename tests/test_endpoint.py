@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sqlq_spark.admin.script import Endpoint, endpoint
 from sqlq_spark.errors import BadOption
-from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
 
 URL = "postgresql://"
 
@@ -79,23 +77,3 @@ def test_a_name_that_cannot_be_is_refused_by_its_flag(
         endpoint(URL, "shop", **flags)  # type: ignore[arg-type]
 
     assert sentence in str(caught.value)
-
-
-@given(
-    name=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
-    suffix=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
-)
-def test_hostile_names_stay_what_they_are(name: str, suffix: str) -> None:
-    """Whatever is accepted reads back from its canonical address, and ends with what was asked."""
-    primary = POSTGRESQL.print_address(QueueAddress(name[:10], "s"))
-    try:
-        made = endpoint(URL, primary, instances=[suffix])
-    except BadOption:
-        return
-
-    _, queue = made.own
-    assert POSTGRESQL.parse_address(POSTGRESQL.print_address(queue)) == (
-        QueueAddress(queue.table, queue.schema or "public")
-    )
-    if not suffix.startswith('"'):
-        assert queue == QueueAddress(f"{name[:10]}.{suffix}", "s")

@@ -16,7 +16,6 @@ from sqlq_spark.receive.pace import (
     Outcome,
     Plan,
     Ramp,
-    apportion,
     plans,
     share_fairly,
 )
@@ -219,26 +218,6 @@ def test_the_ramp_stays_between_its_bounds(
 # ----- shares ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wants", "limit", "turn", "expected"),
-    [
-        ([1_000_000, 10], 100, 0, [90, 10]),
-        ([1_000_000, 30, 1_000_000, 5], 100, 0, [33, 30, 32, 5]),
-        ([1_000_000, 30, 1_000_000, 5], 100, 1, [32, 30, 33, 5]),
-        ([9, 9, 9], 2, 0, [1, 1, 0]),
-        ([9, 9, 9], 2, 1, [0, 1, 1]),
-        ([9, 0, 9], 1, 4, [0, 0, 1]),
-        ([5, 5], 0, 0, [0, 0]),
-        ([], 5, 3, []),
-    ],
-)
-def test_what_is_left_over_by_small_queues_goes_to_large_ones(
-    wants: list[int], limit: int, turn: int, expected: list[int]
-) -> None:
-    """The last pieces go around, by the turn."""
-    assert share_fairly(wants, limit, turn=turn) == expected
-
-
 @given(
     st.lists(st.integers(0, 1_000_000), max_size=12), st.integers(0, 2_000_000), st.integers(0, 100)
 )
@@ -256,37 +235,3 @@ def test_a_fair_share_is_all_that_is_wanted_or_as_much_as_anyone_has(
         batches = [share_fairly(wants, min(limit, 50), turn=turn + at) for at in range(len(wants))]
         for had, want in zip(zip(*batches, strict=True), wants, strict=True):
             assert any(had) == (want > 0)
-
-
-@pytest.mark.parametrize(
-    ("weights", "most", "tasks", "expected"),
-    [
-        ([9.0, 1.0], [9, 9], 4, [3, 1]),
-        ([9.0, 0.01], [9, 1], 2, [1, 1]),
-        ([9.0, 9.0, 9.0], [9, 9, 9], 2, [1, 1, 1]),
-        ([9.0, 0.0, 1.0], [9, 0, 9], 5, [4, 0, 1]),
-        ([90.0, 3.0], [1, 3], 8, [1, 3]),
-        ([], [], 8, []),
-    ],
-)
-def test_tasks_go_by_weight_and_everyone_with_work_has_one(
-    weights: list[float], most: list[int], tasks: int, expected: list[int]
-) -> None:
-    """Also if these are more than there are to share."""
-    assert apportion(weights, most, tasks=tasks) == expected
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(0, 40)), max_size=9), st.integers(0, 99))
-def test_shared_tasks_add_up_and_a_heavier_queue_has_no_fewer(
-    queues: list[tuple[float, int]], tasks: int
-) -> None:
-    """Unless it is not worth more."""
-    weights, most = [weight for weight, _ in queues], [each for _, each in queues]
-
-    shares = apportion(weights, most, tasks=tasks)
-
-    assert sum(shares) == max(sum(each > 0 for each in most), min(tasks, sum(most)))
-    assert all(min(each, 1) <= got <= each for got, each in zip(shares, most, strict=True))
-    for heavy, got, each in zip(weights, shares, most, strict=True):
-        lighter = [had for had, weight in zip(shares, weights, strict=True) if weight < heavy]
-        assert got == each or got >= max(lighter, default=0)
