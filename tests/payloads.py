@@ -34,14 +34,7 @@ def forged(
     columns: Sequence[object] = tuple(QUEUE_ROW.names),
     claims: dict[int, Any] | None = None,
 ) -> bytes:
-    """
-    A payload of any buffers.
-
-    Args:
-        batches: rows, and the buffers of all columns, plain.
-        columns: what the list names.
-        claims: the place of a buffer → what the list says of it instead.
-    """
+    """A payload of rows and the plain buffers of columns; of some `claims` says another size."""
     parts: list[bytes] = []
     listed: list[dict[str, Any]] = []
     for rows, buffers in batches:

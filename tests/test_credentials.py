@@ -7,7 +7,6 @@ import traceback
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
-import psycopg
 import pytest
 from rotation import CREDENTIALS, rotation
 
@@ -259,22 +258,6 @@ def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
 
 
 # ---------------------------------------------------------------- a server
-
-
-def test_each_connection_asks_and_the_next_password_is_used(rotating: Rotation) -> None:
-    """A password that the server accepted before opens nothing."""
-    options = DatabaseOptions.parse(rotating.options)
-    with Session(options, "test") as session:
-        assert session.run_with_retries(lambda connection: connection.rows("clock"))
-    rotating.change()
-    rotating.publish()
-
-    with Session(options, "test") as session:
-        assert session.run_with_retries(lambda connection: connection.rows("clock"))
-
-    assert [call.partition(" ")[2] for call in rotating.calls] == [rotating.url] * 2
-    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-        psycopg.connect(rotating.url, password=rotating.passwords[0])
 
 
 @pytest.mark.parametrize("trouble", ["late", "failing"])
