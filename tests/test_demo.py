@@ -68,9 +68,7 @@ def test_the_demo_loses_nothing_and_repeats_nothing(kept: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(
-    ("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_nothing_stays_behind_when_the_demo_is_stopped(
     kept: Path, ending: signal.Signals, code: int
 ) -> None:

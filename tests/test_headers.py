@@ -64,17 +64,14 @@ def test_what_endpoints_wrote_is_read_and_written_byte_for_byte() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", ""),
         ("plain ASCII < > & ' + ` ~", "plain ASCII < > & ' + ` ~"),
         ('"\\/\b\t\n\f\r', r"\"\\\/\b\t\n\f\r"),
         ("\0\x1f\x7f\x80", r"\u0000\u001F\u007F\u0080"),
         ("ä ß Ж 漢 €", "ä ß Ж 漢 €"),
         ("\u00a0\u2003\u3000", r"\u00A0\u2003\u3000"),
-        ("\u2028\u2029", r"\u2028\u2029"),
         ("\ue000\uffff", r"\uE000\uFFFF"),
         ("\u200d\u00ad", "\u200d\u00ad"),  # Cf is not escaped
         ("\ufeff", r"\uFEFF"),  # but for the byte order mark
-        ("\ufffd", "\ufffd"),
         ("\U0001d4b3\U0010ffff", r"\uD835\uDCB3\uDBFF\uDFFF"),
         ("a\ud83d", r"a\uFFFD"),
         ("\udc00b", r"\uFFFDb"),
@@ -174,12 +171,7 @@ def test_a_time_in_another_form_says_what_was_expected(text: str) -> None:
     ("text", "milliseconds"),
     [
         ("00:00:00", 0),
-        ("00:00:01", 1000),
-        ("00:30:00", 1_800_000),
-        ("1:2:3", 3_723_000),
         ("1.12:00:00", 129_600_000),
-        ("0.00:00:01", 1000),
-        ("00:00:01.5", 1500),
         ("00:00:01.5000000", 1500),
         ("00:00:00.0019999", 1),
         ("24.20:31:23.647", 2_147_483_647),
@@ -202,9 +194,7 @@ UNREADABLE = [
     [
         *((text, "cannot be read") for text in UNREADABLE),
         ("-00:00:01", "is negative"),
-        ("-1.00:00:00", "is negative"),
         ("24.20:31:23.648", "is longer than 24.20:31:23.6470000"),
-        ("99999999.00:00:00", "is longer than 24.20:31:23.6470000"),
     ],
 )
 def test_a_span_that_no_endpoint_could_pass_says_why(text: str, reason: str) -> None:

@@ -63,18 +63,23 @@ def sink(**raw: str) -> SinkOptions:
     return SinkOptions.parse({"url": "postgresql://", **raw})
 
 
+def wait_long(end: float) -> None:
+    """Wait for a queue that is above its limit for so many seconds."""
+    slept = [0.0]
+
+    def look() -> Reason | None:
+        return Reason(f"at {sum(slept):.0f}", 1.0) if sum(slept) < end else None
+
+    wait_while(look, "sink x", clock=lambda: sum(slept), sleep=slept.append)
+
+
 def test_a_wait_logs_its_begin_its_end_and_a_line_every_ten_minutes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Not each look; without a wait there is no line."""
     caplog.set_level(logging.INFO, logger="sqlq_spark")
     for end in (0, 2 * REMINDER + 30):
-        passed = [0.0]  # seconds that were slept
-
-        def look(end: float = end, passed: list[float] = passed) -> Reason | None:
-            return Reason(f"at {sum(passed):.0f}", 1.0) if sum(passed) < end else None
-
-        wait_while(look, "sink x", clock=lambda passed=passed: sum(passed), sleep=passed.append)
+        wait_long(end)
 
     assert [record.getMessage() for record in caplog.records] == [
         "sink x waits: at 0",

@@ -187,8 +187,11 @@ def test_other_messages_without_a_body_are_sent(
 
 READ = {
     **dict.fromkeys(("id", "correlationId", "replyToAddress", "corruptHeaders"), "string"),
-    "expires": "timestamp", "headers": "map<string,string>", "body": "binary",
-    "seq": "bigint", "queue": "string",
+    "expires": "timestamp",
+    "headers": "map<string,string>",
+    "body": "binary",
+    "seq": "bigint",
+    "queue": "string",
 }
 DELAY = 'string "hh:mm:ss", interval day to second'
 
