@@ -27,7 +27,7 @@ DRAWN = [
         file="wire/address.py",
         old='bare = "@" not in address.table and not',
         new='bare = "@" not in address.table or not',
-        tests=["test_address.py::test_a_user_reads_a_sqlserver_address_that_can_be_given_back"],
+        tests=["test_address.py::test_an_address_of_sqlserver_for_a_user_and_in_a_message"],
     ),
     Fault(
         id="options-1",
