@@ -1,4 +1,4 @@
-"""Payloads for tests: read as the package reads them, and forged ones of any list and buffers."""
+"""Payloads for tests: forged ones of any list and buffers, and one reader."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from sqlq_spark.wire.payload import ZSTD, Expected, Packed, unpack
+from sqlq_spark.wire.payload import ZSTD, Expected, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
-
-
-def reread(payload: Packed, schema: pa.Schema, *optional: pa.Field) -> pa.Table:
-    """Read a payload that was just packed."""
-    where, size = "a test", payload.size
-    expected = Expected(where=where, schema=schema, optional=optional, most=size, size=size)
-    return unpack(payload.bytes.to_pybytes(), (), expected)
 
 
 def of_receipt(payload: bytes) -> pa.Table:

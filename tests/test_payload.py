@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from payloads import forged, of_receipt, reread, sealed
+from payloads import forged, of_receipt, sealed
 
 from sqlq_spark.errors import PayloadRefused
 from sqlq_spark.send.frame import TOPICS
@@ -96,7 +96,15 @@ def test_rows_of_any_slice_and_any_chunks_come_back(
     slices = [whole.slice(a, b - a) for a, b in pairwise(ends)]
     found = pa.concat_tables([whole.slice(0, 0), *slices]).slice(first)
 
-    again = reread(pack(found), CHUNK_ROW, CHUNK_TOPICS)
+    packed = pack(found)
+    expected = Expected(
+        where="a test",
+        schema=CHUNK_ROW,
+        optional=(CHUNK_TOPICS,),
+        most=packed.size,
+        size=packed.size,
+    )
+    again = unpack(packed.bytes.to_pybytes(), (), expected)
 
     assert again.schema.equals(schema)
     assert again.to_pylist() == found.to_pylist()
