@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1350},
     "package": {"files": 113, "lines": 21400, "tokens": 123102},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 303, "lines": 53890, "tokens": 360650},
+    "tests": {"files": 298, "lines": 52760, "tokens": 352541},
     "words": {"words": 69898},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

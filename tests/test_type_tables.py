@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.jobs.queue_to_delta import OTHER, Settings, application, place_of, table_name
+from sqlq_spark.jobs.queue_to_delta import OTHER, Settings, application, table_name
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=300)
 
@@ -30,12 +30,6 @@ def test_what_looks_alike_is_kept_apart() -> None:
 
     assert len({each.lower() for each in names}) == len(types)
     assert all(each.startswith("shop_placed_") for each in map(table_name, types[:5]))
-
-
-def test_where_a_table_stands() -> None:
-    """Below a path, beside a name."""
-    assert place_of("s3://lake/orders/", "a_1") == "s3://lake/orders/a_1"
-    assert place_of("main.lake.orders", "a_1") == "main.lake.orders_a_1"
 
 
 def rules(names: dict[str, str], form: str = "map") -> Settings:
