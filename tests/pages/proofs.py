@@ -18,7 +18,7 @@ PROOFS = {
     "two-queries": f"{CLUSTER}_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows",
     "driver-dies-before-sink": f"{REPLAY}_a_failed_batch_comes_again_word_for_word",
     "driver-dies-after-sink": "spark/test_kill.py::test_killed_around_a_write",
-    "iceberg": "compat/iceberg.py::replays_are_recognised",
+    "iceberg": "compat/iceberg.py::iceberg_recognises_replays",
     "driver-dies-after-commit": (
         "conformance/test_receipts.py::test_an_ack_deletes_the_receipts_and_adds_up_what_they_held"
     ),
