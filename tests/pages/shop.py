@@ -7,7 +7,6 @@ Of other programs' lines only the words are checked.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import psycopg
 import pytest
 
 from sqlq_spark.admin import checks
@@ -33,6 +31,7 @@ from . import programs
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import psycopg
     from pyspark.sql import SparkSession
 
     from sqlq_spark.receive.offset import Offset
@@ -108,16 +107,17 @@ class Shop:
             self.rows = self.sql(text)
         elif language == "sh":
             for each in programs.lines(text):
-                self.command(programs.split(each))
+                code = re.search(r"# exit code (\d+)", each)
+                self.command(programs.split(each), int(code[1]) if code else 0)
         else:
             assert language in {"csharp", "mermaid", "json", "text"}, language
 
-    def command(self, words: list[str]) -> None:
+    def command(self, words: list[str], code: int) -> None:
         """Run one command, which may get a word by `echo`; one that would not end is checked."""
         given = words.index("|") + 1 if words[0] == "echo" else 0
         with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(words[1].encode()))):
             if words[given] == "sqlqueue" and "--watch" not in words:
-                self.sqlqueue(*words[given + 1 :])
+                self.sqlqueue(*words[given + 1 :], code=code)
             else:
                 programs.check(words)
 
@@ -132,22 +132,22 @@ class Shop:
 
     def stream(self, **options: str) -> Stream:
         """Give the driver's and the tasks' side of a stream, as Spark calls them."""
-        raw = {"url": self.url, "queue": "Shop.Orders", **options}
-        return Stream(SourceOptions.parse(raw))
+        return Stream({"url": self.url, "queue": "Shop.Orders", **options})
 
 
 class Stream:
     """A stream without Spark: its checkpoint is `offset`."""
 
-    def __init__(self, options: SourceOptions, offset: Offset = INITIAL) -> None:
-        self.options = options
+    def __init__(self, raw: dict[str, str], offset: Offset = INITIAL) -> None:
+        self.raw = raw
+        self.options = SourceOptions.parse(raw)
         self.offset = offset
-        self.loop = StreamDriver(options, time.monotonic, checks.at_start)
+        self.loop = StreamDriver(self.options, time.monotonic, checks.at_start)
 
-    def again(self) -> Stream:
-        """Start again on the same checkpoint, as another process does."""
+    def again(self, **options: str) -> Stream:
+        """Start again on the same checkpoint, as another process does; options may change."""
         self.close()
-        return Stream(self.options, self.offset)
+        return Stream(self.raw | options, self.offset)
 
     def batch(self, origin: Origin = NO_STREAM) -> list[bytes]:
         """Acknowledge the last batch, and receive the bodies of the next."""
@@ -159,15 +159,12 @@ class Stream:
 
     def received(self, origin: Origin = NO_STREAM) -> list[bytes]:
         """The bodies that the tasks of the open batch hand out."""
-        timeout = self.options.query_timeout
-        with contextlib.closing(self.loop._session) as session:  # noqa: SLF001 - one is enough
-            return [
-                body
-                for task in self.loop.tasks(self.offset)
-                for body in receive(session.open(), task, timeout=timeout, origin=origin)[
-                    "body"
-                ].to_pylist()
-            ]
+        timeout, connection = self.options.query_timeout, self.loop._session.open()  # noqa: SLF001
+        tables = [
+            receive(connection, task, timeout=timeout, origin=origin)
+            for task in self.loop.tasks(self.offset)
+        ]
+        return [body for each in tables for body in each["body"].to_pylist()]
 
     @property
     def id(self) -> str:

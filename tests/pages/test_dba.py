@@ -1,15 +1,14 @@
-"""docs/dba.md and docs/load.md: locks as the server shows them, rights as the script grants them."""
+"""docs/dba.md: locks as the server shows them, rights as the script grants them."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
-import pytest
 from recorded_connection import RecordedConnection
 
 from sqlq_spark import database as dialects
@@ -25,12 +24,11 @@ from . import locks
 from .page import blocks, read, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    import pytest
 
     from .shop import Shop
-
-    Watch = Callable[[Callable[[str], None]], None]
-    Session = psycopg.Connection[tuple[Any, ...]]
 
 QUEUE, DELAYED = '"Shop.Orders"', '"Shop.Orders.Delayed"'
 SCRIPT = ["script", "Shop.Orders", "--delayed", "--error", "error"]
@@ -51,75 +49,20 @@ SELECT c.relname, l.mode
  WHERE a.application_name LIKE 'sqlqueue%' AND c.relkind = 'r' AND c.relname LIKE 'Shop%'
    AND a.datname = current_database()
 """
-# the catalogue, without the names that the server gives
 CATALOGUE = """
-SELECT 'relation', n.nspname || '.' || c.relname,
-       c.relkind::text || coalesce(c.reloptions::text, '')
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
- WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'
-UNION ALL SELECT 'column', attrelid::regclass::text || '.' || attname, atttypid::regtype::text
-  FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid
- WHERE c.relnamespace = 'public'::regnamespace AND attnum > 0
-UNION ALL SELECT 'schema', nspname, '' FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'
-UNION ALL SELECT 'function', oid::text, '' FROM pg_proc WHERE oid >= 16384
-UNION ALL SELECT 'trigger', tgname, '' FROM pg_trigger WHERE NOT tgisinternal
-UNION ALL SELECT 'extension', extname, '' FROM pg_extension
-UNION ALL SELECT 'role', rolname, '' FROM pg_roles
-UNION ALL SELECT 'grant', c.relname, grantee::text || privilege_type
-  FROM pg_class AS c, aclexplode(c.relacl) WHERE grantee <> c.relowner
-UNION ALL SELECT 'grant', n.nspname, grantee::text || privilege_type
-  FROM pg_namespace AS n, aclexplode(n.nspacl) WHERE grantee <> n.nspowner
+SELECT oid::regclass::text, reloptions::text,
+       (SELECT string_agg(acl::text, ' ') FROM aclexplode(relacl) AS acl WHERE grantee <> relowner)
+  FROM pg_class
+ WHERE relnamespace::regnamespace::text NOT LIKE 'pg\\_%'
+UNION ALL SELECT nspname, 'schema', nspacl::text FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'
+UNION ALL SELECT attname, attrelid::regclass::text, atttypid::regtype::text FROM pg_attribute
+ WHERE attrelid >= 16384
+UNION ALL SELECT proname, 'function', proacl::text FROM pg_proc WHERE oid >= 16384
+UNION ALL SELECT tgname, 'trigger', tgrelid::regclass::text FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT extname, 'extension', '' FROM pg_extension
+UNION ALL SELECT rolname, 'role', '' FROM pg_roles
 ORDER BY 1, 2, 3
 """
-# the page's name of a statement → one of its kind
-STATEMENTS = {
-    "TRUNCATE": "TRUNCATE {q}",
-    "DROP TABLE": "DROP TABLE {q}",
-    "ALTER TABLE … ADD COLUMN": "ALTER TABLE {q} ADD COLUMN extra int",
-    "ALTER TABLE … ADD CHECK": "ALTER TABLE {q} ADD CHECK (seq > 0) NOT VALID",
-    "ALTER TABLE … OWNER TO": "ALTER TABLE {q} OWNER TO CURRENT_USER",
-    "ALTER TABLE … ENABLE ROW LEVEL SECURITY": "ALTER TABLE {q} ENABLE ROW LEVEL SECURITY",
-    "VACUUM FULL": "VACUUM FULL {q}",
-    "CLUSTER": 'CLUSTER {q} USING "Shop.Orders_seq_key"',
-    "REINDEX": "REINDEX TABLE {q}",
-    "CREATE INDEX": "CREATE INDEX ON {q} (expires)",
-    "CREATE TRIGGER": "CREATE TRIGGER same BEFORE UPDATE ON {q} FOR EACH ROW "
-    "EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-    "CREATE RULE": "CREATE RULE kept AS ON UPDATE TO {q} DO NOTHING",
-    "CREATE POLICY": "CREATE POLICY rows ON {q}",
-    "LOCK TABLE": "LOCK TABLE {q}",
-    "CREATE INDEX CONCURRENTLY": "CREATE INDEX CONCURRENTLY ON {q} (expires)",
-    "REINDEX CONCURRENTLY": "REINDEX TABLE CONCURRENTLY {q}",
-    "ALTER TABLE … SET (…)": "ALTER TABLE {q} SET (vacuum_truncate = off)",
-    "ALTER TABLE … SET STATISTICS": "ALTER TABLE {q} ALTER seq SET STATISTICS 10",
-    "CREATE STATISTICS": "CREATE STATISTICS spread ON id, seq FROM {q}",
-    "CREATE PUBLICATION": "CREATE PUBLICATION sent FOR TABLE {q}",
-    "COMMENT": "COMMENT ON TABLE {q} IS 'orders'",
-    "GRANT": "GRANT SELECT ON {q} TO PUBLIC",
-    "VACUUM": "VACUUM {q}",
-    "ANALYZE": "ANALYZE {q}",
-}
-OUTSIDE = ("VACUUM", "CREATE INDEX CONCURRENTLY", "REINDEX CONCURRENTLY")  # of a transaction
-
-
-@pytest.fixture
-def watch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Give a function that has another one called before each statement of our sessions."""
-
-    def begin(look: Callable[[str], None]) -> None:
-        class Watched(RecordedConnection):
-            """Calls it with the statement's name."""
-
-            def around(self, statement: str, call: Callable[[], Any]) -> Any:
-                look(statement)
-                return call()
-
-        postgresql = dialects.of(shop.url)
-        connect = postgresql.connect
-        monkeypatch.setattr(postgresql, "connect", lambda *a, **k: Watched(connect(*a, **k)))
-
-    return begin
-
 
 # ---------------------------------------------------------------- tables and locks
 
@@ -132,13 +75,25 @@ def test_the_locks_of_statements_are_those_of_their_comments() -> None:
     assert found[1] == locks.table()
 
 
-def test_the_modes_on_the_page_are_those_that_the_server_shows(shop: Shop, watch: Watch) -> None:
+def test_the_modes_on_the_page_are_those_that_the_server_shows(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each kind of transaction, just before it commits."""
     held: set[tuple[Any, ...]] = set()
     seen: dict[str, set[tuple[Any, ...]]] = {}
     shop.fill(QUEUE, 10)
     shop.sql(f"INSERT INTO {DELAYED} (headers, body, due) VALUES ('', '', now())")
-    watch(lambda statement: held.update(shop.sql(HELD) if statement == "commit" else ()))
+    postgresql = dialects.of(shop.url)
+    connect = postgresql.connect
+
+    class Watched(RecordedConnection):
+        """Reads the locks before each commit."""
+
+        def around(self, statement: str, call: Callable[[], Any]) -> Any:
+            held.update(shop.sql(HELD) if statement == "commit" else ())
+            return call()
+
+    monkeypatch.setattr(postgresql, "connect", lambda *a, **k: Watched(connect(*a, **k)))
 
     def noted(what: str) -> None:
         seen[what] = {*held}
@@ -175,51 +130,6 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(shop: Shop, watch
         }
         for row_id, row in zip(page.ids, page.rows, strict=True)
     }
-
-
-def waits(dba: Session, text: str) -> bool:
-    """Whether a statement waits for a lock."""
-    try:
-        dba.execute(text.encode())
-    except psycopg.errors.LockNotAvailable:
-        return True
-    return False
-
-
-def test_the_statements_of_the_page_wait_for_a_task_as_it_says(shop: Shop, watch: Watch) -> None:
-    """Each is tried by a DBA just before a receive commits, and then held against a sender."""
-    page = table("docs/load.md", "waits")
-    kinds = {
-        name: row_id
-        for row_id, row in zip(page.ids, page.rows, strict=True)
-        for name in re.findall("`([^`]+)`", row[0])
-    }
-    waited: dict[str, bool] = {}
-
-    @contextmanager
-    def session(name: str = "VACUUM") -> Iterator[Session]:
-        outside = name.startswith(OUTSIDE)
-        with closing(psycopg.connect(shop.url, autocommit=outside)) as made:
-            made.execute("SET lock_timeout = '100ms'")
-            yield made
-
-    def attempt(statement: str) -> None:
-        if statement == "save_receipt" and not waited:
-            for name, text in STATEMENTS.items():
-                with session(name) as dba:
-                    waited[name] = waits(dba, text.format(q=QUEUE))
-
-    shop.fill(QUEUE, 3)
-    watch(attempt)
-    with closing(shop.stream()) as stream:
-        assert len(stream.batch()) == 3
-    assert waited == {name: kind != "free" for name, kind in kinds.items()}
-
-    for name in (each for each in STATEMENTS if not each.startswith(OUTSIDE)):
-        with session() as sender, session(name) as dba:
-            dba.execute(STATEMENTS[name].format(q=QUEUE).encode())
-            stopped = waits(sender, f"INSERT INTO {QUEUE} (id, headers) SELECT NULL, '' LIMIT 0")
-        assert stopped == (kinds[name] == "blocks"), name
 
 
 def test_the_settings_and_the_key_of_the_pages_are_taken(shop: Shop) -> None:
