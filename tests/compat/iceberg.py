@@ -166,7 +166,7 @@ def iceberg_recognises_replays(stage: Stage) -> None:
 
 
 def iceberg_page_runs(stage: Stage) -> None:
-    """Both blocks of docs/iceberg.md, Iceberg's own sink and a function; each recognises a batch."""
+    """Both blocks of docs/iceberg.md recognise a batch: Iceberg's own sink, and a function."""
     options = {"url": stage.url, "stateSchema": stage.schema}
     for name, queue in {"sink": "orders", "look": "billing"}.items():
         [block] = blocks("docs/iceberg.md", name)

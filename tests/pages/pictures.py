@@ -50,7 +50,8 @@ CHANCE = random.Random(7)  # the same sample in each run
 
 def orders(count: int, oldest: float, *, failed: bool = False) -> list[Message]:
     """Messages of several types, sent during the last `oldest` minutes; or those that failed."""
-    now, found = datetime.now(UTC), []
+    now = datetime.now(UTC)
+    found: list[Message] = []
     for age in sorted((CHANCE.random() ** 2 * oldest for _ in range(count)), reverse=True):
         headers = {"NServiceBus.TimeSent": wire_time(now - timedelta(minutes=age))}
         if failed:

@@ -154,22 +154,6 @@ def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
     assert shop.count(RECEIPTS) == [0]
 
 
-def test_another_state_schema_is_refused(shop: Shop, stream: Stream) -> None:
-    """Before anything is received, also with failOnDataLoss=false."""
-    shop.sqlqueue("install", "--state-schema", "other")
-    shop.fill(ORDERS, 1)
-    for schema, error in {
-        "other": errors.StreamNotFound,
-        "absent": errors.StateNotInstalled,
-    }.items():
-        with closing(stream.again(stateSchema=schema, failOnDataLoss="false")) as wrong:
-            for work in (wrong.received, wrong.batch):
-                with pytest.raises(error):
-                    work()
-
-    assert shop.count(ORDERS) == [1]
-
-
 # ---------------------------------------------------------------- the DBA's pages
 
 
