@@ -100,14 +100,16 @@ def lost_entries_are_noticed(stage: Stage) -> None:
     """The last offset is lost: its batch has the same rows. It was acknowledged: an error."""
     queue = stage.queue("lost", 100)
     record = Record(stage.folder / "lost")
+    record.folder.mkdir()
+    stage.received(queue, record)
+    stage.fill(queue, 100, 300)
     failing = record.order("fail")
     raised(lambda: stage.received(queue, record), "sink failed")
     failing.unlink()
-    stage.fill(queue, 100, 300)
     lose(record.folder / "checkpoint", "offsets")
 
     stage.received(queue, record, maxConcurrency=1, maxMessagesPerTrigger=30)
-    first, again = record.of(0)
+    first, again = record.of(1)
     assert again == first
     assert record.last_ids() == numbered(0, 300)
     assert stage.count("receipt") == 0
