@@ -58,7 +58,7 @@ def killed_stream_goes_on(stage: Stage) -> None:
     assert again == first
     assert record.last_ids() == numbered(0, 250)
     assert len(record.of(0)) == 1
-    assert [stage.count("orders"), stage.count("receipt")] == [0, 0]
+    assert [stage.count("orders"), stage.held("orders")] == [0, 0]
 
 
 def browse_finds_the_format(stage: Stage) -> None:
@@ -112,7 +112,7 @@ def lost_entries_are_noticed(stage: Stage) -> None:
     first, again = record.of(1)
     assert again == first
     assert record.last_ids() == numbered(0, 300)
-    assert stage.count("receipt") == 0
+    assert stage.held(queue) == 0
 
     stage.fill(queue, 900, 910)
     for _ in range(2):

@@ -124,7 +124,8 @@ def wait_to_be_killed(stage: Stage) -> None:
         reached.set()
         time.sleep(TIMEOUT)
 
-    running = threading.Thread(target=job, args=(stage, "typed", (1, wait)), daemon=True)
+    given = (stage, "typed", (1, wait))
+    running = threading.Thread(target=job, args=given, kwargs={"schema": SCHEMA}, daemon=True)
     running.start()
     while not reached.wait(0.1):
         assert running.is_alive(), "the job ended"

@@ -145,6 +145,11 @@ class Stage:
         """How many rows a table has."""
         return int(self.sql(f"SELECT count(*) FROM {self.schema}.{name}")[0][0])
 
+    def held(self, queue: str) -> int:
+        """How many receipts of a queue there are."""
+        found = f"SELECT count(*) FROM {self.schema}.receipt WHERE queue LIKE '%\"{queue}\"'"
+        return int(self.sql(found)[0][0])
+
     # ------------------------------------------------------------ Spark
 
     def browse(self, queue: str) -> DataFrame:
