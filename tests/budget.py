@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12285, "tokens": 70885},
-    "everything else": {"files": 52, "lines": 10435, "tokens": 61530},
+    "core": {"files": 62, "lines": 12327, "tokens": 70980},
+    "everything else": {"files": 52, "lines": 10042, "tokens": 59213},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
-    "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 114, "lines": 22720, "tokens": 132415},
-    "sql": {"statement lines": 2511},
-    "tests": {"files": 301, "lines": 53792, "tokens": 360580},
-    "words": {"words": 70007},
+    "other files in tests": {"files": 70, "lines": 1366},
+    "package": {"files": 114, "lines": 22369, "tokens": 130193},
+    "sql": {"statement lines": 2502},
+    "tests": {"files": 292, "lines": 51329, "tokens": 346240},
+    "words": {"words": 69983},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -42,7 +42,7 @@ UNPACKED = {
 # statement → values that only another statement of the same call takes
 SPARE = {
     "receive": {"ceiling"},
-    "weigh": {"bytes", "ceiling"},
+    "weigh": {"bytes", "ceiling", "largest"},
     "browse_seq": {"bytes", "largest"},
 }
 # function that executes what it is given → statement, its tables and values

@@ -144,7 +144,7 @@ class StreamDriver:
         self._prepare(connection)
         for poller in self.due_pollers.values():
             poller.finish(connection)
-        with transaction(connection, timeout=self.options.query_timeout):
+        with transaction(connection):
             for name, queue in self.queues.items():
                 _, last = connection.rows("top", tables={"queue": queue})[0]
                 self.looks[name] = peek.freeze(self.looks[name], last)
@@ -155,7 +155,7 @@ class StreamDriver:
         if end.stream is None:
             found = ", ".join(part.queue for part in end.plan)
             raise StreamOfOtherQueue(found=found, asked=self.claim.queue)
-        with transaction(connection, timeout=self.options.query_timeout):
+        with transaction(connection):
             row = connection.rows("stream_queue", stream=end.stream)
         if not row:
             raise receipts.stream_not_found(connection, end.stream)
@@ -177,7 +177,7 @@ class StreamDriver:
             if known and not any(look.is_awake(now) for look in self.looks.values()):
                 return start
             # to close a batch waits for tasks, which have as long for each statement
-            timeout = self.options.query_timeout * (1 if known else 2)
+            timeout = connection.timeout * (1 if known else 2)
             with transaction(connection, timeout=timeout):
                 closed = self._closed
                 if not known:
@@ -212,7 +212,7 @@ class StreamDriver:
         self._prepare(connection)
         if end == self._acknowledged:
             return
-        with transaction(connection, timeout=2 * self.options.query_timeout):
+        with transaction(connection, timeout=2 * connection.timeout):
             closed = receipts.acknowledge(connection, end, self.claim)
             self._learn(closed)
         self._note(end, closed)

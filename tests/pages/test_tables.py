@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from receipt_moves import MOVES, Move
 
 from sqlq_spark import errors
-from sqlq_spark.admin.server_checks import CHECKS
+from sqlq_spark.admin.selftest import CHECKS
 from sqlq_spark.database.postgresql import TOKENS
 from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
