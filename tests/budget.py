@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12327, "tokens": 70980},
-    "everything else": {"files": 52, "lines": 10042, "tokens": 59213},
+    "core": {"files": 62, "lines": 12358, "tokens": 71233},
+    "everything else": {"files": 51, "lines": 9715, "tokens": 56274},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
     "other files in tests": {"files": 70, "lines": 1366},
-    "package": {"files": 114, "lines": 22369, "tokens": 130193},
-    "sql": {"statement lines": 2502},
-    "tests": {"files": 292, "lines": 51329, "tokens": 346240},
+    "package": {"files": 113, "lines": 22073, "tokens": 127507},
+    "sql": {"statement lines": 2489},
+    "tests": {"files": 296, "lines": 51763, "tokens": 349680},
     "words": {"words": 69983},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

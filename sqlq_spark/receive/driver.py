@@ -184,9 +184,7 @@ class StreamDriver:
                     closed = receipts.acknowledge(connection, start, self.claim)
                     self._learn(closed)
                 if closed.plan is None:
-                    for name, look in self.looks.items():
-                        if look.is_awake(now):
-                            self.looks[name] = self.look(connection, name, now)
+                    self.look_at_all(connection, now)
                 following = self._plan_next(connection, start, closed, now)
         except ConnectionLost:
             # Spark may not have got the last plan: expect no outcome of it
@@ -240,11 +238,23 @@ class StreamDriver:
 
     # ------------------------------------------------------------ plan
 
-    def look(self, connection: Connection, name: str, now: float) -> PeekState:
+    def look_at_all(self, connection: Connection, now: float) -> None:
+        """Look at the queues that do not rest; one statement asks for those that had nothing."""
+        awake = {name: look for name, look in self.looks.items() if look.is_awake(now)}
+        idle = [name for name, look in awake.items() if not look.found.messages]
+        tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
+        waiting = connection.rows("waiting", tables=tables) if idle else []
+        empty = {*idle} - {idle[at] for (at,) in waiting}
+        for name in awake:
+            self.looks[name] = self.look(connection, name, now, is_empty=name in empty)
+
+    def look(
+        self, connection: Connection, name: str, now: float, *, is_empty: bool = False
+    ) -> PeekState:
         """
         See what waits in a queue, and where to cut it: plain reads that lock and wait for nothing.
 
-        A look that fails changes no state.
+        One that is known to be empty is not read. A look that fails changes no state.
         """
         options, tables = self.options, {"queue": self.queues[name]}
         grain = max(1, options.max_messages // MARKS)
@@ -252,14 +262,18 @@ class StreamDriver:
         state, query = peek.start_look(self.looks[name], now)
         while query is not None:
             started, found = self.clock(), Found()
-            messages, last, marks = connection.rows(
-                "peek",
-                tables=tables,
-                first=query.first,
-                last=state.end,
-                messages=options.max_messages,
-                grain=grain,
-            )[0]
+            messages, last, marks = (
+                (0, None, [])
+                if is_empty
+                else connection.rows(
+                    "peek",
+                    tables=tables,
+                    first=query.first,
+                    last=state.end,
+                    messages=options.max_messages,
+                    grain=grain,
+                )[0]
+            )
             if messages:
                 each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
                 weight = max(1.0, each or 1024.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database.statements import Statements
+from sqlq_spark.database.statements import Statements, repeat
 from sqlq_spark.wire.address import SQLSERVER
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 STATEMENTS = Statements.load("sqlserver")
-IDENTIFIER = re.compile(r"\{([a-z_]+)\}")
+IDENTIFIER = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![@\w])@([a-z_]+)\b")
 GUARD = "IF @@TRANCOUNT <> 1 BEGIN; THROW 51900, N'the transaction is gone', 1; END; "
 
@@ -52,6 +52,7 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
 
     `words` are put in as they are.
     """
+    text = repeat(text, tables)
     found = {
         "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
