@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12358, "tokens": 71233},
-    "everything else": {"files": 51, "lines": 9715, "tokens": 56274},
-    "other files in sqlq_spark": {"files": 2, "lines": 181},
-    "other files in tests": {"files": 70, "lines": 1366},
-    "package": {"files": 113, "lines": 22073, "tokens": 127507},
-    "sql": {"statement lines": 2489},
-    "tests": {"files": 296, "lines": 51763, "tokens": 349680},
-    "words": {"words": 69983},
+    "core": {"files": 62, "lines": 12335, "tokens": 71166},
+    "everything else": {"files": 51, "lines": 9386, "tokens": 54112},
+    "other files in sqlq_spark": {"files": 2, "lines": 154},
+    "other files in tests": {"files": 70, "lines": 1361},
+    "package": {"files": 113, "lines": 21721, "tokens": 125278},
+    "sql": {"statement lines": 2403},
+    "tests": {"files": 292, "lines": 51275, "tokens": 345468},
+    "words": {"words": 69869},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

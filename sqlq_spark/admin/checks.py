@@ -35,6 +35,7 @@ log = logging.getLogger("sqlq_spark")
 
 OLD_TRANSACTION = 600.0  # seconds
 UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
+UNUSABLE = {"state", "state_right", "state_table"}  # findings: nothing more is read there
 # what to do about state tables that cannot be used; {0} is their schema
 STATE_FIXES = {
     errors.StateNotInstalled: "sqlqueue install --state-schema {0}",
@@ -61,7 +62,7 @@ def run_all_checks(
     of queues that streams read are looked for. `states` is by default the connection's schema.
     """
     found, shared = of_states(connection, [connection.state] if states is None else states)
-    found += of_any_server(connection)
+    found += of_server(connection)
     locks = problems.blockers(connection)
     for each in queues:
         name = connection.printed(each)
@@ -99,16 +100,15 @@ def of_any_queue(
                 found = problems.of_table(connection, queue)
                 found.append(problems.refusal(printed, danger))
             found += problems.of_delayed(connection, queue)
-    except LOST:
-        raise
-    except (errors.RightMissing, errors.NotAQueue) as error:
-        # the catalogue shows everything that is missing, the error only the first
-        with transaction(connection):
-            found = problems.of_table(connection, queue)
-            found += problems.of_delayed(connection, queue) if found else []
-        found = found or [problems.unreadable(printed, error)]
     except errors.DatabaseFailure as error:
-        return [problems.unreadable(printed, error, is_named=is_named)]
+        if isinstance(error, LOST):
+            raise
+        found = [problems.unreadable(printed, error)]
+        if isinstance(error, errors.RightMissing | errors.NotAQueue):
+            # the catalogue shows everything that is missing, the error only the first
+            with transaction(connection):
+                all_found = problems.of_table(connection, queue)
+                found = all_found + problems.of_delayed(connection, queue) or found
     if is_named:
         return found
     return [
@@ -130,7 +130,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
         MoveRefused: delayed messages that are due could not be moved into it.
     """
     check_spellings(connection, options)
-    found = of_any_server(connection)
+    found = of_server(connection)
     with transaction(connection):
         for each in options.addresses:
             if options.error_address is not None:
@@ -153,9 +153,6 @@ def check_spellings(connection: Connection, options: SourceOptions) -> None:
     Refuse two spellings of one queue in the options, which only the server can compare.
 
     A poison message in an error queue that is also read would circulate.
-
-    Raises:
-        BadOption.
     """
     named = [*options.addresses, *filter(None, [options.error_address])]
     seen: dict[object, QueueAddress] = {}
@@ -172,26 +169,22 @@ def check_spellings(connection: Connection, options: SourceOptions) -> None:
 # ---------------------------------------------------------------- the server
 
 
-def of_server(connection: Connection, *, older: float | None = OLD_TRANSACTION) -> list[Finding]:
-    """Check the server and its transactions of more than `older` seconds; None: of no age."""
-    rows = connection.rows("check_server", seconds=older)
-    return [Finding(connection.server, *row) for row in rows]
-
-
-def of_any_server(connection: Connection) -> list[Finding]:
+def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list[Finding]:
     """
-    Check the server, in a transaction of its own; no transaction is open.
+    Check the server and its transactions of more than `older` seconds; no transaction is open.
 
     A login that may not see the sessions gets a note: in Azure's small tiers a right of the
     database is not enough for that.
     """
+    notes = []
     try:
         with transaction(connection):
-            return of_server(connection)
+            rows = connection.rows("check_server", seconds=older)
     except errors.RightMissing as error:
-        note = Finding(connection.server, "sessions_right", "note", str(error), error.fix)
-    with transaction(connection):
-        return [*of_server(connection, older=None), note]
+        notes = [Finding(connection.server, "sessions_right", "note", str(error), error.fix)]
+        with transaction(connection):
+            rows = connection.rows("check_server", seconds=None)
+    return [*(Finding(connection.server, *row) for row in rows), *notes]
 
 
 # ---------------------------------------------------------------- state tables and streams
@@ -210,9 +203,8 @@ def of_states(
     names: dict[str, str] = {}
     for state in states:
         with use_state(connection, state):
-            unusable = of_state(connection)
-            found += unusable
-            if unusable:
+            found += (its := of_state(connection))
+            if not UNUSABLE.isdisjoint(each.name for each in its):
                 continue
             try:
                 with transaction(connection):
@@ -222,33 +214,26 @@ def of_states(
             except errors.RightMissing as error:
                 note = Finding(connection.server, "streams_right", "note", str(error), error.fix)
                 found.append(note)
-            found += of_state_tables(connection)
     return found, names
 
 
 def of_state(connection: Connection) -> list[Finding]:
-    """Check the state tables' version, and that all are there; no transaction may be open."""
-    missing = [each for each in missing_parts(connection) if each.severity == "error"]
+    """Check the state tables: version, parts, indexes, settings; no transaction may be open."""
+    found = missing_parts(connection)
     try:
         check_state(connection)
     except errors.RightMissing as error:
-        return [Finding(connection.server, "state_right", "error", str(error), error.fix)]
+        found = [Finding(connection.server, "state_right", "error", str(error), error.fix)]
     except tuple(STATE_FIXES) as error:
         fix = STATE_FIXES[type(error)].format(quote(connection.state))
         if isinstance(error, errors.StateNotInstalled):
-            if missing:
-                return missing
+            if any(each.severity == "error" for each in found):
+                return found
             if ("version",) in connection.rows("state_parts"):
                 fix = state_parts(connection)["version"].splitlines()[-1]
-        return [Finding(connection.server, "state", "error", str(error), fix)]
-    return missing
-
-
-def of_state_tables(connection: Connection) -> list[Finding]:
-    """Check indexes and settings of the state tables in the catalogue, which anyone may read."""
+        found = [Finding(connection.server, "state", "error", str(error), fix)]
     rows = connection.rows("check_state", state_name=connection.state)
-    missing = [each for each in missing_parts(connection) if each.severity != "error"]
-    return [*missing, *(Finding(connection.server, *row) for row in rows)]
+    return [*found, *(Finding(connection.server, *row) for row in rows)]
 
 
 def missing_parts(connection: Connection) -> list[Finding]:
@@ -341,10 +326,11 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
         with transaction(connection):
             for each in list_subscriptions(connection, table) if connection.columns(table) else ():
                 topics.setdefault((each.endpoint, each.address), []).append(each.topic)
+            for _, address in topics:
                 try:
-                    parsed[each.address] = connection.names.parse_address(each.address)
+                    parsed[address] = connection.names.parse_address(address)
                 except errors.BadAddress as error:
-                    reasons[each.address] = error
+                    reasons[address] = error
             refused = Destinations(connection).find_refused(parsed.values())
     except errors.RightMissing as error:
         return [Finding(where, "subscribers_right", "note", str(error), error.fix)]

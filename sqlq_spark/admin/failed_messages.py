@@ -14,7 +14,7 @@ because returned messages are no longer in the error queue.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,8 +49,7 @@ COLUMNS = (
 )
 
 # reasons of one message or of many
-CORRUPT = "corrupt headers"
-HOMELESS = f"no header {wire.FAILED_Q}, so the source is unknown"
+HOMELESS = f"no header {wire.FAILED_Q}, or corrupt headers"
 ITS_OWN = f"the header {wire.FAILED_Q} names the error queue itself"
 
 # errors of a destination that another attempt would raise again
@@ -74,7 +73,6 @@ class Failed:
     seq: int
     id: str  # of its row
     bytes: int
-    corrupt: bool
     message_id: str | None
     failed_queue: str | None  # the header FailedQ; None or empty without it
     exception: str | None
@@ -94,10 +92,10 @@ class Choice:
     def takes(self, failed: Failed, queues: Collection[str | None]) -> bool:
         """Whether a message matches; `queues` are the spellings of the chosen failed queue."""
         kind = failed.exception or ""
-        types = {kind, kind.rpartition(".")[2]} - {""}
+        types = {kind, kind.split(".")[-1]} - {""}
         return (
-            (not self.ids or failed.id in self.ids or failed.message_id in self.ids)
-            and (not self.exceptions or not self.exceptions.isdisjoint(types))
+            not (self.ids and self.ids.isdisjoint((failed.id, failed.message_id)))
+            and not (self.exceptions and self.exceptions.isdisjoint(types))
             and (self.failed_queue is None or failed.failed_queue in queues)
             and self._in_time(failed.time)
         )
@@ -119,15 +117,15 @@ def read_failures(page: pa.Table) -> list[Failed]:
     texts = page["headers"].combine_chunks()
     sizes = pc.add(*(pc.fill_null(pc.binary_length(each), 0) for each in (texts, page["body"])))
     headers = Headers(texts)
-    own = (page["seq"], id_texts(page["id"].combine_chunks()), sizes, headers.poison())
-    columns = (*own, *map(headers.text, COLUMNS))
+    ids = id_texts(page["id"].combine_chunks())
+    columns = (page["seq"], ids, sizes, *map(headers.text, COLUMNS))
     return [*map(Failed, *(each.to_pylist() for each in columns))]
 
 
 # ---------------------------------------------------------------- plan
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Plan:
     """The chosen messages: those that can be returned, and those that cannot."""
 
@@ -167,16 +165,15 @@ def plan(
     seen: set[str | None] = set()
     known: dict[str, QueueAddress | str] = {}  # by FailedQ: the source, or a reason
     for page in inspect.pages(connection, source):
-        failures, spellings = read_failures(page), set[str]()
-        if choice.failed_queue is not None:
-            texts = {each.failed_queue for each in failures if each.failed_queue}
-            spellings = find_same(connection, choice.failed_queue, texts)
+        failures, asked = read_failures(page), choice.failed_queue
+        texts = {each.failed_queue for each in failures if each.failed_queue}
+        spellings = find_same(connection, asked, texts) if asked is not None else ()
         chosen = [each for each in failures if choice.takes(each, spellings)]
-        new = {each.failed_queue for each in chosen if each.failed_queue} - known.keys()
+        new = texts.intersection(each.failed_queue for each in chosen) - known.keys()
         known |= sources(connection, source, new, options)
         for each in chosen:
             seen |= {each.id, each.message_id}
-            place = known.get(each.failed_queue or "", CORRUPT if each.corrupt else HOMELESS)
+            place = known.get(each.failed_queue or "", HOMELESS)
             if isinstance(place, str):
                 planned.staying.setdefault(place, []).append(each)
                 continue
@@ -197,36 +194,19 @@ def sources(
         By the value of FailedQ, which is untrusted: the queue, if it can be sent to, or the reason
         why not.
     """
-    own, names = connection.printed(source), connection.names
     parsed: dict[str, QueueAddress] = {}
-    reasons: dict[str, str] = {}
+    reasons: dict[str, object] = {}
     for text in texts:
         try:
-            parsed[text] = names.parse_address(text)
+            parsed[text] = connection.names.parse_address(text)
         except errors.BadAddress as error:
-            other = errors.QueueElsewhere(queue=error.text, errors=own)
-            reasons[text] = str(other if names.is_of_other_database(text) else error)
-    if not parsed:
-        return {**reasons}
+            reasons[text] = error
     with transaction(connection):
-        destinations = Destinations(connection, options.allowed, source=source, by_header=True)
-        refused = destinations.find_refused(parsed.values(), RETURNED)
-    its_own = find_same(connection, source, parsed)
-    for text, address in parsed.items():
-        reason, printed = refused.get(address), connection.printed(address)
-        if text in its_own:
-            reasons[text] = ITS_OWN
-            continue
-        if reason is not None and not isinstance(reason, errors.DestinationRefused):
-            here = connection.printed(replace(address, catalog=None)) == printed
-            if not here or names.is_of_other_database(text):
-                reason = errors.QueueElsewhere(queue=text, errors=own)
-            elif (guess := names.guess_table(text)) is not None:
-                meant, server = connection.printed(guess), connection.server
-                reason = errors.QueueUnquoted(text=text, read=printed, meant=meant, server=server)
-        if reason is not None:
-            reasons[text] = str(reason)
-    return {**parsed, **reasons}
+        known = Destinations(connection, options.allowed, source=source, by_header=True)
+        refused = known.find_refused(parsed.values(), RETURNED)
+    reasons |= {text: refused[queue] for text, queue in parsed.items() if queue in refused}
+    reasons |= dict.fromkeys(find_same(connection, source, parsed), ITS_OWN)
+    return {**parsed, **{text: str(reason) for text, reason in reasons.items()}}
 
 
 # ---------------------------------------------------------------- return
@@ -258,11 +238,9 @@ def give_back(
     """
     for destination, chosen in planned.returning.items():
         left = len(chosen)
-        work = partial(
-            return_batch, source=source, destination=destination, options=session.options
-        )
         for part in parts(chosen, batch):
-            done = session.run_with_retries(partial(work, chosen=part))
+            work = partial(return_batch, source=source, destination=destination, chosen=part)
+            done = session.run_with_retries(partial(work, options=session.options))
             if isinstance(done, errors.SqlQueueError):
                 yield Returned(destination, 0, left=left, reason=done)
                 break

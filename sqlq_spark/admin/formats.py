@@ -29,12 +29,6 @@ def part(how_many: int, total: int, what: str) -> str:
     return f"{how_many:,} of {quantity(total, what)}"
 
 
-def percent(count: int, of: int) -> str:
-    """A part in percent."""
-    found = 100 * count / of if of else 0.0
-    return "under 0.1 %" if 0 < found < 0.1 else f"{found:.1f} %"  # noqa: PLR2004
-
-
 def span(seconds: float) -> str:
     """A time span in its two largest units: `2 h 5 min`."""
     for unit, length, small, less in (

@@ -7,13 +7,14 @@ A table that was found, and that nobody named, is read only if it is a plain one
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import attempt, endpoint_zone, read_clock, transaction
+from sqlq_spark.database import attempt, endpoint_zone, read_clock
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.trust import find_code
-from sqlq_spark.errors import BadAddress, DelayedQueueNotFound, MissingOption, RightMissing
+from sqlq_spark.errors import BadAddress, MissingOption, RightMissing
 from sqlq_spark.wire.address import QueueAddress, split_canonical
 
 if TYPE_CHECKING:
@@ -32,10 +33,9 @@ LARGEST_COUNTED_TABLE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with the columns of a queue, or of delayed messages."""
+    """A table with the columns of a queue."""
 
     address: QueueAddress
-    is_delayed: bool
     danger: str | None  # the first code of another owner that a SELECT could run
     messages: int  # an estimate
     bytes: int
@@ -80,7 +80,6 @@ class Stream:
     receipts: int
     held: int  # messages in them
     lag: int | None = None  # messages that wait in its queues, and those held; of a look
-    pace: float | None = None  # messages per second since the look before
 
     @property
     def queues(self) -> list[str]:
@@ -116,15 +115,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A row of a queue, or of a table of delayed messages."""
+    """A row of a queue."""
 
-    id: str | None  # SQL Server's table of delayed messages has no such column
+    id: str
     headers: dict[str, str | None] | None  # None if they are not a JSON object: poison
     corrupt_headers: str | None
     body: bytes | None  # some old writers wrote null
-    seq: int | None = None
-    expires: datetime | None = None
-    due: datetime | None = None  # UTC, of a delayed message
+    seq: int
+    expires: datetime | None
 
 
 # ---------------------------------------------------------------- queues
@@ -132,24 +130,23 @@ class Message:
 
 def tables(connection: Connection, only: QueueAddress | None = None) -> list[Table]:
     """
-    The tables of queues and of delayed messages that this login may read, by schema and name.
+    The tables of queues that this login may read, by schema and name.
 
-    Reads the catalogue only. On SQL Server it waits for a session that changes a table.
+    `only` is one of them, or of delayed messages. Reads the catalogue only. On SQL Server it waits
+    for a session that changes a table.
     """
-    schema = None if only is None else connection.names.qualify(only).schema
-    table = None if only is None else only.table
+    schema = connection.names.qualify(only).schema if only else None
+    table = only.table if only else None
     rows = connection.rows("queue_tables", schema_name=schema, table_name=table)
     identities = {QueueAddress(name, place): identity for place, name, identity, *_ in rows}
     code = find_code(connection, identities, "select")
     return [
-        Table(address, bool(delayed), code.get(identity), int(messages), int(size))
-        for (address, identity), (*_, delayed, messages, size) in zip(
-            identities.items(), rows, strict=True
-        )
+        Table(address, code.get(identity), int(messages), int(size))
+        for (address, identity), (*_, messages, size) in zip(identities.items(), rows, strict=True)
     ]
 
 
-def danger(connection: Connection, table: QueueAddress, *, is_delayed: bool = False) -> str | None:
+def danger(connection: Connection, table: QueueAddress) -> str | None:
     """
     The code of another owner that reading a table could run; None if there is none.
 
@@ -157,8 +154,8 @@ def danger(connection: Connection, table: QueueAddress, *, is_delayed: bool = Fa
     longer than LOCK_WAIT.
     """
     connection.set_lock_timeout(LOCK_WAIT)
-    found = [each.danger for each in tables(connection, table) if each.is_delayed is is_delayed]
-    return found[0] if found else ABSENT
+    found = tables(connection, table)
+    return found[0].danger if found else ABSENT
 
 
 def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = None) -> Depth:
@@ -182,23 +179,18 @@ def delayed(connection: Connection, table: QueueAddress, zone: str | None) -> De
     Returns:
         None if this login may not read it.
     """
-    try:
+    with suppress(MissingOption):  # this session cannot see it
         zone = endpoint_zone(connection, zone)
-    except MissingOption:
-        zone = None  # this session cannot see it
-    name, largest = connection.printed(table), LARGEST_COUNTED_TABLE
-    try:
-        with attempt(connection):
-            row = connection.rows(
-                "stats_delayed",
-                tables={"queue": table},
-                table_name=name,
-                zone=zone,
-                largest=largest,
-            )[0]
-    except RightMissing:
-        return None
-    return Delayed(*row)
+    with suppress(RightMissing), attempt(connection):
+        row = connection.rows(
+            "stats_delayed",
+            tables={"queue": table},
+            table_name=connection.printed(table),
+            zone=zone,
+            largest=LARGEST_COUNTED_TABLE,
+        )[0]
+        return Delayed(*row)
+    return None
 
 
 def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
@@ -250,8 +242,6 @@ def queue_names(connection: Connection, text: str) -> str:
 
     State rows leave out the database that they are in, so that a copy of it does not name this one.
     """
-    if not connection.names.has_catalogs:
-        return text
     try:
         found = map(connection.names.parse_queue, split_canonical(text))
         return ", ".join(map(connection.printed, found))
@@ -279,43 +269,11 @@ def pages(connection: Connection, queue: QueueAddress) -> Iterator[pa.Table]:
         yield from browse.pages(connection, queue, first, stop, narrow=False)
 
 
-def delayed_messages(
-    connection: Connection, queue: QueueAddress, *, limit: int, zone: str | None
-) -> list[Message]:
-    """
-    Read the delayed messages of a queue that are due first; holds them in memory.
-
-    Raises:
-        DelayedQueueNotFound, MissingOption.
-    """
-    table = delayed_of(queue)
-    with transaction(connection):
-        if "due" not in connection.columns(table):
-            raise DelayedQueueNotFound(
-                table=connection.printed(table),
-                queue=connection.printed(queue),
-                server=connection.server,
-            )
-        rows = connection.rows(
-            "browse_delayed",
-            tables={"delayed": table},
-            zone=endpoint_zone(connection, zone),
-            messages=limit,
-        )
-    return [Message(name, *headers_of(headers), body, due=due) for name, due, headers, body in rows]
-
-
 def message(row: dict[str, Any]) -> Message:
     """The message in a row of QUEUE_ROW."""
+    from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import uuid_text  # noqa: PLC0415 - see cli
 
-    texts = uuid_text(row["id"]), *headers_of(row["headers"])
-    return Message(*texts, row["body"], row["seq"], row["expires"])
-
-
-def headers_of(text: str | None) -> tuple[dict[str, str | None] | None, str | None]:
-    """Parse a header text: the object and None, or None and the corrupt text."""
-    from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
-
-    headers = parse_headers(text)
-    return headers, text if headers is None else None
+    headers = parse_headers(row["headers"])
+    corrupt = row["headers"] if headers is None else None
+    return Message(uuid_text(row["id"]), headers, corrupt, row["body"], row["seq"], row["expires"])

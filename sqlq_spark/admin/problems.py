@@ -7,7 +7,8 @@ is a finding. The rules for messages are here. All reads only, in the open trans
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC
 from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -20,7 +21,7 @@ from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from datetime import datetime
 
     from sqlq_spark.database import Connection
@@ -33,7 +34,6 @@ LOWEST = 50  # messages whose headers are read
 CUT = 65_536  # characters of headers that the statement reads
 # findings of `check_delayed` that concern the queue into which messages are moved
 MOVED_INTO = {"move_trigger", "move_foreign_key", "move_check"}
-SIGNS = ("saga timeouts", "messages for a saga", "control messages")  # of an endpoint's own queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class Finding:
 
     @property
     def is_problem(self) -> bool:
-        """Whether it should be fixed."""
         return self.severity != "note"
 
     @property
@@ -84,18 +83,16 @@ def refusal(where: str, danger: str, *, name: str = "not_read") -> Finding:
     return Finding(where, name, "warning", problem, fix)
 
 
-def unreadable(where: str, error: errors.DatabaseFailure, *, is_named: bool = True) -> Finding:
+def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
     """Make a finding of the reason why a queue cannot be read."""
     name, found, facts = "unreadable", str(error), vars(error)
     fix = facts.get("fix") or facts.get("reason", "")
     match error:
         case errors.QueueNotFound():
             name, fix = "absent", f"sqlqueue create {quote(where)}"
-        case errors.TimedOut() if is_named:
-            name, fix = "locked", "end the session that locks it, or raise --query-timeout"
         case errors.TimedOut():
             name, found = "locked", f"it is not read: {error.reason}"
-            fix = "name the queue in the command to wait for it"
+            fix = "end the session that locks it; or name the queue, and raise --query-timeout"
     return Finding(where, name, "error", found, fix)
 
 
@@ -115,9 +112,9 @@ def of_queue(
     """
     rows = connection.rows("check_rows", tables={"queue": queue})
     (last, *_, seq, size), where = rows[0], connection.printed(queue)
-    lives = [lifetime(*row[1:4]) for row in rows if row[1] is not None]
-    found = of_table(connection, queue, last=last, expiring=bool(lives))
-    found += short_lifetimes(where, lives, peek_delay)
+    expiring = [row[1:4] for row in rows if row[1] is not None]
+    found = of_table(connection, queue, last=last, expiring=bool(expiring))
+    found += short_lifetimes(where, expiring, peek_delay)
     if seq is not None and size is not None and size > LONG_HEADERS:  # streams hold them in memory
         problem = f"the headers of the message with seq {seq} have {size} bytes"
         fix = (
@@ -140,7 +137,7 @@ def of_table(
     rows = connection.rows(
         "check_queue", tables={"queue": queue}, table_name=printed, last=last, expiring=expiring
     )
-    return _without_grants(connection, queue, [Finding(printed, *row) for row in rows])
+    return [Finding(printed, *row) for row in rows]
 
 
 def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
@@ -151,45 +148,30 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     tables = {"delayed": delayed_of(queue), "queue": queue}
     rows = connection.rows("check_delayed", tables=tables, table_name=printed)
     into = connection.printed(queue)
-    found = [Finding(into if row[0] in MOVED_INTO else printed, *row) for row in rows]
-    return _without_grants(connection, queue, found)
-
-
-def _without_grants(
-    connection: Connection, queue: QueueAddress, found: list[Finding]
-) -> list[Finding]:
-    """Replace each GRANT on a table that is in a state schema, which may be another team's."""
-    if any("GRANT " in each.fix for each in found):
-        schema = connection.names.qualify(queue).schema
-        for state, _, roles in connection.rows("state_schemas", schema_name=schema):
-            fix = errors.StateRightMissing.fix_of(state, roles)
-            found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
-    return found
+    return [Finding(into if row[0] in MOVED_INTO else printed, *row) for row in rows]
 
 
 # ---------------------------------------------------------------- messages
 
 
-def lifetime(expires: datetime, sent: str | None, lives: str | None) -> float | None:
+def short_lifetimes(
+    where: str, expiring: Iterable[tuple[datetime, str | None, str | None]], peek_delay: float
+) -> list[Finding]:
     """
-    Seconds that a message lives, by its headers; None if they do not say.
+    Warn if messages may expire while a stream pauses; ignores those that were sent expired.
 
-    `expires` is UTC without a zone, as in the column. `sent` is the header TimeSent, and `lives`
-    TimeToBeReceived, which takes precedence.
+    Of each message: Expires, UTC without a zone, as in the column; the header TimeSent; and
+    TimeToBeReceived, which takes precedence. What cannot be read counts for nothing.
     """
-    try:
-        if lives is not None:
-            return wire.parse_span(lives) / 1000
-        if sent is not None:
-            return (expires.replace(tzinfo=UTC) - wire.parse_wire_time(sent)).total_seconds()
-    except (wire.BadTimeSpan, wire.BadWireTime):
-        pass
-    return None
-
-
-def short_lifetimes(where: str, lives: Sequence[float | None], peek_delay: float) -> list[Finding]:
-    """Warn if messages may expire while a stream pauses; ignores those that were sent expired."""
-    shortest = min((each for each in lives if each is not None and each > 0), default=peek_delay)
+    lives = [peek_delay]
+    for expires, sent, given in expiring:
+        with suppress(wire.BadTimeSpan, wire.BadWireTime):
+            if given is not None:
+                lives.append(wire.parse_span(given) / 1000)
+            elif sent is not None:
+                lived = expires.replace(tzinfo=UTC) - wire.parse_wire_time(sent)
+                lives.append(lived.total_seconds())
+    shortest = min(each for each in lives if each > 0)
     if shortest >= peek_delay:
         return []
     problem = (
@@ -210,17 +192,13 @@ def of_owner(connection: Connection, queue: QueueAddress) -> list[Finding]:
     The sign is a message that only its endpoint can handle. Two instances of an endpoint run the
     same handlers and can share a queue, but Spark does not run them.
     """
-    counts = connection.rows("check_owner", tables={"queue": queue})[0]
-    signs = [
-        f"{kind} among the first messages: {count}"
-        for kind, count in zip(SIGNS, counts, strict=True)
-        if count
-    ]
-    if not signs:
+    ((count,),) = connection.rows("check_owner", tables={"queue": queue})
+    if not count:
         return []
     problem = (
-        f"an endpoint seems to own this queue ({'; '.join(signs)}), and its handlers and "
-        "sagas never see what Spark receives"
+        f"an endpoint seems to own this queue (saga timeouts, messages for a saga or control "
+        f"messages among the first messages: {count}), and its handlers and sagas never see what "
+        "Spark receives"
     )
     fix = (
         "give Spark a queue of its own (`sqlqueue create`), and send or subscribe to that; "
@@ -250,15 +228,16 @@ def of_head(
         "browse_headers", tables={"queue": queue}, first=first, stop=last + 1, messages=LOWEST
     )
     texts: list[str | None] = with_readable_texts(page)["headers"].to_pylist()
-    lowest = parse_headers(texts[0]) or {} if texts else {}
+    headers = [*map(parse_headers, texts)]
+    lowest = next(iter(headers), None) or {}
     if wire.FAILED_Q in lowest:
         kind = "error queue"
     elif wire.PROCESSING_ENDED in lowest:
         kind = "audit queue"
     bad = [
         seq
-        for text, seq in zip(texts, page["seq"].to_pylist(), strict=True)
-        if text is None or (len(text) < CUT and parse_headers(text) is None)
+        for seq, text, its in zip(page["seq"].to_pylist(), texts, headers, strict=True)
+        if text is None or (its is None and len(text) < CUT)
     ]
     if not bad:
         return kind, []

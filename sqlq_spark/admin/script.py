@@ -126,8 +126,15 @@ def script(
         ],
         "subscriptions": [] if subscriptions is None else [{"subscriptions": subscriptions}],
     }
-    addresses = [each for some in tables.values() for its in some for each in its.values()]
-    _check_names(names, [state, *used.values()], addresses)
+    given = [state, *used.values()]
+    for each in (queue for some in tables.values() for its in some for queue in its.values()):
+        given += filter(None, (each.table, each.schema))
+        if each.catalog is not None:
+            reason = "run the script in its database, and leave the database out of the name"
+            raise BadAddress(text=names.print_address(each), reason=reason)
+    for name in given:
+        if names.misread is not None and re.search(names.misread, name):
+            raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")
     bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
 
     def write(text: str, its: Tables | None = None, *, role: str = "", roles: str = "") -> str:
@@ -138,15 +145,10 @@ def script(
 
     parts = [write(commented[name]) for name in BEGIN]
     statements = ["create_queue", *(["add_body_string"] if body_string else [])]
+    made = {"own": statements, "shared": statements, "delayed": ["create_delayed"]}
+    made["subscriptions"] = ["create_subscriptions"]
     creations = [
-        write(bare[name], each)
-        for each in (*tables["own"], *tables["shared"])
-        for name in statements
-    ]
-    creations += [
-        write(bare[f"create_{kind}"], each)
-        for kind in ("delayed", "subscriptions")
-        for each in tables[kind]
+        write(bare[name], its) for kind in made for its in tables[kind] for name in made[kind]
     ]
     parts.append("-- Queues, as the transport creates them.\n" + _join(creations))
     missing = ";\n".join(write(bare["script_role"], role=role) for role in used.values())
@@ -168,17 +170,6 @@ def script(
 def _join(statements: Iterable[str]) -> str:
     """Statements in one part of the script, each once."""
     return ";\n".join(dict.fromkeys(statements))
-
-
-def _check_names(names: Names, given: list[str], addresses: Iterable[QueueAddress]) -> None:
-    for each in addresses:
-        given += filter(None, (each.table, each.schema))
-        if each.catalog is not None:
-            reason = "run the script in its database, and leave the database out of the name"
-            raise BadAddress(text=names.print_address(each), reason=reason)
-    for name in given:
-        if names.misread is not None and re.search(names.misread, name):
-            raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")
 
 
 # ---------------------------------------------------------------- an endpoint's queues
@@ -203,7 +194,6 @@ class Endpoint(NamedTuple):
 
     @property
     def queues(self) -> list[QueueAddress]:
-        """All of them."""
         return self.own + self.shared
 
 
@@ -230,7 +220,7 @@ def endpoint(
         delayed: whether the endpoint has a table of delayed messages, whose name is longer.
 
     Raises:
-        BadOption: a name is empty, too long, or appears twice. The error names the flag.
+        BadOption: a name is empty or too long. The error names the flag.
     """
     naming = names_of(url)
     primary = parse_queue("queue", queue, naming)
@@ -242,22 +232,15 @@ def endpoint(
             f"(the table has {size} {naming.unit})"
         )
         raise BadOption(option="queue", found=queue, expected=expected)
-    flags = {"--instance": instances, "--qualifier": qualifiers}
-    own = [("queue", primary)]
-    own += [(flag, _derive(flag, naming, primary, text)) for flag in flags for text in flags[flag]]
+    own = [primary]
+    for flag, texts in (("--instance", instances), ("--qualifier", qualifiers)):
+        own += [_derive(flag, naming, primary, text) for text in texts]
     shared = [
-        (flag, parse_queue(flag, text, naming))
+        parse_queue(flag, text, naming)
         for flag, text in (("--error", error), ("--audit", audit))
         if text is not None
     ]
-    seen: set[str] = set()
-    for flag, each in own + shared:
-        name = naming.print_address(each)
-        if name in seen:
-            expected = "another queue than those before it"
-            raise BadOption(option=flag, found=name, expected=expected)
-        seen.add(name)
-    return Endpoint([each for _, each in own], [each for _, each in shared])
+    return Endpoint(own, shared)
 
 
 def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> QueueAddress:

@@ -11,8 +11,8 @@ rolled back counts as in and out. Over several intervals the figures are correct
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
@@ -24,18 +24,16 @@ from sqlq_spark.database.schema import check_state, delayed_of
 from sqlq_spark.database.trust import LOST
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.receive.peek import seconds_since
-from sqlq_spark.wire.address import DELAYED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
-# the state of a queue with a problem, where the problem's name does not say it
-STATES = {"locked_messages": "held", "delayed_alone": "no queue"}
+ERRORS = "error queue"  # the kind of a queue
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,8 +56,7 @@ class QueueLook:
     @property
     def state(self) -> str:
         """`ok`, or what its worst problem is."""
-        name = self.worst.name if self.worst else "ok"
-        return STATES.get(name, name.replace("_", " "))
+        return self.worst.name.replace("_", " ") if self.worst else "ok"
 
     @property
     def worst(self) -> Finding | None:
@@ -78,7 +75,7 @@ class QueueLook:
         return self.depth.queue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Look:
     """Queues and streams at one moment."""
 
@@ -135,7 +132,6 @@ GAUGES = {
 }
 STREAM = (
     Column("lag"),
-    Column("messages/s", "pace", rate, only="watch", key="perSecond"),
     Column("batch", only="once"),
     Column("messages", only="once page"),
     Column("expired", only="once"),
@@ -144,7 +140,7 @@ STREAM = (
     Column("receipts"),
     Column("held"),
     Column("seen", form=ago),
-    Column("since", "created", only="page", key="created"),
+    Column("created", only="json"),
     Column("stream"),
     Column("queue"),
 )
@@ -163,7 +159,12 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     Raises:
         QueueNotFound, RightMissing: of a queue that was named.
     """
-    streams, receipts = state(connection)
+    streams: list[inspect.Stream] | None = None  # this login may see no state tables
+    receipts: list[inspect.Receipt] = []
+    with suppress(errors.StateNotInstalled, errors.RightMissing):
+        check_state(connection)
+        with transaction(connection):
+            streams, receipts = inspect.streams(connection), inspect.receipts(connection)
     locks = blockers(connection)
     if names:
         named = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
@@ -171,42 +172,22 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         asked = {each.queue for each in queues}
         streams = streams and [each for each in streams if not asked.isdisjoint(each.queues)]
     else:
-        tables = inspect.tables(connection)
         queues = [
             look_at(connection, each.address, options, locks, unnamed=each)
-            for each in tables
-            if not each.is_delayed
+            for each in inspect.tables(connection)
         ]
-        queues += [unread(*each) for each in alone(connection, tables, streams or ())]
+        used = {name for each in streams or () for name in each.queues}
+        for name in sorted(used.difference(each.queue for each in queues)):
+            error = errors.QueueNotFound(queue=name, server=connection.server)
+            queues.append(unread(name, None, unreadable(name, error)))
     for each in queues:
         held = [receipt.messages for receipt in receipts if receipt.queue == each.queue]
         each.receipts, each.held = len(held), sum(held)
     waiting = {each.queue: each.depth.messages for each in queues}
     for stream in streams or ():
         stream.lag = sum(waiting.get(name, 0) for name in stream.queues) + stream.held
-    server = [each for each in checks.of_any_server(connection) if each.is_problem]
+    server = [each for each in checks.of_server(connection) if each.is_problem]
     return Look(at=read_clock(connection), queues=queues, streams=streams, server_problems=server)
-
-
-def alone(
-    connection: Connection, tables: Sequence[inspect.Table], streams: Sequence[inspect.Stream]
-) -> Iterator[tuple[str, inspect.Table | None, Finding]]:
-    """Give queues of streams that are not there, and tables of delayed messages without a queue."""
-    queues = [each.address for each in tables if not each.is_delayed]
-    names = {name for each in streams for name in each.queues}
-    for name in sorted(names - {*map(connection.printed, queues)}):
-        problem = "a stream reads it, and this login sees no such table"
-        fix = f"sqlqueue create {quote(name)}"
-        yield name, None, Finding(name, "absent", "error", problem, fix)
-    used = {*map(delayed_of, queues)}
-    for each in tables:
-        if each.is_delayed and each.address.table.endswith(DELAYED) and each.address not in used:
-            name = connection.printed(each.address)
-            problem = "this login sees no queue to which these delayed messages belong"
-            fix = (
-                "create the queue (`sqlqueue create`), or drop the table if it is not used any more"
-            )
-            yield name, each, Finding(name, "delayed_alone", "warning", problem, fix)
 
 
 def unread(name: str, table: inspect.Table | None, *problems: Finding) -> QueueLook:
@@ -214,19 +195,8 @@ def unread(name: str, table: inspect.Table | None, *problems: Finding) -> QueueL
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
     return QueueLook(
         depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
-        kind="delayed messages" if table is not None and table.is_delayed else "queue",
         problems=[*problems],
     )
-
-
-def state(connection: Connection) -> tuple[list[inspect.Stream] | None, list[inspect.Receipt]]:
-    """Read streams and receipts; None and [] if this login sees no state tables."""
-    try:
-        check_state(connection)
-        with transaction(connection):
-            return inspect.streams(connection), inspect.receipts(connection)
-    except (errors.StateNotInstalled, errors.RightMissing):
-        return None, []
 
 
 def look_at(
@@ -237,60 +207,44 @@ def look_at(
     *,
     unnamed: inspect.Table | None = None,
 ) -> QueueLook:
-    """Look at a queue that is not locked; at one that nobody named only if that is safe."""
-    name = connection.printed(queue)
+    """
+    Look at a queue that is not locked; at one that nobody named only if that is safe.
+
+    Rights are left out, because who looks at a queue need not receive from it.
+    """
+    name, table = connection.printed(queue), delayed_of(queue)
     its = unread(name, unnamed, *locks.get(name, ()))
     if "locked" in {each.name for each in its.problems}:
         return its
     try:
         with transaction(connection):
-            danger = None if unnamed is None else inspect.danger(connection, queue)
-            if danger is None:
-                read(connection, queue, options, its, is_named=unnamed is None)
-            else:
+            if unnamed and (danger := inspect.danger(connection, queue)) is not None:
                 its.problems.append(refusal(name, danger))
-    except LOST:
-        raise
+                return its
+            depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
+            found = of_table(connection, queue, last=depth.last)
+            found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
+            kind, poison = of_head(connection, queue, depth.first, depth.last)
+            sent, highest = None, depth.last
+            if depth.first is not None:
+                sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
+            elif given := connection.rows("seq_given", tables={"queue": queue}, table_name=name):
+                highest = given[0][0]
+            delayed = inspect.delayed_name(connection, queue)
+            if delayed is not None and "due" in connection.columns(table):
+                danger = inspect.danger(connection, table) if unnamed else None
+                if danger is None:
+                    its.delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
+                elif danger != inspect.ABSENT:
+                    found.append(refusal(delayed, danger, name="delayed_not_read"))
+            its.at, its.depth, its.kind = read_clock(connection), depth, kind
+            its.highest, its.oldest = highest, seconds_since(sent, its.at)
+            its.problems += [*found, *poison]
     except errors.DatabaseFailure as error:
-        if unnamed is None:
+        if unnamed is None or isinstance(error, LOST):
             raise
-        its.problems.append(unreadable(name, error, is_named=False))
+        its.problems.append(unreadable(name, error))
     return its
-
-
-def read(
-    connection: Connection,
-    queue: QueueAddress,
-    options: DatabaseOptions,
-    its: QueueLook,
-    *,
-    is_named: bool,
-) -> None:
-    """
-    Read the figures of a queue in the open transaction.
-
-    Rights are left out, because who looks at a queue need not receive from it.
-    """
-    depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
-    found = of_table(connection, queue, last=depth.last)
-    found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
-    kind, poison = of_head(connection, queue, depth.first, depth.last)
-    sent = given = None
-    if depth.first is not None:
-        sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
-    else:
-        given = connection.rows("seq_given", tables={"queue": queue}, table_name=depth.queue)
-    table = delayed_of(queue)
-    if (name := inspect.delayed_name(connection, queue)) and "due" in connection.columns(table):
-        danger = None if is_named else inspect.danger(connection, table, is_delayed=True)
-        if danger is None:
-            its.delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
-        elif danger != inspect.ABSENT:
-            found.append(refusal(name, danger, name="delayed_not_read"))
-    its.at, its.depth, its.kind = read_clock(connection), depth, kind
-    its.highest = given[0][0] if given else depth.last
-    its.oldest = seconds_since(sent, its.at)
-    its.problems += [*found, *poison]
 
 
 # ---------------------------------------------------------------- between two looks
@@ -302,11 +256,6 @@ def add_rates(before: Look | None, now: Look) -> Look:
         queues = {each.queue: each for each in before.queues}
         for each in now.queues:
             flow(queues.get(each.queue), each)
-        counts = {each.stream: each.messages for each in before.streams or ()}
-        for stream in now.streams or ():
-            if stream.stream in counts:
-                more = stream.messages - counts[stream.stream]
-                stream.pace = rate_of(more, before.at, now.at)
     return now
 
 
@@ -318,14 +267,9 @@ def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
         return now
     came = now.highest - before.highest
     went = came - (now.depth.messages - before.depth.messages)
-    now.incoming, now.outgoing = (rate_of(each, before.at, now.at) for each in (came, went))
+    if (seconds := (now.at - before.at).total_seconds()) > 0:
+        now.incoming, now.outgoing = (round(max(0, each) / seconds, 2) for each in (came, went))
     return now
-
-
-def rate_of(messages: int, before: datetime, now: datetime) -> float | None:
-    """Messages per second between two looks, never below 0."""
-    seconds = (now - before).total_seconds()
-    return round(max(0, messages) / seconds, 2) if seconds > 0 else None
 
 
 # ---------------------------------------------------------------- for programs
@@ -342,11 +286,7 @@ def to_json(now: Look) -> dict[str, Any]:
 
 
 def to_metrics(now: Look, state_schema: str) -> str:
-    """
-    The queues as gauges, in the text format that Prometheus and OpenMetrics share.
-
-    What is not known is left out.
-    """
+    """The figures that are known as gauges, in the format of Prometheus and OpenMetrics."""
     lines = []
     for column in QUEUE:
         if column.name in GAUGES:

@@ -100,29 +100,23 @@ def browse(
     queue: str,
     *,
     limit: cli.Positive = 20,
-    delayed: bool = False,
 ) -> None:
     """
     Show the messages that wait, lowest seq first. Deletes and locks nothing.
 
     Options:
         limit: Messages to show.
-        delayed: Show delayed messages, in the order of due times.
     """
     options = context.obj.source(queue)
-    where = context.connect(options), options.address
-    found = (
-        inspect.delayed_messages(*where, limit=limit, zone=options.endpoint_time_zone)
-        if delayed
-        else inspect.messages(*where, limit=limit)
-    )
+    connection = context.connect(options)
+    found = inspect.messages(connection, options.address, limit=limit)
     if context.obj.as_json:
         for each in found:
             screen.print_json(screen.message_as_json(each))
         return
     rows = (
         (
-            each.due or each.seq,
+            each.seq,
             *screen.type_and_time(each.headers),
             each.expires,
             byte_size(len(each.body or b"")),
@@ -130,8 +124,7 @@ def browse(
         )
         for each in found
     )
-    first = "due" if delayed else "seq"
-    screen.show((first, "type", "sent", "expires", "size", "body"), rows, "messages")
+    screen.show(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
 # ---------------------------------------------------------------- retry

@@ -161,20 +161,17 @@ def report(
     queues: cli.Queues = None,
     *,
     html: Path | None = None,
-    error_queue: str | None = None,
-    sample: Annotated[int, Option(min=100)] = 20_000,
 ) -> None:
     """
-    Write one page: what waits, what failed, what is wrong; types, ages, bloat.
+    Write one page: what waits, what failed, what is wrong.
 
+    What failed is that of all error queues among these queues, by exception.
     The page has no script and loads nothing.
     With --json the command prints the figures, with or without a page.
     It reads headers, not bodies, and deletes and locks nothing.
 
     Options:
         html: Write the page to this file.
-        error_queue: Also report the failures in this queue, by exception.
-        sample: Read the headers of at most so many messages per queue.
     """
     from sqlq_spark.admin import report as its  # noqa: PLC0415 - see cli
 
@@ -182,14 +179,15 @@ def report(
         example = "a file for the page, or use --json to print the figures"
         raise errors.MissingOption(option="--html", example=example)
     options = context.obj.database()
-    failures = cli.queue_or_none("--error-queue", error_queue, options)
     connection = context.connect(options)
-    found = its.report(connection, queues or (), options, errors=failures, most=sample)
+    found = watch.look(connection, queues or (), options)
+    failures = its.find_failures(connection, found, are_named=bool(queues))
     if html is not None:
         # the page names queues, logins and failures, and others may be able to read the folder
-        write(str(html), its.write_page(found), "--html", 0o600)
-    written = f"the report of {quantity(len(found.queues), 'queue')} is in {html}"
-    context.answer(its.to_json(found), written)
+        page = its.write_page(connection.server, found, failures)
+        write(str(html), page, "--html", 0o600)
+    figures = watch.to_json(found) | {"server": connection.server, "failures": failures}
+    context.answer(figures, f"the report of {quantity(len(found.queues), 'queue')} is in {html}")
 
 
 def write(name: str, text: str, option: str, mode: int) -> None:
@@ -316,7 +314,7 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
     states = states or ([] if unread else [options.state_schema])
     unnamed, found = ([], []) if asked else checks.queues_of_streams(connection, states)
     if not asked:
-        there = [each.address for each in inspect.tables(connection) if not each.is_delayed]
+        there = [each.address for each in inspect.tables(connection)]
         unnamed = [*{connection.printed(each): each for each in (*there, *unnamed)}.values()]
     for state, reason in unread.items():
         problem = f"state schema {state} was not looked into: {reason}"

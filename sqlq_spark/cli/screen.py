@@ -11,7 +11,6 @@ import json
 import signal
 import sys
 from contextlib import contextmanager
-from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -132,12 +131,8 @@ def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None,
 
 
 def message_as_json(message: Message) -> dict[str, Any]:
-    """A message as a JSON object; `sqlqueue send` accepts one of a queue."""
-    shown: dict[str, Any] = {"id": message.id}
-    if message.due is not None:
-        shown["due"] = message.due.replace(tzinfo=UTC)
-    else:
-        shown |= {"seq": message.seq, "expires": message.expires}
+    """A message as a JSON object, which `sqlqueue send` accepts."""
+    shown: dict[str, Any] = {"id": message.id, "seq": message.seq, "expires": message.expires}
     if message.headers is None:
         shown["corruptHeaders"] = message.corrupt_headers
     else:

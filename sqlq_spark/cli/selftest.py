@@ -54,7 +54,7 @@ def selftest(
     chosen = [names[name] for name in only or names if only or asked.get(name, True)]
     given = {"url": shared.location, "queryTimeout": shared.query_timeout}
     given |= {"credentials": shared.credentials} if shared.credentials else {}
-    server = context.connect(shared.database(), "selftest").server
+    server = context.connect(shared.database()).server
     require(not databases or server.startswith("sqlserver"), "--databases", server, "a SQL Server")
     context.confirm(f"make schemas {its.MARK}… in {server}, work in them, and drop them")
     results: list[dict[str, Any]] = []

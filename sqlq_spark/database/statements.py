@@ -68,8 +68,8 @@ StatementName = Literal[
     # delayed.sql
     "endpoint_zone", "dues", "move_due", "next_due",
     # browse.sql
-    "browse", "browse_seq", "browse_headers", "browse_delayed", "purge", "purge_range",
-    "purge_expired", "stats", "stats_delayed", "seq_given", "table_sizes", "queue_tables",
+    "browse", "browse_seq", "browse_headers", "purge", "purge_range",
+    "purge_expired", "stats", "stats_delayed", "seq_given", "queue_tables",
     # trail.sql
     "trail_kept", "record_action", "trail",
     # checks.sql

@@ -111,11 +111,6 @@ class Names(ABC):
     def is_of_other_database(self, text: str) -> bool:
         """Whether an address is in another notation, or has a host."""
 
-    def guess_table(self, text: str) -> QueueAddress | None:
-        """Guess the table whose name has dots: without quotes the first part is its schema."""
-        is_split = self.separator == "." and "." in text and '"' not in text
-        return QueueAddress(text) if is_split else None
-
     def print_address(self, address: QueueAddress) -> str:
         """Write an address for people and state tables."""
         return self.quote_address(address)

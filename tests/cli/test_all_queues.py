@@ -62,9 +62,6 @@ def test_all_queues_are_found_and_their_kind_is_shown(run: Run, place: Place) ->
         run("create", each)
     run("send", failed, stdin=FAILED)
     place.sql(f'CREATE VIEW "{place.schema}".seen AS SELECT * FROM {orders}')
-    place.sql(
-        f'CREATE TABLE "{place.schema}"."Old.Delayed" (headers text, body bytea, due timestamp)'
-    )
 
     found = looked_at(run, place)
     table = run("stats", "--state-schema", place.state).out
@@ -74,10 +71,9 @@ def test_all_queues_are_found_and_their_kind_is_shown(run: Run, place: Place) ->
         "Shop.error": "error queue",
         "failures": "error queue",
         "x\x1b[2Jy": "queue",
-        "Old.Delayed": "delayed messages",
     }
     assert (found["Shop"]["delayed"], found["failures"]["delayed"]) == (0, None)
-    assert (found["Shop"]["state"], found["Old.Delayed"]["state"]) == ("ok", "no queue")
+    assert found["Shop"]["state"] == "ok"
     assert "x·[2Jy" in table
     assert "\x1b" not in table
 
@@ -193,19 +189,19 @@ def test_a_large_queue_is_estimated(
     assert [fewer[each] for each in fields] == [10, True, None]
 
 
-def test_the_settings_of_state_tables_are_checked(orders: str, place: Place) -> None:
+def test_the_settings_of_state_are_checked(orders: str, place: Place) -> None:
     """The pages among them; each fix works."""
     options = SourceOptions.parse({"url": place.url, "queue": orders, "stateSchema": place.state})
     page = f'"{place.state}".receipt_page'
     with Session(options, "test") as session:
-        assert checks.of_state_tables(session.open()) == []
+        assert checks.of_state(session.open()) == []
         place.sql(f"ALTER TABLE {page} SET (autovacuum_enabled = off)")
         place.sql(f'ALTER TABLE "{place.state}".staging SET UNLOGGED')
         place.sql(
             f'ALTER TABLE "{place.state}".stream SET (autovacuum_vacuum_threshold = 90000000)'
         )
 
-        found = checks.of_state_tables(session.open())
+        found = checks.of_state(session.open())
         for each in found:
             place.sql(each.fix)
 
@@ -214,7 +210,7 @@ def test_the_settings_of_state_tables_are_checked(orders: str, place: Place) -> 
             "state_unlogged",
             "state_late_autovacuum",
         }
-        assert checks.of_state_tables(session.open()) == []
+        assert checks.of_state(session.open()) == []
 
 
 def test_what_pins_rows_without_a_session_is_found() -> None:

@@ -219,7 +219,7 @@ def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> 
     """It is a note with the fix. What needs no right is checked again, without the sessions."""
     doctor, start = Forbidden(bare.desk), Forbidden(bare.desk)
 
-    (note,) = checks.of_any_server(doctor)
+    (note,) = checks.of_server(doctor)
     checks.at_start(start, bare.source())
 
     assert problems.blockers(doctor) == {}
@@ -310,13 +310,12 @@ def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench, part: str
     dba, state, is_index = bench.dotnet.dba, bench.dotnet.state, part.endswith("_query")
     before = bench.dotnet.execute(SHAPE.format(state))
     dba.run(f'DROP {"INDEX" if is_index else "TABLE"} "{state}".{part}')
-    look = checks.of_state_tables if is_index else checks.of_state
 
-    (found,) = look(bench.desk)
+    (found,) = checks.of_state(bench.desk)
     dba.run(found.fix)
 
     assert part in found.found
-    assert look(bench.desk) == []
+    assert checks.of_state(bench.desk) == []
     assert bench.dotnet.execute(SHAPE.format(state)) == before
 
 

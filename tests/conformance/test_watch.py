@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,8 +11,7 @@ from servers import only
 
 from sqlq_spark.admin import checks, inspect, problems, purge, report, watch
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import ConnectionLost, DelayedQueueNotFound
-from sqlq_spark.send import insert
+from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.wire.headers import dumps, wire_time
 
 from .conftest import TIMEOUT, Bench
@@ -87,14 +85,14 @@ def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
     assert look(bare).oldest is None
 
 
-def test_a_look_at_streams_finds_their_lag_and_pace(bench: Bench) -> None:
+def test_a_look_at_streams_finds_their_lag(bench: Bench) -> None:
     """What waits and what they hold; a stream's queues are looked at where none is named."""
     bench.dotnet.send_many(bench.queue, [b"x"] * 10)
     stream = bench.new_stream()
     bench.receive(bench.task(stream, messages=4))
     before = watch.look(bench.desk, [], bench.source())
     bench.ack(stream, 1)
-    now = watch.add_rates(before, watch.look(bench.desk, [], bench.source()))
+    now = watch.look(bench.desk, [], bench.source())
 
     (queue,) = [each for each in before.queues if each.queue == bench.printed]
     streams = [each for look in (before, now) for each in look.streams or []]
@@ -105,30 +103,18 @@ def test_a_look_at_streams_finds_their_lag_and_pace(bench: Bench) -> None:
         4,
     )
     assert [each.lag for each in streams] == [10, 6]
-    seconds = (now.at - before.at).total_seconds()
-    assert streams[0].pace is None
-    assert round((streams[1].pace or 0) * seconds) == 4
 
 
-def test_delayed_messages_are_counted_and_shown(bare: Bench) -> None:
-    """Those that are due among them; the first due first, in UTC; nothing is taken."""
-    shown = partial(inspect.delayed_messages, limit=2, zone=None)
+def test_delayed_messages_are_counted(bare: Bench) -> None:
+    """Those that are due among them."""
     assert look(bare).delayed is None
-    with pytest.raises(DelayedQueueNotFound):
-        shown(bare.desk, bare.queue)
     delay(bare, [3600, -60, 7200])
-    now = bare.dotnet.clock()
 
     found = look(bare).delayed
-    first, second = shown(bare.desk, bare.queue)
 
     assert found is not None
     assert (found.messages, found.due) == (3, 1)
     assert found.bytes > 0
-    assert [first.body, second.body] == [b"1", b"0"]
-    assert second.due is not None
-    assert abs((second.due - now).total_seconds() - 3600) < 60
-    assert first.headers == {}
 
 
 def delayed_findings(bench: Bench) -> list[Finding]:
@@ -236,42 +222,6 @@ def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
     assert sum(purge.purge_parts(bare.desk, bare.queue, depth)) == 10
 
 
-def test_a_report_has_types_ages_and_sizes(bare: Bench) -> None:
-    """By headers; what has none is counted as such."""
-    now = bare.dotnet.clock().replace(tzinfo=UTC)
-    for hours, kind in ((0.5, "Shop.A, Shop;Shop.Base"), (3, "Shop.A"), (30, "Shop.B")):
-        sent = wire_time(now - timedelta(hours=hours))
-        names = ("NServiceBus.EnclosedMessageTypes", "NServiceBus.TimeSent")
-        bare.dotnet.send(bare.queue, dumps(dict(zip(names, (kind, sent), strict=True))))
-    bare.dotnet.send(bare.queue, "poison")
-
-    (found,) = report.report(
-        bare.desk, [bare.printed], bare.source(), errors=None, most=1000
-    ).queues
-
-    assert found.sample["types"] == [("Shop.A", 2), ("(none)", 1), ("Shop.B", 1)]
-    assert [count for _, count in found.sample["ages"]] == [0, 0, 1, 1, 0, 1, 0]
-    assert (found.sample["read"], found.sample["unknown"]) == (4, 1)
-    assert found.sizes is not None
-    assert found.sizes["table"] > 0
-
-
-def test_a_deep_queue_is_sampled_evenly(bare: Bench) -> None:
-    """From its head to its end, and no more than was asked for."""
-    for at in range(4):
-        kind = dumps({"NServiceBus.EnclosedMessageTypes": f"Shop.T{at}"})
-        with transaction(bare.desk, timeout=TIMEOUT):
-            rows = {"headers": [kind] * 100, "body": [b""] * 100}
-            bare.desk.load(bare.queue, insert.add_ids(pa.table(rows)))
-
-    found = report.report(bare.desk, [bare.printed], bare.source(), errors=None, most=100)
-
-    sample = found.queues[0].sample
-    assert 80 <= sample["read"] <= 100
-    assert all(count >= 15 for _, count in sample["types"])
-    assert len(sample["types"]) == 4
-
-
 def test_failures_are_grouped_by_exception(bare: Bench) -> None:
     """With where, when first and last, and an example of what was said."""
     moments = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (2, 1, 3)]
@@ -285,9 +235,10 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
         bare.dotnet.send(bare.errors, dumps(failure))
     bare.dotnet.send(bare.errors)
 
-    found = report.failures(bare.desk, bare.errors, most=1000)
+    look = watch.look(bare.desk, [bare.printed, bare.desk.printed(bare.errors)], bare.source())
+    (found,) = report.find_failures(bare.desk, look, are_named=True)
 
-    x, none, y = found["groups"]
+    x, y, none = found["groups"]
     assert (x["exception"], x["messages"], x["queues"]) == ("A.X", 2, {"Shop": 2})
     assert (x["first"], x["last"], x["example"]) == (moments[1], moments[0], "no stock")
     assert (none["exception"], y["exception"]) == ("(none)", "A.Y")

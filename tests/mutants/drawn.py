@@ -208,8 +208,8 @@ DRAWN = [
         id="admin-1",
         promise="Reading a queue that nobody named runs no code of another owner.",
         file="admin/inspect.py",
-        old="return found[0] if found else ABSENT",
-        new="return found[1] if found else ABSENT",
+        old="return found[0].danger if found else ABSENT",
+        new="return found[1].danger if found else ABSENT",
         tests=["cli/test_all_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
     ),
     Fault(
@@ -252,7 +252,7 @@ DRAWN = [
         file="admin/watch.py",
         old='Column("due", "delayed.due"),',
         new='Column("due", "delayed.messages"),',
-        tests=["cli/test_stats.py::test_stats_and_browse_show_delayed_messages"],
+        tests=["cli/test_stats.py::test_stats_shows_delayed_messages"],
     ),
     Fault(
         id="cli-2",

@@ -397,7 +397,7 @@ RETURNING""",
         promise="Delayed messages of a queue that nobody named are read only if that is safe.",
         fixed="dfb4d71",
         file="admin/watch.py",
-        old="danger = None if is_named else inspect.danger(connection, table, is_delayed=True)",
+        old="danger = inspect.danger(connection, table) if unnamed else None",
         new="danger = None",
         tests=[
             "hostile/test_tables_of_others.py::test_a_view_in_place_of_delayed_messages_is_not_read"

@@ -99,7 +99,7 @@ def screen(database: Database) -> str:
 def report(url: str, folder: Path) -> bytes:
     """The upper part of the report's page, as WebP."""
     page = folder / "report.html"
-    words = ["report", "Shop.Orders", "--html", str(page), "--error-queue", "error", "--url", url]
+    words = ["report", "Shop.Orders", "error", "--html", str(page), "--url", url]
     subprocess.run([sys.executable, "-m", "sqlq_spark", *words], check=True)
     program = browser.program()
     if program is None:

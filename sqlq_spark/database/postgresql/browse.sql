@@ -50,19 +50,6 @@ SELECT q.id, q.expires, q.seq::bigint AS seq
 SELECT left(q.headers, 65536) AS headers, q.seq::bigint AS seq
 {page}
 
--- name: browse_delayed
--- Reads the delayed messages that are due first. Locks nothing, deletes nothing.
--- Index:   the one on due.
--- Returns: id text, due timestamp (UTC, within the years 1900 to 9999, for the client: it may be
---          infinite), headers text, body bytea
-SELECT id::text,
-       least(greatest(due AT TIME ZONE :zone::text, timestamp '1900-01-01'), timestamp '9999-12-31'),
-       headers,
-       body
-  FROM {delayed}
- ORDER BY due
- LIMIT :messages::bigint
-
 -- name: purge
 -- Deletes all messages, as the transport does with PurgeOnStartup.
 -- Locks:   a row lock for each, until commit; waits for rows that others hold.
@@ -146,27 +133,13 @@ SELECT CASE WHEN has_sequence_privilege(sequence, 'USAGE, SELECT')
             THEN pg_sequence_last_value(sequence) END
   FROM (SELECT to_regclass(pg_get_serial_sequence(:table_name::text, 'seq')) AS sequence) AS its
 
--- name: table_sizes
--- What a table takes on disk, and how many live and dead rows the server's statistics count.
--- Returns: table, indexes, toast (bytes bigint); live, dead (estimates bigint), cleaned timestamptz
---          (the last vacuum, null where there was none); no row where it is absent
-SELECT pg_table_size(oid) - toast, pg_indexes_size(oid), toast,
-       pg_stat_get_live_tuples(oid), pg_stat_get_dead_tuples(oid),
-       greatest(pg_stat_get_last_vacuum_time(oid), pg_stat_get_last_autovacuum_time(oid))
-  FROM (SELECT c.oid,
-               coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0) AS toast
-          FROM pg_catalog.pg_class AS c
-         WHERE c.oid = to_regclass(:table_name::text)) AS asked
-
 -- name: queue_tables
--- The tables of this database that have the columns of a queue, or of delayed messages, and that this
--- login may read. Plain tables only: a view runs code of its owner. Reads only the catalogue, and
--- waits for no lock. :schema_name and :table_name limit it to one table, null to none. One that is
--- named may also be a view, or the table of subscriptions, readable or not.
--- Returns: schema, name text; identity bigint; delayed boolean; messages (an estimate), bytes bigint;
---          by schema, name
+-- The tables of this database that have the columns of a queue, and that this login may read. Plain
+-- tables only: a view runs code of its owner. Reads only the catalogue, and waits for no lock.
+-- :schema_name and :table_name limit it to one table, null to none. One that is named may also be a
+-- view, a table of delayed messages, or the table of subscriptions, readable or not.
+-- Returns: schema, name text; identity, messages (an estimate), bytes bigint; by schema, name
 SELECT n.nspname::text, c.relname::text, c.oid::bigint,
-       NOT its.names @> '{id,expires,headers,body,seq}',
        coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint),
        c.relpages * current_setting('block_size')::bigint
   FROM pg_catalog.pg_class AS c
@@ -181,7 +154,8 @@ SELECT n.nspname::text, c.relname::text, c.oid::bigint,
    AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
    AND (:table_name::text IS NULL OR c.relname = :table_name::text)
    AND (its.names @> '{topic,endpoint,queueaddress}' AND :table_name::text IS NOT NULL
-        OR (its.names @> '{id,expires,headers,body,seq}' OR its.names @> '{headers,body,due}')
+        OR (its.names @> '{id,expires,headers,body,seq}'
+            OR its.names @> '{headers,body,due}' AND :table_name::text IS NOT NULL)
            AND has_schema_privilege(c.relnamespace, 'USAGE')
            AND has_table_privilege(c.oid, 'SELECT'))
  ORDER BY n.nspname, c.relname

@@ -48,15 +48,6 @@ SELECT TOP (@messages)
        RowVersion AS seq
 {page}
 
--- name: browse_delayed
--- Reads the delayed messages that are due first; skips locked rows, deletes nothing.
--- Locks:   keeps none, waits for no row.
--- Index:   Index_Due.
--- Returns: id, which this table does not have; due datetime (UTC), headers, body
-SELECT TOP (@messages) CAST(NULL AS nvarchar(36)) AS id, Due AS due, Headers AS headers, Body AS body
-  FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
- ORDER BY Due
-
 -- name: purge
 -- Deletes all messages, as the transport does with PurgeOnStartup.
 -- Locks:   each row until commit, or the whole table; waits for rows that others hold.
@@ -101,20 +92,16 @@ BEGIN
 END;
 SELECT @gone AS messages
 
--- name: allocated
--- The parts of a table and of its indexes, with the space that each has; other statements contain it.
-FROM {queue_catalog}sys.partitions AS p
-JOIN {queue_catalog}sys.allocation_units AS a
-  ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
- WHERE p.object_id = OBJECT_ID({queue_text}, N'U')
-
 -- name: table_figures
 -- What the catalogue says of a table's size, and the messages in it; other statements contain it.
 DECLARE @rows bigint, @stored bigint, @bytes bigint, @count bigint;
 SELECT @stored = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN a.data_pages END) * 8192,
        @rows = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END),
        @bytes = SUM(a.total_pages) * 8192
-  {allocated};
+  FROM {queue_catalog}sys.partitions AS p
+  JOIN {queue_catalog}sys.allocation_units AS a
+    ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
+ WHERE p.object_id = OBJECT_ID({queue_text}, N'U');
 DECLARE @large bit = CASE WHEN @stored > @largest THEN 1 ELSE 0 END;
 SELECT @count = CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
                      ELSE (SELECT COUNT_BIG(*)
@@ -160,28 +147,14 @@ SELECT CAST(c.last_value AS bigint) AS given
   FROM {queue_catalog}sys.identity_columns AS c
  WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
 
--- name: table_sizes
--- What a table takes on disk, and how many rows the catalogue counts. Ghost records are not counted
--- without a walk over the table.
--- Returns: table, indexes, large values (bytes bigint); live bigint, dead and cleaned null
-SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type <> 2 THEN a.total_pages END), 0) * 8192
-       AS table_bytes,
-       ISNULL(SUM(CASE WHEN p.index_id > 1 AND a.type <> 2 THEN a.total_pages END), 0) * 8192
-       AS index_bytes,
-       ISNULL(SUM(CASE WHEN a.type = 2 THEN a.total_pages END), 0) * 8192 AS large_bytes,
-       SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END) AS live,
-       CAST(NULL AS bigint) AS dead, CAST(NULL AS datetime) AS cleaned_utc
-  {allocated}
-
 -- name: queue_tables
--- The tables of this database that have the columns of a queue, or of delayed messages, and that this
--- login may read. Reads only the catalogue. @schema_name and @table_name limit it to one table, null
--- to none. One that is named may also be the table of subscriptions. HAS_PERMS_BY_NAME returns null for
+-- The tables of this database that have the columns of a queue, and that this login may read. Reads only
+-- the catalogue. @schema_name and @table_name limit it to one table, null to none. One that is named may
+-- also be a table of delayed messages, or the table of subscriptions. HAS_PERMS_BY_NAME returns null for
 -- a name of more than 128 characters; that counts as a right.
 -- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
 --          not committed; blockers shows that session.
--- Returns: schema, name; identity bigint; delayed bit; messages (an estimate), bytes bigint; by schema,
---          name
+-- Returns: schema, name; identity, messages (an estimate), bytes bigint; by schema, name
 WITH found AS (
     SELECT t.object_id, t.name, s.name AS schema_name,
            COUNT(CASE WHEN c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion') THEN 1 END)
@@ -197,9 +170,7 @@ WITH found AS (
      GROUP BY t.object_id, t.name, s.name
 )
 SELECT TOP (10000)
-       f.schema_name, f.name, CAST(f.object_id AS bigint) AS [identity],
-       CAST(CASE WHEN f.queue_columns = 5 THEN 0 ELSE 1 END AS bit) AS delayed,
-       sizes.messages, sizes.bytes
+       f.schema_name, f.name, CAST(f.object_id AS bigint) AS [identity], sizes.messages, sizes.bytes
   FROM found AS f
  CROSS APPLY (SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END), 0) AS messages,
                      ISNULL(SUM(a.total_pages), 0) * 8192 AS bytes
@@ -207,8 +178,8 @@ SELECT TOP (10000)
                 JOIN sys.allocation_units AS a
                   ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
                WHERE p.object_id = f.object_id) AS sizes
- WHERE (f.queue_columns = 5 OR f.delayed_columns = 3
-        OR f.subscription_columns = 3 AND @table_name IS NOT NULL)
+ WHERE (f.queue_columns = 5
+        OR @table_name IS NOT NULL AND (f.delayed_columns = 3 OR f.subscription_columns = 3))
    AND ISNULL(HAS_PERMS_BY_NAME(CONCAT(QUOTENAME(f.schema_name), N'.', QUOTENAME(f.name)),
                                 N'OBJECT', N'SELECT'), 1) = 1
  ORDER BY f.schema_name, f.name
