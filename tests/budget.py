@@ -28,8 +28,8 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1350},
     "package": {"files": 113, "lines": 21400, "tokens": 123102},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 298, "lines": 52760, "tokens": 352541},
-    "words": {"words": 69898},
+    "tests": {"files": 285, "lines": 49713, "tokens": 335186},
+    "words": {"words": 69907},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -19,40 +19,119 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from processes import kill_session
+from waiting import until
 
 from sqlq_spark.testing import embedded
 
 from .environments import MATRIX, ROOT, Environment, build_wheel, make
 
 MODES = ("classic", "connect")
-PATIENCE = 600.0  # seconds for the first case
-LONGEST = 3600  # seconds of one environment in one mode
+PATIENCE = 900.0  # seconds for the first case, which may fetch the jar of Iceberg
 # environments of which the second goes on with the checkpoint of the first
 HANDOVERS = [("spark-4.1", "spark-4.2"), ("spark-4.2", "spark-4.1")]
 
 
-@dataclass
-class Result:
-    """The result of one environment in one mode."""
+@dataclass(kw_only=True)
+class Run:
+    """The suite in one environment and mode, with a schema of its own."""
 
-    environment: str
+    killed: Environment  # runs the process that is killed
+    environment: Environment  # runs all other cases, usually the same
     mode: str
-    about: dict[str, str] = field(default_factory=dict)
+    url: str
+    folder: Path
+    cases: list[str]
+    about: dict[str, str] = field(default_factory=dict)  # versions
     seconds: dict[str, float] = field(default_factory=dict)  # of each case
-    errors: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its environment, or both."""
+        first, second = self.killed.name, self.environment.name
+        return first if first == second else f"{first}>{second[-3:]}"
 
     def note(self, case: str, seconds: float, error: str | None = None) -> None:
         """Record a case, and print it."""
-        self.seconds[case] = round(seconds, 1)
-        if error:
-            self.errors[case] = error
-        word = "FAILED" if error else "ok"
-        say(f"{self.environment:10} {self.mode:8} {case:36} {seconds:6.1f} s  {word}")
-        if error:
-            say(error)
+        self.seconds[case] = seconds
+        self.failed += [case] if error else []
+        word = f"FAILED\n{error}" if error else "ok"
+        say(f"{self.name:10} {self.mode:8} {case:36} {seconds:6.1f} s  {word}")
+
+    def go(self) -> Run:
+        """Run all cases; an error of one does not keep the other environments from running."""
+        self.folder.mkdir()
+        began = time.monotonic()
+        try:
+            self._install()
+            self._receive_until_killed()
+            self.note("receive_until_killed", time.monotonic() - began)
+            self._suite()
+        except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+            self.note("run", time.monotonic() - began, f"{error}\n{self._log()}")
+        return self
+
+    def _install(self) -> None:
+        """Create state tables and a queue by the wheel's own command, and read their figures."""
+        orders = f'"{self.folder.name}"."orders"'
+        state = ["--state-schema", self.folder.name]
+        for words in (["install", *state], ["create", orders], ["stats", orders, *state]):
+            command = [str(self.environment.program.with_name("sqlqueue")), *words]
+            subprocess.run(command, env=self._variables(), capture_output=True, check=True)
+
+    def _receive_until_killed(self) -> None:
+        """Start the first case, and kill its processes when its sink waits."""
+        reached = self.folder / "killed" / "reached"
+        with self._started(self.killed, first=True) as process:
+            try:
+                until(
+                    lambda: reached.exists() or process.poll() is not None,
+                    seconds=PATIENCE,
+                    told=self._log,
+                )
+                assert process.poll() is None, "the first case ended"
+            finally:
+                kill_session(process)
+
+    def _suite(self) -> None:
+        with self._started(self.environment, first=False) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("{"):
+                    said = json.loads(line)
+                    self.about |= said.pop("about", {})
+                    self.note(**said)
+        assert self.about, "the suite did not start"
+
+    def _started(self, where: Environment, *, first: bool) -> subprocess.Popen[str]:
+        job = {
+            "url": self.url,
+            "schema": self.folder.name,
+            "folder": str(self.folder),
+            "connect": self.mode == "connect",
+            "first": first,
+            "only": self.cases,
+        }
+        with (self.folder / "log").open("w", encoding="utf-8") as log:
+            return subprocess.Popen(
+                [str(where.program), "-m", "compat.cases", json.dumps(job)],
+                cwd=self.folder,
+                env=self._variables(),
+                stdout=log if first else subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+
+    def _log(self) -> str:
+        log = self.folder / "log"
+        return log.read_text(encoding="utf-8")[-3000:] if log.exists() else ""
+
+    def _variables(self) -> dict[str, str]:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK")}
+        return kept | {"PYTHONPATH": str(ROOT / "tests"), "SQLQUEUE_URL": self.url}
 
 
 def main() -> int:
@@ -60,23 +139,30 @@ def main() -> int:
     given = arguments()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder = given.folder or scratch / "environments"
+        folder = (given.folder or scratch / "environments").absolute()
         url = given.url or stack.enter_context(embedded.server(tcp=True)).url
         wheel = build_wheel(scratch / "wheel")
-        chosen = [each for each in MATRIX if each.name in given.only]
-        made = {each.name: installed(each, folder, wheel) for each in chosen}
+        made = {each.name: each for each in MATRIX if each.name in given.only}
+        for name, each in made.items():
+            began = time.monotonic()
+            made[name] = replace(each, folder=folder / name)
+            make(made[name], wheel)
+            say(f"{name:10} {'install':45} {time.monotonic() - began:6.1f} s  ok")
+        wanted = [(name, name, mode, given.cases) for name in made for mode in given.modes]
+        wanted += [(*each, "classic", ["killed"]) for each in HANDOVERS if {*each} <= made.keys()]
         runs = [
-            Run(each, each, mode, url, scratch).go(given.cases)
-            for each in made.values()
-            for mode in given.modes
-        ]
-        runs += [
-            Run(made[first], made[second], "classic", url, scratch).go(["killed"])
-            for first, second in HANDOVERS
-            if {first, second} <= made.keys()
+            Run(
+                killed=made[first],
+                environment=made[second],
+                mode=mode,
+                url=url,
+                folder=scratch / f"compat_{secrets.token_hex(4)}",
+                cases=cases,
+            ).go()
+            for first, second, mode, cases in wanted
         ]
     report(runs)
-    return int(any(each.errors for each in runs))
+    return int(any(each.failed for each in runs))
 
 
 def arguments() -> argparse.Namespace:
@@ -91,134 +177,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def installed(environment: Environment, folder: Path, wheel: Path) -> Environment:
-    """Make an environment, and print how long that took."""
-    began = time.monotonic()
-    made = replace(environment, folder=folder.absolute() / environment.name)
-    make(made, wheel)
-    say(f"{made.name:10} {'install':45} {time.monotonic() - began:6.1f} s  ok")
-    return made
-
-
-class Run:
-    """The suite in one environment and mode, with a schema of its own."""
-
-    def __init__(
-        self, first: Environment, second: Environment, mode: str, url: str, scratch: Path
-    ) -> None:
-        """
-        Begin.
-
-        Args:
-            first: where the process runs that is killed.
-            second: where all other cases run, usually the same.
-            mode: classic or connect.
-            url: of the database.
-            scratch: a folder for all runs.
-        """
-        self.first, self.second, self.mode = first, second, mode
-        name = first.name if first == second else f"{first.name}>{second.name[-3:]}"
-        self.result = Result(name, mode)
-        self.schema = f"compat_{secrets.token_hex(4)}"
-        self.folder = scratch / self.schema
-        self.folder.mkdir()
-        self.url = url
-        self.job = {
-            "url": url,
-            "schema": self.schema,
-            "folder": str(self.folder),
-            "connect": mode == "connect",
-        }
-
-    def go(self, cases: list[str]) -> Result:
-        """Run all cases."""
-        try:
-            self._timed("command_line", self._install)
-            self._timed("receive_until_killed", self._killed)
-            self._suite(cases)
-        except Exception as error:  # noqa: BLE001 - the other environments run too
-            self.result.note("run", 0.0, f"{type(error).__name__}: {error}")
-        return self.result
-
-    def _timed(self, case: str, work: Any) -> None:
-        began = time.monotonic()
-        work()
-        self.result.note(case, time.monotonic() - began)
-
-    def _install(self) -> None:
-        """Create state tables and a queue by the wheel's own command, and read their figures."""
-        orders, state = f'"{self.schema}"."orders"', ["--state-schema", self.schema]
-        for words in (["install", *state], ["create", orders], ["stats", orders, *state]):
-            done = subprocess.run(
-                [str(self.second.command), *words],
-                env=self._environment(),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                raise RuntimeError(f"sqlqueue {words[0]}: {done.stderr[-2000:]}{done.stdout}")
-
-    def _killed(self) -> None:
-        """Start the first case, and kill its processes when its sink waits."""
-        reached = self.folder / "killed" / "reached"
-        end = time.monotonic() + PATIENCE
-        with self._start(self.first, first=True) as process:
-            try:
-                while not reached.exists():
-                    if process.poll() is not None or time.monotonic() > end:
-                        raise RuntimeError(f"the first case ended: {self._log('first')}")
-                    time.sleep(0.1)
-            finally:
-                kill_session(process)
-
-    def _suite(self, cases: list[str]) -> None:
-        with self._start(self.second, first=False, only=cases) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if not line.startswith("{"):
-                    continue
-                said = json.loads(line)
-                self.result.about |= said.pop("about", {})
-                self.result.note(**said)
-            process.wait(LONGEST)
-        if not self.result.about:
-            raise RuntimeError(f"the suite did not start: {self._log('suite')}")
-
-    def _start(self, where: Environment, *, first: bool, **more: Any) -> subprocess.Popen[str]:
-        job = self.job | {"first": first, "only": [""]} | more
-        log = (self.folder / ("first.log" if first else "suite.log")).open("w", encoding="utf-8")
-        with log:
-            return subprocess.Popen(
-                [str(where.program), "-m", "compat.suite", json.dumps(job)],
-                cwd=self.folder,
-                env=self._environment(),
-                stdout=log if first else subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-
-    def _log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
-
-    def _environment(self) -> dict[str, str]:
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK")}
-        return kept | {"PYTHONPATH": str(ROOT / "tests"), "SQLQUEUE_URL": self.url}
-
-
-def report(runs: list[Result]) -> None:
+def report(runs: list[Run]) -> None:
     """Print the summary as a table of Markdown."""
-    rows = [
-        "| environment | session | Python | pyspark | pyarrow | numpy | cases | failed | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = ["environment", "session", "Python", "pyspark", "pyarrow", "numpy", "cases", "failed"]
+    say(f"\n| {' | '.join([*columns, 'seconds'])} |\n{'|---' * 9}|")
     for each in runs:
         versions = [each.about.get(name, "?") for name in ("python", "pyspark", "pyarrow", "numpy")]
-        counts = [len(each.seconds), len(each.errors), round(sum(each.seconds.values()))]
-        cells = [each.environment, each.mode, *versions, *map(str, counts)]
-        rows.append(f"| {' | '.join(cells)} |")
-    say("\n" + "\n".join(rows) + "\n")
+        counts = [len(each.seconds), len(each.failed), round(sum(each.seconds.values()))]
+        say(f"| {' | '.join([each.name, each.mode, *versions, *map(str, counts)])} |")
 
 
 def say(line: str) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # in the environment that is there: an isolated one would fetch the backend
 _BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-_PARTS = ("pyspark_sqlqueue.py", "sqlq_spark", "LICENSE", "README.md", "pyproject.toml")
+_PARTS = ["sqlq_spark", "pyspark_sqlqueue.py", "LICENSE", "README.md", "pyproject.toml"]
+_PARTS += ["setup.cfg"]
 _LATEST = "3.13"
 
 
@@ -37,11 +38,6 @@ class Environment:
     def program(self) -> Path:
         """Its interpreter."""
         return self.folder / "bin" / "python"
-
-    @property
-    def command(self) -> Path:
-        """Its `sqlqueue`."""
-        return self.folder / "bin" / "sqlqueue"
 
 
 # pandas comes with Spark Connect, which the extra pipelines contains; Spark 4.0 and 4.1 were
@@ -83,8 +79,7 @@ MATRIX = (
 def build_wheel(folder: Path) -> Path:
     """Build the wheel from a copy of the tree."""
     tree = folder / "tree"
-    tree.mkdir(parents=True)
-    for name in (*_PARTS, "setup.cfg"):
+    for name in _PARTS:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
@@ -96,22 +91,19 @@ def build_wheel(folder: Path) -> Path:
 
 def make(environment: Environment, wheel: Path) -> None:
     """Make an environment, or use that of an earlier run, and install the wheel into it."""
-    uv, python = shutil.which("uv"), interpreter(environment.python) or sys.executable
-    folder, program = str(environment.folder), str(environment.program)
-    what = ["--quiet", *environment.pins, str(wheel)]
+    uv, python = shutil.which("uv"), interpreter(environment.python)
+    program = str(environment.program)
+    venv = [uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]
+    pip = [uv, "pip", "install", "--python", program] if uv else [program, "-m", "pip", "install"]
+    # the wheel of an earlier run has the same version
+    again = ["--reinstall-package", "sqlq-spark"] if uv else ["--force-reinstall", "--no-deps"]
     if not environment.program.exists():
-        run(
-            *([uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]), folder
-        )
-    if uv is not None:  # the wheel of an earlier run has the same version
-        own = ["--reinstall-package", "sqlq-spark"]
-        run(uv, "pip", "install", "--python", program, *own, *what)
-        return
-    run(program, "-m", "pip", "install", *what)
-    run(program, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(wheel))
+        run(*venv, str(environment.folder))
+    run(*pip, "--quiet", *environment.pins, str(wheel))
+    run(*pip, "--quiet", *again, str(wheel))
 
 
-def interpreter(version: str) -> str | None:
+def interpreter(version: str) -> str:
     """
     Find a Python of this version on PATH or among those of pyenv; the caller's runs without it.
 
@@ -124,13 +116,12 @@ def interpreter(version: str) -> str | None:
         done = subprocess.run([program, "-c", asked], capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
             return program
-    return None
+    return sys.executable
 
 
-def run(*command: str, cwd: Path | None = None) -> str:
-    """Run a program to its end; what it wrote."""
+def run(*command: str, cwd: Path | None = None) -> None:
+    """Run a program to its end."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         said = re.sub(r"://[^/@]*@", "://…@", done.stderr[-3000:])
         raise RuntimeError(f"{command[0]} {command[1]} failed: {said}")
-    return done.stdout

@@ -1,183 +1,57 @@
 """
-Queue to Iceberg over faults, as a program: `python -m compat.iceberg '{"step": …}'`.
+Queue to Iceberg over faults, in a classic session with a Hadoop catalog `lake`.
 
-spark-defaults.conf of SPARK_CONF_DIR names a Hadoop catalog `lake`, and the runtime jar from Maven
-Central, which there is for Spark 4.0 and 4.1 only. The first step runs the job and waits to be
-killed, with a batch in the table that is not yet in the error queue. The second step is the rest.
+Its runtime jar comes from Maven Central, which has one for Spark 4.0 and 4.1 only.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import threading
 import time
-from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from processes import kill_session
+import pyspark
+from pages.page import blocks
 from pyspark.errors import PySparkException
 
-from compat.stage import BUSY, RUNS, Stage, numbered
+from compat.stage import BUSY, RUNS, TIMEOUT, lose, numbered, raised
 from sqlq_spark.functions import header
-from sqlq_spark.jobs import queue_to_delta, streams, table_writer
-from sqlq_spark.jobs.settings import Settings
+from sqlq_spark.jobs import queue_to_delta, table_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-ROOT = Path(__file__).parents[2]
+    from compat.stage import Stage
+
 MAVEN = "org.apache.iceberg:iceberg-spark-runtime"
 JARS = {"4.0": f"{MAVEN}-4.0_2.13:1.11.0", "4.1": f"{MAVEN}-4.1_2.13:1.12.0"}
-DEFAULTS = """
-spark.master local[2]
-spark.driver.bindAddress 127.0.0.1
-spark.driver.host 127.0.0.1
-spark.sql.shuffle.partitions 2
-spark.ui.enabled false
-spark.jars.packages {jar}
-spark.sql.extensions org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions
-spark.sql.catalog.lake org.apache.iceberg.spark.SparkCatalog
-spark.sql.catalog.lake.type hadoop
-spark.sql.catalog.lake.warehouse {folder}/warehouse
-"""
-PATIENCE = 900  # seconds of a step; the first start fetches 48 MB
 SCHEMA = "number INT NOT NULL"
-_BODIES = """
-UPDATE {} SET Body = convert_to(CASE WHEN Headers LIKE '%0","NServiceBus.Reply%'
-    THEN '{{"number":"x"}}' ELSE '{{"number":1}}' END, 'UTF8')
-"""
+append = table_writer.append_iceberg
 
 
-def jar() -> str | None:
-    """The runtime of this Spark; None if there is none."""
-    return JARS.get(".".join(version("pyspark").split(".")[:2]))
+def settings(stage: Stage) -> dict[str, str] | None:
+    """Settings of a session with Iceberg; None where there is none."""
+    jar = JARS.get(".".join(pyspark.__version__.split(".")[:2]))
+    if jar is None or stage.connect:
+        return None
+    return {
+        "spark.jars.packages": jar,
+        "spark.sql.extensions": (
+            "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+        ),
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "hadoop",
+        "spark.sql.catalog.lake.warehouse": f"{stage.folder}/warehouse",
+    }
 
 
-# ---------------------------------------------------------------- from the suite
-
-
-def prove(stage: Stage) -> None:
-    """Run both steps, each in a process of its own; the first one is killed."""
-    stage.queue("errors")
-    for name in ("typed", "replayed", "own", "bare", "expired"):
-        stage.queue(name, 250)
-    for name in ("page_orders", "page_billing"):
-        stage.queue(name, 50)
-    stage.sql(_BODIES.format(f"{stage.schema}.typed"), rows=False)
-    conf = stage.folder / "conf"
-    conf.mkdir()
-    text = DEFAULTS.format(jar=jar(), folder=stage.folder)
-    (conf / "spark-defaults.conf").write_text(text, encoding="utf-8")
-    with start(stage, "kill") as process:
-        end = time.monotonic() + PATIENCE
-        try:
-            while not (stage.folder / "iceberg_reached").exists():
-                assert process.poll() is None, log(stage)
-                assert time.monotonic() < end, log(stage)
-                time.sleep(0.1)
-        finally:
-            kill_session(process)
-    with start(stage, "rest") as process:
-        assert process.wait(PATIENCE) == 0, log(stage)
-
-
-def start(stage: Stage, step: str) -> subprocess.Popen[bytes]:
-    """Start a step."""
-    place = {"url": stage.url, "schema": stage.schema, "folder": str(stage.folder)}
-    with (stage.folder / "iceberg.log").open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "compat.iceberg", json.dumps({"step": step, **place})],
-            env=os.environ | {"SPARK_CONF_DIR": str(stage.folder / "conf")},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-
-
-def log(stage: Stage) -> str:
-    """The end of what a step printed."""
-    return (stage.folder / "iceberg.log").read_text(encoding="utf-8")[-3000:]
-
-
-# ---------------------------------------------------------------- in a session with Iceberg
-
-
-@dataclass(frozen=True)
-class Lake:
-    """A session with Iceberg, and the queues."""
-
-    stage: Stage
-    spark: SparkSession
-
-    def job(self, queue: str, **more: Any) -> None:
-        """Run the job from a queue into the table of its name."""
-        settings = queue_to_delta.Settings(
-            url=self.stage.url,
-            queues=self.stage.address(queue),
-            table=f"lake.shop.{queue}",
-            format="iceberg",
-            checkpoint=str(self.checkpoint(queue)),
-            error_queue=self.stage.address("errors"),
-            source={"stateSchema": self.stage.schema, "maxMessagesPerTrigger": "100"},
-            **more,
-        )
-        patient(lambda: queue_to_delta.run(self.spark, settings))
-
-    def job_that_ends_after(self, batch: int, queue: str, **more: Any) -> None:
-        """Run the job up to an error after the write of a batch."""
-
-        def end() -> None:
-            reason = "the end"
-            raise RuntimeError(reason)
-
-        with mock.patch.object(table_writer, "append_iceberg", then(batch, end)):
-            raised(lambda: self.job(queue, **more), "the end")
-
-    def stream(self, queue: str, write: Any = None) -> None:
-        """Run one micro-batch into Iceberg's own sink, or by a function."""
-
-        def run() -> None:
-            rows = self.stage.stream(queue).select("headers", "body")
-            writer = rows.writeStream.option("checkpointLocation", str(self.checkpoint(queue)))
-            writer = writer.trigger(availableNow=True)
-            if write is None:
-                query = writer.format("iceberg").outputMode("append").toTable(f"lake.shop.{queue}")
-            else:
-                query = writer.foreachBatch(write).start()
-            assert query.awaitTermination(PATIENCE)
-
-        patient(run)
-
-    def ids(self, table: str) -> list[str]:
-        """The message ids of a table, in the order of their numbers."""
-        self.spark.sql(f"REFRESH TABLE lake.shop.{table}")
-        found = self.spark.table(f"lake.shop.{table}").select(
-            header("headers", "NServiceBus.MessageId")
-        )
-        return sorted((row[0] for row in found.collect()), key=lambda name: int(name[2:]))
-
-    def checkpoint(self, queue: str) -> Path:
-        """The checkpoint of a queue's stream."""
-        return self.stage.folder / f"iceberg_{queue}"
-
-    def lose(self, queue: str, *logs: str) -> None:
-        """Remove the last entry of logs of a checkpoint."""
-        for each in logs:
-            entries = (self.checkpoint(queue) / each).glob("[0-9]*")
-            last = max(entries, key=lambda entry: int(entry.name))
-            last.unlink()
-            last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
-
-    def call(self, procedure: str) -> None:
-        """Call a procedure of the catalog."""
-        self.spark.sql(f"CALL lake.system.{procedure}").collect()
+def checkpoint(stage: Stage, queue: str) -> Path:
+    """The checkpoint of a queue's stream."""
+    return stage.folder / f"iceberg_{queue}"
 
 
 def patient(work: Callable[[], object]) -> None:
@@ -193,160 +67,124 @@ def patient(work: Callable[[], object]) -> None:
     raise AssertionError(f"the machine was too busy {RUNS} times")
 
 
-def then(batch: int, work: Callable[[], object]) -> Callable[..., None]:
-    """Do something after the write of a batch."""
-    append = table_writer.append_iceberg
+def job(
+    stage: Stage, queue: str, after: tuple[int, Callable[[], None]] | None = None, **more: Any
+) -> None:
+    """Run the job from a queue into the table of its name; do something after a batch's write."""
+    given = queue_to_delta.Settings(
+        url=stage.url,
+        queues=stage.address(queue),
+        table=f"lake.shop.{queue}",
+        format="iceberg",
+        checkpoint=str(checkpoint(stage, queue)),
+        error_queue=stage.address("errors"),
+        source={"stateSchema": stage.schema, "maxMessagesPerTrigger": "100"},
+        **more,
+    )
 
-    def both(rows: DataFrame, table: str, name: str, number: int) -> None:
+    def write(rows: DataFrame, table: str, name: str, number: int) -> None:
         append(rows, table, name, number)
-        if number == batch:
-            work()
+        if after and after[0] == number:
+            after[1]()
 
-    return both
-
-
-def raised(work: Callable[[], object], words: str) -> None:
-    """Do what must fail with these words."""
-    found = ""
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001 - whatever Spark makes of it
-        found = str(error)
-    assert words in found, found
+    with mock.patch.object(table_writer, "append_iceberg", write):
+        patient(lambda: queue_to_delta.run(stage.session(), given))
 
 
-def wait_to_be_killed(lake: Lake) -> None:
+def job_that_ends_after(stage: Stage, queue: str, batch: int) -> None:
+    """Run the job up to an error after the write of a batch."""
+
+    def end() -> None:
+        reason = "the end"
+        raise RuntimeError(reason)
+
+    raised(lambda: job(stage, queue, (batch, end)), "the end")
+
+
+def ids(stage: Stage, table: str) -> list[str]:
+    """The message ids of a table, in the order of their numbers."""
+    stage.session().sql(f"REFRESH TABLE lake.shop.{table}")
+    rows = stage.session().table(f"lake.shop.{table}")
+    found = rows.select(header("headers", "NServiceBus.MessageId")).collect()
+    return sorted((row[0] for row in found), key=lambda name: int(name[2:]))
+
+
+# ---------------------------------------------------------------- cases
+
+
+def wait_to_be_killed(stage: Stage) -> None:
     """The second batch is in the table; its bodies that do not fit are not in the error queue."""
+    stage.queue("errors")
+    stage.queue("typed", 250)
+    last = "Headers LIKE '%0\",\"NServiceBus.Reply%'"
+    stage.sql(f"UPDATE {stage.schema}.typed SET Body = 'x' WHERE {last}")
+    reached = threading.Event()
 
     def wait() -> None:
-        (lake.stage.folder / "iceberg_reached").touch()
-        time.sleep(PATIENCE)
+        reached.set()
+        time.sleep(TIMEOUT)
 
-    with mock.patch.object(table_writer, "append_iceberg", then(1, wait)):
-        lake.job("typed", schema=SCHEMA)
+    given = (stage, "typed", (1, wait))
+    running = threading.Thread(target=job, args=given, kwargs={"schema": SCHEMA}, daemon=True)
+    running.start()
+    while not reached.wait(0.1):
+        assert running.is_alive(), "the job ended"
 
 
-def killed_job_goes_on(lake: Lake) -> None:
+def iceberg_job_goes_on_after_a_kill(stage: Stage) -> None:
     """Each message is in the table or in the error queue, once."""
-    before = lake.stage.count("errors")
+    before = stage.count("errors")
 
-    lake.job("typed", schema=SCHEMA)
+    job(stage, "typed", schema=SCHEMA)
 
-    assert (before, lake.stage.count("errors")) == (10, 25)
-    assert lake.ids("typed") == [each for each in numbered(0, 250) if each[-1] != "0"]
+    assert (before, stage.count("errors")) == (10, 25)
+    assert ids(stage, "typed") == [each for each in numbered(0, 250) if each[-1] != "0"]
 
 
-def replays_are_recognised(lake: Lake) -> None:
+def iceberg_recognises_replays(stage: Stage) -> None:
     """Of a batch as it was, with its last offset lost, and after the table was set back."""
-    lake.job_that_ends_after(0, "replayed")
-    lake.job_that_ends_after(1, "replayed")
-    lake.lose("replayed", "offsets")
-    lake.job("replayed")
-    assert lake.ids("replayed") == numbered(0, 250)
+    spark, place = stage.session(), checkpoint(stage, "replayed")
+    stage.queue("replayed", 250)
+    job_that_ends_after(stage, "replayed", 0)
+    job_that_ends_after(stage, "replayed", 1)
+    lose(place, "offsets")
+    job(stage, "replayed")
+    assert ids(stage, "replayed") == numbered(0, 250)
 
-    lake.stage.fill("replayed", 250, 300)
+    stage.fill("replayed", 250, 300)
     latest = "SELECT snapshot_id FROM lake.shop.replayed.snapshots ORDER BY committed_at DESC"
-    snapshot = lake.spark.sql(latest).collect()[0][0]
-    entries = (lake.checkpoint("replayed") / "offsets").glob("[0-9]*")
-    lake.job_that_ends_after(max(int(each.name) for each in entries) + 1, "replayed")
-    lake.call(f"rollback_to_snapshot('shop.replayed', {snapshot})")
-    lake.job("replayed")
-    assert lake.ids("replayed") == numbered(0, 300)
+    snapshot = spark.sql(latest).collect()[0][0]
+    last = max(int(each.name) for each in (place / "offsets").glob("[0-9]*"))
+    job_that_ends_after(stage, "replayed", last + 1)
+    spark.sql(f"CALL lake.system.rollback_to_snapshot('shop.replayed', {snapshot})").collect()
+    job(stage, "replayed")
+    assert ids(stage, "replayed") == numbered(0, 300)
 
     for _ in range(2):
-        lake.lose("replayed", "offsets", "commits")
-    raised(lambda: lake.job("replayed"), "was rolled back or copied")
-    assert lake.ids("replayed") == numbered(0, 300)
+        lose(place, "offsets", "commits")
+    raised(lambda: job(stage, "replayed"), "was rolled back or copied")
+    assert ids(stage, "replayed") == numbered(0, 300)
 
 
-def own_sink_recognises_a_batch(lake: Lake) -> None:
-    """Iceberg's own sink, after the last commit and the last offset were lost."""
-    lake.spark.sql("CREATE TABLE lake.shop.own (headers MAP<STRING, STRING>, body BINARY)")
-    lake.stream("own")
-    lake.lose("own", "commits")
-    lake.stream("own")
-    lake.stream("own")
-    lake.lose("own", "offsets", "commits")
-    for _ in range(3):
-        lake.stream("own")
-
-    assert lake.ids("own") == numbered(0, 250)
-
-
-def bare_function_repeats_a_batch(lake: Lake) -> None:
-    """A write without a look before it: Iceberg does not recognise the batch."""
-    lake.spark.sql("CREATE TABLE lake.shop.bare (headers MAP<STRING, STRING>, body BINARY)")
-
-    def write(rows: DataFrame, _: int) -> None:
-        rows.writeTo("lake.shop.bare").append()
-
-    lake.stream("bare", write)
-    lake.lose("bare", "commits")
-    lake.stream("bare", write)
-
-    assert len(lake.ids("bare")) == 200
-    assert set(lake.ids("bare")) == {*numbered(0, 100)}
+def iceberg_page_runs(stage: Stage) -> None:
+    """Both blocks of docs/iceberg.md recognise a batch: Iceberg's own sink, and a function."""
+    options = {"url": stage.url, "stateSchema": stage.schema}
+    for name, queue in {"sink": "orders", "look": "billing"}.items():
+        [block] = blocks("docs/iceberg.md", name)
+        code = block.text.replace("/lake/", f"{stage.folder}/page_")
+        page = stage.address(stage.queue(f"page_{queue}", 50))
+        code = code.replace(f'"Shop.{queue.title()}"', repr(page))
+        for create in (True, False):
+            if not create:
+                lose(stage.folder / f"page_{queue}_checkpoint", "commits")
+                code = code.replace("CREATE TABLE lake", "CREATE TABLE IF NOT EXISTS lake")
+            exec(code, {"spark": stage.session(), "DATABASE": options})  # noqa: S102 - ours
+        stage.session().sql(f"REFRESH TABLE lake.shop.{queue}")
+        assert stage.session().table(f"lake.shop.{queue}").count() == 50
 
 
-def expired_snapshot_repeats_a_batch(lake: Lake) -> None:
-    """The limit: the write of an open batch is recognised by its snapshot only."""
-    lake.job_that_ends_after(0, "expired")
-    lake.spark.sql("INSERT INTO lake.shop.expired SELECT * FROM lake.shop.expired LIMIT 0")
-    lake.call("rewrite_data_files(table => 'shop.expired', options => map('rewrite-all', 'true'))")
-    later = "TIMESTAMP '2999-01-01 00:00:00'"
-    lake.call(f"expire_snapshots(table => 'shop.expired', older_than => {later}, retain_last => 1)")
-    lake.job("expired")
-
-    twice, rest = numbered(0, 100), numbered(100, 250)
-    assert sorted(lake.ids("expired")) == sorted([*twice, *twice, *rest])
-
-
-def code_of_the_page_runs(lake: Lake) -> None:
-    """Both blocks of docs/iceberg.md; the second one recognises a batch."""
-    page = (ROOT / "docs" / "iceberg.md").read_text(encoding="utf-8")
-    options = {"url": lake.stage.url, "stateSchema": lake.stage.schema}
-    for name in ("sink", "look"):
-        code = page.partition(f"<!-- block: {name} -->\n```python\n")[2].partition("```")[0]
-        code = code.replace("/lake/", f"{lake.stage.folder}/page_")
-        for queue in ("orders", "billing"):
-            code = code.replace(
-                f'"Shop.{queue.title()}"', repr(lake.stage.address(f"page_{queue}"))
-            )
-        assert code
-        names = {"spark": lake.spark, "DATABASE": options}
-        exec(code, names)  # noqa: S102 - a page of ours
-        if name == "look":
-            (lake.stage.folder / "page_billing_checkpoint/commits/0").unlink()
-            (lake.stage.folder / "page_billing_checkpoint/commits/.0.crc").unlink(missing_ok=True)
-            exec(code, names)  # noqa: S102 - again
-
-    for table in ("orders", "billing"):
-        lake.spark.sql(f"REFRESH TABLE lake.shop.{table}")
-        assert lake.spark.table(f"lake.shop.{table}").count() == 50
-
-
-STEPS = {
-    "kill": (wait_to_be_killed,),
-    "rest": (
-        killed_job_goes_on,
-        replays_are_recognised,
-        own_sink_recognises_a_batch,
-        bare_function_repeats_a_batch,
-        expired_snapshot_repeats_a_batch,
-        code_of_the_page_runs,
-    ),
-}
-
-
-def main(job: dict[str, Any]) -> None:
-    """Do a step."""
-    stage = Stage(url=job["url"], schema=job["schema"], folder=Path(job["folder"]), connect=False)
-    with streams.session("iceberg", Settings(log_level="ERROR")) as spark:
-        for work in STEPS[job["step"]]:
-            began = time.monotonic()
-            work(Lake(stage, spark))
-            print(work.__name__, round(time.monotonic() - began, 1), flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+CASES = (
+    iceberg_job_goes_on_after_a_kill,
+    iceberg_recognises_replays,
+    iceberg_page_runs,
+)

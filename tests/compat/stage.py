@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from sqlq_spark.spark_api import DRAINS_AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -38,14 +38,45 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
 }
 # Spark gives a worker ten seconds to start, which cannot be set, and a busy machine needs more.
 BUSY = "connect back"
+MESSAGE_ID = "NServiceBus.MessageId"
 _FILL = """
 INSERT INTO {} (Id, Expires, Headers, Body)
 SELECT gen_random_uuid(), NULL,
     '{{"NServiceBus.MessageId":"m-' || number || '","NServiceBus.ReplyToAddress":"answers",'
     '"NServiceBus.EnclosedMessageTypes":"Shop.PlaceOrder, Shop",'
-    '"NServiceBus.TimeSent":"2024-05-01 10:00:00:123456 Z"}}', '{{}}'
+    '"NServiceBus.TimeSent":"2024-05-01 10:00:00:123456 Z"}}',
+    convert_to('{{"number":' || number || '}}', 'UTF8')
 FROM generate_series({}, {}) AS number ORDER BY number
 """
+
+
+def execute(url: str, text: str) -> list[tuple[Any, ...]]:
+    """Run one statement in a transaction of its own; gives its rows."""
+    with dbapi.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute(text)
+        found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+        connection.commit()
+        return found
+
+
+def fill(url: str, table: str, first: int, stop: int) -> None:
+    """Send the messages `m-<first>` … `m-<stop - 1>`, with their number in the body."""
+    execute(url, _FILL.format(table, first, stop - 1))
+
+
+def numbered(first: int, stop: int) -> list[str]:
+    """The message ids that `fill` gives."""
+    return [f"m-{number}" for number in range(first, stop)]
+
+
+def raised(work: Callable[[], object], words: str) -> None:
+    """Do what must fail with these words; classic and Connect raise different classes."""
+    found = ""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - whatever Spark makes of it
+        found = str(error)
+    assert words in found, found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +88,11 @@ class Stage:
     folder: Path
     connect: bool  # Spark Connect instead of a classic session
 
-    def session(self) -> SparkSession:
-        """Give the session; the first call starts it."""
+    def session(self, **settings: bool | float | str | None) -> SparkSession:
+        """Give the session; the first call starts it, and may add settings."""
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        builder = SparkSession.builder.appName("sqlq-compat").config(map=SETTINGS)
+        builder = SparkSession.builder.appName("sqlq-compat").config(map=SETTINGS | settings)
         where = builder.remote("local[2]") if self.connect else builder.master("local[2]")
         return where.getOrCreate()
 
@@ -76,13 +107,9 @@ class Stage:
 
     # ------------------------------------------------------------ the database
 
-    def sql(self, text: str, *, rows: bool = True) -> list[tuple[Any, ...]]:
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
         """Run one statement in a transaction of its own."""
-        with dbapi.connect(self.url) as connection, connection.cursor() as cursor:
-            cursor.execute(text)
-            found: list[tuple[Any, ...]] = cursor.fetchall() if rows else []
-            connection.commit()
-            return found
+        return execute(self.url, text)
 
     @contextmanager
     def database(self) -> Iterator[str]:
@@ -97,33 +124,43 @@ class Stage:
 
     def queue(self, name: str, messages: int = 0) -> str:
         """Make a queue with so many messages, `m-0` and on."""
-        table = f"{self.schema}.{name}"
-        self.sql(f"CREATE TABLE {table} (LIKE {self.schema}.orders INCLUDING ALL)", rows=False)
+        self.sql(f"CREATE TABLE {self.schema}.{name} (LIKE {self.schema}.orders INCLUDING ALL)")
         self.fill(name, 0, messages)
         return name
 
     def fill(self, name: str, first: int, stop: int) -> None:
         """Send messages `m-<first>` … `m-<stop - 1>`."""
-        if stop > first:
-            self.sql(_FILL.format(f"{self.schema}.{name}", first, stop - 1), rows=False)
+        fill(self.url, f"{self.schema}.{name}", first, stop)
+
+    def headers(self, name: str) -> list[dict[str, str]]:
+        """The headers of what waits, by seq."""
+        rows = self.sql(f"SELECT Headers FROM {self.schema}.{name} ORDER BY Seq")
+        return [json.loads(headers) for (headers,) in rows]
 
     def ids(self, name: str) -> list[str]:
         """Message ids of what waits, by seq."""
-        rows = self.sql(f"SELECT Headers FROM {self.schema}.{name} ORDER BY Seq")
-        return [json.loads(headers)["NServiceBus.MessageId"] for (headers,) in rows]
+        return [each[MESSAGE_ID] for each in self.headers(name)]
 
     def count(self, name: str) -> int:
         """How many rows a table has."""
         return int(self.sql(f"SELECT count(*) FROM {self.schema}.{name}")[0][0])
 
-    # ------------------------------------------------------------ streams
+    def held(self, queue: str) -> int:
+        """How many receipts of a queue there are."""
+        found = f"SELECT count(*) FROM {self.schema}.receipt WHERE queue LIKE '%\"{queue}\"'"
+        return int(self.sql(found)[0][0])
+
+    # ------------------------------------------------------------ Spark
+
+    def browse(self, queue: str) -> DataFrame:
+        """Look at a queue."""
+        return self.session().read.format("sqlqueue").options(**self.options(queue)).load()
 
     def stream(self, queue: str, **more: object) -> DataFrame:
         """Receive."""
-        given = self.options(queue, maxMessagesPerTrigger=100, peekDelay="100ms") | {
-            name: str(value) for name, value in more.items()
-        }
-        return self.session().readStream.format("sqlqueue").options(**given).load()
+        given = {"maxMessagesPerTrigger": 100, "peekDelay": "100ms"} | more
+        options = self.options(queue, **given)
+        return self.session().readStream.format("sqlqueue").options(**options).load()
 
     def finish(self, writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
         """Run a stream until it received what waits; raises what it raised."""
@@ -144,7 +181,7 @@ class Stage:
     def received(self, queue: str, sink: Record, **more: object) -> None:
         """Receive into a Record; its folder has the checkpoint too."""
         stream = self.stream(queue, **more)
-        self.finish(stream.writeStream.foreachBatch(sink), sink.checkpoint)
+        self.finish(stream.writeStream.foreachBatch(sink), sink.folder / "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -158,15 +195,9 @@ class Record:
 
     folder: Path
 
-    @property
-    def checkpoint(self) -> Path:
-        """The checkpoint of its stream."""
-        return self.folder / "checkpoint"
-
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Take a batch."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        rows = [(row.seq, row.headers["NServiceBus.MessageId"]) for row in frame.collect()]
+        rows = [(row.seq, row.headers[MESSAGE_ID]) for row in frame.collect()]
         call = self.folder / f"{time.time_ns()}-{batch}.json"
         call.write_text(json.dumps(rows), encoding="utf-8")
         if (self.folder / "fail").exists():
@@ -175,13 +206,11 @@ class Record:
             (self.folder / "reached").touch()
             time.sleep(TIMEOUT)
 
-    def order(self, name: str, *, given: bool = True) -> None:
-        """Set or remove `fail` or `stop-<batch>`."""
+    def order(self, name: str) -> Path:
+        """Set `fail` or `stop-<batch>`; unlink it to go on."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if given:
-            (self.folder / name).touch()
-        else:
-            (self.folder / name).unlink()
+        (self.folder / name).touch()
+        return self.folder / name
 
     def of(self, batch: int) -> list[list[list[Any]]]:
         """The rows (seq, message id) of each call for a batch."""
@@ -190,20 +219,13 @@ class Record:
 
     def last_ids(self) -> list[str]:
         """The message ids of the last call for each batch."""
-        last = {call.stem.partition("-")[2]: call for call in sorted(self.folder.glob("*.json"))}
-        texts = [last[batch].read_text(encoding="utf-8") for batch in sorted(last, key=int)]
-        return [name for text in texts for _, name in json.loads(text)]
-
-    def remove(self, kind: str, batch: int) -> None:
-        """Remove an entry of the checkpoint, with the checksum beside it."""
-        (self.checkpoint / kind / str(batch)).unlink()
-        (self.checkpoint / kind / f".{batch}.crc").unlink(missing_ok=True)
-
-    def last(self, kind: str) -> int:
-        """The last entry of the checkpoint's folder `offsets` or `commits`."""
-        return max(int(each.name) for each in (self.checkpoint / kind).glob("[0-9]*"))
+        batches = {int(call.stem.partition("-")[2]) for call in self.folder.glob("*.json")}
+        return [name for batch in sorted(batches) for _, name in self.of(batch)[-1]]
 
 
-def numbered(first: int, stop: int) -> list[str]:
-    """The message ids that `fill` gives."""
-    return [f"m-{number}" for number in range(first, stop)]
+def lose(checkpoint: Path, *logs: str) -> None:
+    """Remove the last entry of `offsets` or `commits`, with the checksum beside it."""
+    for each in logs:
+        last = max((checkpoint / each).glob("[0-9]*"), key=lambda entry: int(entry.name))
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)

@@ -1,12 +1,18 @@
-"""What the tests of the documents share."""
+"""The shop of the documents."""
 
 from __future__ import annotations
 
+import logging
+import os
+import secrets
 from typing import TYPE_CHECKING
+from unittest import mock
+from urllib.parse import urlsplit, urlunsplit
 
+import psycopg
 import pytest
 
-from .shop import Shop, opened
+from .shop import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +22,19 @@ if TYPE_CHECKING:
 @pytest.fixture
 def shop(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Shop]:
     """Give a database of its own, with the state tables and the documents' queues."""
-    with opened(server, tmp_path, capsys) as made:
-        made.sqlqueue("install")
-        made.sqlqueue("create", "Shop.Orders", "--error", "error", "--delayed")
-        yield made
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # of each call, which pytest would keep
+    name = f"shop_{secrets.token_hex(6)}"
+    url = urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            with (
+                mock.patch.dict(os.environ, {"SQLQUEUE_URL": url}),
+                psycopg.connect(url, autocommit=True) as connection,
+            ):
+                made = Shop(url, tmp_path, connection, capsys)
+                made.sqlqueue("install")
+                made.sqlqueue("create", "Shop.Orders", "--error", "error", "--delayed")
+                yield made
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

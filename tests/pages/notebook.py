@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from traitlets.config import Config
 
 from .page import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOTEBOOK = ROOT / "docs" / "notebooks" / "ten_minutes.ipynb"
 PATIENCE = 600  # seconds for the start, and for a cell
@@ -30,22 +27,26 @@ def stored() -> Any:
     return nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
 
 
-def executed(folder: Path) -> Any:
-    """The notebook with the outputs of a run in a folder."""
+def executed() -> Any:
+    """The notebook with the outputs of a run."""
     notebook = stored()
-    with tempfile.TemporaryDirectory() as sockets:  # a short path, and no port
-        manager = {"transport": "ipc", "ip": f"{sockets}/kernel"}
+    with tempfile.TemporaryDirectory() as folder:  # a short path for sockets, and no port
+        manager = {"transport": "ipc", "ip": f"{folder}/kernel"}
         NotebookClient(
             notebook,
             timeout=PATIENCE,
             startup_timeout=PATIENCE,
-            resources={"metadata": {"path": str(folder)}},
+            resources={"metadata": {"path": folder}},
             record_timing=False,
             config=Config({"KernelManager": manager}),
         ).execute()
-    for each in cells(notebook):
+    for cell in cells(notebook):
+        cell.execution_count = None
         # the JVM's warnings differ from machine to machine
-        each.outputs = [one for one in each.outputs if one.get("name") != "stderr"]
+        cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = None
     return notebook
 
 
@@ -56,24 +57,17 @@ def cells(notebook: Any) -> list[Any]:
 
 def printed(notebook: Any) -> list[str]:
     """What each cell printed, and its value."""
-    return ["".join(text(one) for one in each.outputs) for each in cells(notebook)]
-
-
-def text(output: Any) -> str:
-    """The text of one output."""
-    return str(output.text if output.output_type == "stream" else output.data["text/plain"])
+    return [
+        "".join(
+            str(each.text if each.output_type == "stream" else each.data["text/plain"])
+            for each in cell.outputs
+        )
+        for cell in cells(notebook)
+    ]
 
 
 if __name__ == "__main__":
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as place:
-        done = executed(Path(place))
-    for each in cells(done):
-        each.execution_count = None
-        for output in each.outputs:
-            if "execution_count" in output:
-                output.execution_count = None
+    done = executed()
     done.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

@@ -1,8 +1,7 @@
 """
 A page of the documents, parsed: its blocks of code and its tables, each with its id.
 
-Ids are comments, which a reader does not see. Rewording a heading, a cell or a sentence changes
-none of them.
+Ids are comments, which a reader does not see, so that rewording changes none of them.
 
     <!-- table: promises -->            on the line before a table
     | <!-- id: task-dies --> a task …   at the start of a row's first cell
@@ -26,7 +25,7 @@ BLOCK = re.compile(
     flags=re.MULTILINE | re.DOTALL,
 )
 TABLE = re.compile(
-    r"(?:^<!-- table: (?P<id>[\w-]+) -->\n)?"
+    r"^<!-- table: (?P<id>[\w-]+) -->\n"
     r"(?:^<!-- .+? -->\n)*"  # such as the marks of a table that is generated
     r"(?P<text>(?:^\|.*\|\n?)+)",
     flags=re.MULTILINE,
@@ -39,16 +38,15 @@ class Block:
     """A fenced block of code."""
 
     page: str
-    heading: str
     language: str
     text: str
-    id: str | None = None
-    unrun: str | None = None  # why it is not run
+    id: str | None
+    unrun: str | None  # why it is not run
 
     @property
     def name(self) -> str:
         """Where it stands, and how it begins."""
-        return f"{self.page}, {self.heading}: {self.text.splitlines()[0]}"
+        return f"{self.page}: {self.text.splitlines()[0]}"
 
     @property
     def group(self) -> str | None:
@@ -58,18 +56,11 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table: the text of its cells, and the ids of its rows."""
+    """A table: the text of its cells, without the head, and the ids of its rows."""
 
-    page: str
-    heading: str
-    id: str | None
+    id: str
     ids: list[str | None]
-    rows: list[list[str]]  # without the head and the line below it, and without the ids
-
-    @property
-    def name(self) -> str:
-        """Where it stands."""
-        return f"{self.page}, {self.heading}"
+    rows: list[list[str]]
 
     def column(self, at: int = 0) -> list[str]:
         """One of its columns."""
@@ -87,23 +78,22 @@ def read(page: str) -> str:
 
 def blocks(page: str, group: str | None = None) -> list[Block]:
     """The blocks of a page, or of one group, in their order."""
-    found = [
-        Block(page=page, heading=title, **each.groupdict())
-        for title, section in sections(page)
-        for each in BLOCK.finditer(section)
-    ]
+    found = [Block(page=page, **each.groupdict()) for each in BLOCK.finditer(read(page))]
     return [each for each in found if group in {None, each.group}]
 
 
+def without_code(page: str) -> str:
+    """The text of a page without its blocks."""
+    return re.sub(r"^```.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+
+
 def tables(page: str) -> list[Table]:
-    """The tables of a page, in their order."""
+    """The tables of a page that have an id, in their order."""
     found = []
-    for title, section in sections(page):
-        bare = re.sub(r"^```.*?^```$", "", section, flags=re.MULTILINE | re.DOTALL)
-        for each in TABLE.finditer(bare):
-            _, _, *lines = each["text"].splitlines()
-            ids, rows = [*map(row_id, lines)], [*map(cells, lines)]
-            found.append(Table(page=page, heading=title, id=each["id"], ids=ids, rows=rows))
+    for each in TABLE.finditer(without_code(page)):
+        _, _, *lines = each["text"].splitlines()
+        ids = [mark and mark[1] for mark in (re.match(rf"\|\s*{ROW_ID.pattern}", x) for x in lines)]
+        found.append(Table(id=each["id"], ids=ids, rows=[*map(cells, lines)]))
     return found
 
 
@@ -113,26 +103,13 @@ def table(page: str, table_id: str) -> Table:
     return found
 
 
-def row_id(line: str) -> str | None:
-    """The id at the start of a row's first cell."""
-    found = re.match(rf"\|\s*{ROW_ID.pattern}", line)
-    return found and found[1]
-
-
 def cells(line: str) -> list[str]:
     """The cells of a row; a bar inside a cell is written with a backslash."""
     bare = ROW_ID.sub("", line)
     return [each.strip().replace(r"\|", "|") for each in re.split(r"(?<!\\)\|", bare)[1:-1]]
 
 
-def sections(page: str) -> list[tuple[str, str]]:
-    """A page cut at its headings of any level; a `#` inside a block is none."""
-    found: list[tuple[str, list[str]]] = [("", [])]
-    inside = False
-    for line in read(page).splitlines(keepends=True):
-        inside ^= line.startswith("```")
-        if line.startswith("#") and not inside:
-            found.append((line.strip("# \n"), []))
-        else:
-            found[-1][1].append(line)
-    return [(title, "".join(lines)) for title, lines in found]
+def headings(page: str) -> list[str]:
+    """The headings of a page, as links name them."""
+    titles = re.findall(r"^#+ (.+)$", without_code(page), flags=re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", each.strip("# ").lower()).replace(" ", "-") for each in titles]

@@ -1,4 +1,4 @@
-"""docs/dba.md: its locks are those that the server shows, its rights those of the script."""
+"""docs/dba.md: locks as the server shows them, rights as the script grants them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import secrets
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
-import pytest
 from recorded_connection import RecordedConnection
-from waiting import until
 
 from sqlq_spark import database as dialects
 from sqlq_spark.database.sessions import StateSession
@@ -25,25 +24,22 @@ from . import locks
 from .page import blocks, read, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    import pytest
 
     from .shop import Shop
 
-PAGE = "docs/dba.md"
-QUEUE = QueueAddress("Shop.Orders", "public")
-MESSAGE = pa.record_batch({"body": pa.array([b"{}"])})
+QUEUE, DELAYED = '"Shop.Orders"', '"Shop.Orders.Delayed"'
 SCRIPT = ["script", "Shop.Orders", "--delayed", "--error", "error"]
 SCRIPT += ["--subscription-table", "SubscriptionRouting", "--domain"]
-
 # object of a GRANT in the script → second part of the row's id, as in `reader:error`
 PLACES = {
-    "SCHEMA": "schemas",
-    '"public"."Shop.Orders"': "queue",
-    '"public"."error"': "error",
-    '"public"."error_seq_seq"': "error-sequence",
-    '"public"."Shop.Orders.Delayed"': "delayed",
-    '"public"."Shop.Orders_seq_seq"': "queue-sequence",
-    '"public"."SubscriptionRouting"': "subscriptions",
+    "Shop.Orders": "queue",
+    "error_seq_seq": "error-sequence",
+    "Shop.Orders.Delayed": "delayed",
+    "Shop.Orders_seq_seq": "queue-sequence",
+    "SubscriptionRouting": "subscriptions",
 }
 HELD = """
 SELECT c.relname, l.mode
@@ -53,32 +49,40 @@ SELECT c.relname, l.mode
  WHERE a.application_name LIKE 'sqlqueue%' AND c.relkind = 'r' AND c.relname LIKE 'Shop%'
    AND a.datname = current_database()
 """
-# the catalogue, without the names that the server gives
 CATALOGUE = """
-SELECT 'relation', n.nspname || '.' || c.relname,
-       c.relkind::text || coalesce(c.reloptions::text, '')
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
- WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'
-UNION ALL SELECT 'column', attrelid::regclass::text || '.' || attname, atttypid::regtype::text
-  FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid
- WHERE c.relnamespace = 'public'::regnamespace AND attnum > 0
-UNION ALL SELECT 'schema', nspname, '' FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'
-UNION ALL SELECT 'function', oid::text, '' FROM pg_proc WHERE oid >= 16384
-UNION ALL SELECT 'trigger', tgname, '' FROM pg_trigger WHERE NOT tgisinternal
-UNION ALL SELECT 'extension', extname, '' FROM pg_extension
-UNION ALL SELECT 'role', rolname, '' FROM pg_roles
-UNION ALL SELECT 'grant', c.relname, grantee::text || privilege_type
-  FROM pg_class AS c, aclexplode(c.relacl) WHERE grantee <> c.relowner
-UNION ALL SELECT 'grant', n.nspname, grantee::text || privilege_type
-  FROM pg_namespace AS n, aclexplode(n.nspacl) WHERE grantee <> n.nspowner
+SELECT oid::regclass::text, reloptions::text,
+       (SELECT string_agg(acl::text, ' ') FROM aclexplode(relacl) AS acl WHERE grantee <> relowner)
+  FROM pg_class
+ WHERE relnamespace::regnamespace::text NOT LIKE 'pg\\_%'
+UNION ALL SELECT nspname, 'schema', nspacl::text FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'
+UNION ALL SELECT attname, attrelid::regclass::text, atttypid::regtype::text FROM pg_attribute
+ WHERE attrelid >= 16384
+UNION ALL SELECT proname, 'function', proacl::text FROM pg_proc WHERE oid >= 16384
+UNION ALL SELECT tgname, 'trigger', tgrelid::regclass::text FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT extname, 'extension', '' FROM pg_extension
+UNION ALL SELECT rolname, 'role', '' FROM pg_roles
 ORDER BY 1, 2, 3
 """
 
+# ---------------------------------------------------------------- tables and locks
 
-@pytest.fixture
-def held(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """Give the modes in which tables are locked just before the commits of our sessions."""
-    found: dict[str, set[str]] = {}
+
+def test_the_locks_of_statements_are_those_of_their_comments() -> None:
+    """`python -m tests.pages.locks` prints the table."""
+    found = re.search("<!-- locks -->\n(.*)<!-- /locks -->", read("docs/dba.md"), flags=re.DOTALL)
+
+    assert found is not None
+    assert found[1] == locks.table()
+
+
+def test_the_modes_on_the_page_are_those_that_the_server_shows(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each kind of transaction, just before it commits."""
+    held: set[tuple[Any, ...]] = set()
+    seen: dict[str, set[tuple[Any, ...]]] = {}
+    shop.fill(QUEUE, 10)
+    shop.sql(f"INSERT INTO {DELAYED} (headers, body, due) VALUES ('', '', now())")
     postgresql = dialects.of(shop.url)
     connect = postgresql.connect
 
@@ -86,45 +90,13 @@ def held(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
         """Reads the locks before each commit."""
 
         def around(self, statement: str, call: Callable[[], Any]) -> Any:
-            if statement == "commit":
-                for name, mode in shop.sql(HELD):
-                    found.setdefault(name, set()).add(mode)
+            held.update(shop.sql(HELD) if statement == "commit" else ())
             return call()
 
     monkeypatch.setattr(postgresql, "connect", lambda *a, **k: Watched(connect(*a, **k)))
-    return found
-
-
-# ---------------------------------------------------------------- tables and locks
-
-
-def test_the_page_names_the_tables_that_are_installed(shop: Shop) -> None:
-    """All of them, and no others."""
-    named = table(PAGE, "state-tables").column()
-
-    found = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
-
-    assert {name.strip("`") for name in named} == {name for (name,) in found}
-
-
-def test_the_locks_of_statements_are_those_of_their_comments() -> None:
-    """`python -m tests.pages.locks` prints the table."""
-    found = re.search("<!-- locks -->\n(.*)<!-- /locks -->", read(PAGE), flags=re.DOTALL)
-
-    assert found is not None
-    assert found[1] == locks.table()
-
-
-def test_the_modes_on_the_page_are_those_that_the_server_shows(
-    shop: Shop, held: dict[str, set[str]]
-) -> None:
-    """Of each kind of transaction, just before it commits."""
-    shop.fill('"Shop.Orders"', 10)
-    shop.sql("INSERT INTO \"Shop.Orders.Delayed\" (headers, body, due) VALUES ('', '', now())")
-    seen: dict[str, dict[str, set[str]]] = {}
 
     def noted(what: str) -> None:
-        seen[what] = dict(held)
+        seen[what] = {*held}
         held.clear()
 
     with closing(shop.stream()) as stream:
@@ -132,172 +104,73 @@ def test_the_modes_on_the_page_are_those_that_the_server_shows(
         held.clear()
         stream.offset = stream.loop.latest(stream.offset)
         noted("acknowledge")
-        received = stream.received()
+        assert len(stream.received()) == 10
         noted("receive")
     sink = SinkOptions.parse({"url": shop.url, "queue": "Shop.Orders"})
     with StateSession(sink, "sink") as session:
-        chunks = Sender(options=sink, partition=0).chunks([MESSAGE])
+        message = pa.record_batch({"body": pa.array([b"{}"])})
+        chunks = Sender(options=sink, partition=0).chunks([message])
         staged = dispatch.stage(session, chunks, sink="dba", batch=0)
         held.clear()
         session.run_with_retries(lambda connection: dispatch.dispatch(connection, [staged], sink))
         noted("dispatch")
-        mover = Mover(QUEUE, sink)
-        moved = session.run_with_retries(lambda connection: mover.move(connection, 10))
+        mover = Mover(QueueAddress("Shop.Orders", "public"), sink)
+        session.run_with_retries(lambda connection: mover.move(connection, 10))
         noted("move")
-        pages = browse.pages(session.open(), QUEUE, 0, 2**31, narrow=False)
-        shown = sum(page.num_rows for page in pages)
+        pages = browse.pages(session.open(), mover.queue, 0, 2**31, narrow=False)
+        assert sum(page.num_rows for page in pages) == 2
         noted("browse")
 
-    page = table(PAGE, "locks")
-    listed = {
+    page = table("docs/dba.md", "locks")
+    assert seen == {
         row_id: {
-            name: set(re.findall(r"`(\w+)`", cell))
+            (name, mode)
             for name, cell in zip(("Shop.Orders", "Shop.Orders.Delayed"), row[1:], strict=True)
-            if "`" in cell
+            for mode in re.findall(r"`(\w+)`", cell)
         }
         for row_id, row in zip(page.ids, page.rows, strict=True)
     }
-    assert [each.num_rows for each in received] == [10]
-    assert (moved.messages, shown) == (1, 2)
-    assert listed == seen
 
 
-def test_no_transaction_is_open_while_spark_works(shop: Shop) -> None:
-    """When a task hands out its rows, and until the next batch, no session of ours has any."""
-    shop.fill('"Shop.Orders"', 10)
-    with closing(shop.stream()) as stream:
-        received = stream.batch()
+def test_the_settings_and_the_key_of_the_pages_are_taken(shop: Shop) -> None:
+    """A limit of waits, options of a queue; whoever holds the key keeps an installer waiting."""
+    shop.run(*blocks("docs/load.md", "waits"), *blocks("docs/load.md", "vacuum"))
+    assert shop.sql("SHOW lock_timeout") == [("2s",)]
+    [[options]] = shop.sql(f"SELECT reloptions FROM pg_class WHERE oid = '{QUEUE}'::regclass")
+    assert "vacuum_truncate=off" in options
 
-        held = shop.sql(HELD)
-        opened = shop.sql(
-            "SELECT application_name FROM pg_stat_activity WHERE xact_start IS NOT NULL "
-            "AND application_name LIKE 'sqlqueue%' AND datname = current_database()"
-        )
-
-    assert sum(each.num_rows for each in received) == 10
-    assert (held, opened) == ([], [])
-
-
-def test_the_key_of_the_page_is_that_of_the_installers_lock(shop: Shop) -> None:
-    """Whoever holds it keeps an installer waiting; pg_locks shows its halves."""
-    [key] = blocks(PAGE, "advisory")
-    shop.run(key)
-    [(number,)] = shop.rows
-    with shop.other() as other:
-        other.execute("SELECT pg_advisory_xact_lock(%s)", (number,))
-        shown = shop.sql(
-            "SELECT (classid::bigint << 32) | objid::bigint, objsubid FROM pg_locks "
-            "WHERE locktype = 'advisory' AND granted"
-        )
+    shop.run(*blocks("docs/dba.md", "advisory"))
+    with closing(psycopg.connect(shop.url)) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", shop.rows[0])
         said = shop.sqlqueue("install", "--query-timeout", "1s", code=3)
-
-    assert (number, 1) in shown
     assert "1s" in said or "1 s" in said
 
 
-# ---------------------------------------------------------------- rights
+# ---------------------------------------------------------------- rights, and the end
 
 
 def test_the_rights_on_the_page_are_those_that_the_script_grants(shop: Shop) -> None:
     """By role, right and place; a row's id names the role and the place."""
     text = shop.sqlqueue(*SCRIPT, "orders")
-    granted: set[tuple[str, str, str]] = set()
+    granted = set()
     for rights, places, role in re.findall(
         r"^GRANT ([^;]+?)\s+ON ([^;]+?) TO \"orders_(\w+)\"", text, flags=re.MULTILINE
     ):
         for place in places.split(", "):
-            granted.add((role, " ".join(rights.split()), called(place)))
+            name = re.sub(r'^(SEQUENCE )?"\w+"\.', "", place).strip('"')
+            called = "schemas" if place.startswith("SCHEMA") else PLACES.get(name, name)
+            granted.add((role, " ".join(rights.split()), called))
+    installed = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
+    state = {name for (name,) in installed}
 
-    page = table(PAGE, "rights")
-    listed = {
-        (role.partition("-")[0], row[1].strip("`"), each)
-        for row_id, row in zip(page.ids, page.rows, strict=True)
-        for role, _, place in [str(row_id).partition(":")]
-        for each in places_of(place, row)
-    }
+    page = table("docs/dba.md", "rights")
+    listed = set()
+    for row_id, (_, right, on) in zip(page.ids, page.rows, strict=True):
+        role, _, place = str(row_id).partition(":")
+        names = {*re.findall(r"`(\w+)`", on)} & state or {place}
+        listed |= {(role.partition("-")[0], right.strip("`"), name) for name in names}
     assert listed == granted
-
-
-def places_of(place: str, row: list[str]) -> Iterator[str]:
-    """What a row's right is on: the place in its id, or the state tables that it names."""
-    if place in {"version", "stream", "task", "receipt", "receipt-page", "staging", "log"}:
-        yield from re.findall(r"`(\w+)`", row[2])
-    else:
-        yield place
-
-
-def called(place: str) -> str:
-    """The name in the ids of the page for an object of the script."""
-    bare = place.removeprefix("SEQUENCE ")
-    if bare.startswith("SCHEMA") or bare == '"sqlqueue_orders"':
-        return PLACES["SCHEMA"]
-    return PLACES.get(bare) or bare.replace('"sqlqueue_orders".', "").strip('"')
-
-
-def test_the_other_roles_can_do_their_work_with_what_the_page_gives_them(shop: Shop) -> None:
-    """A login with CREATE makes tables, a browser looks, an operator returns receipts."""
-    role = f"clerk_{secrets.token_hex(4)}"
-    shop.fill('"Shop.Orders"', 3)
-    stream = shop.stream()
-    stream.batch()
-    stream.close()
-    url = f"{shop.url}?options=-c%20role%3D{role}"
-    shop.sql(f"CREATE ROLE {role}")
-    try:
-        database = shop.sql("SELECT current_database()")[0][0]
-        shop.sql(f"GRANT CREATE ON DATABASE {database} TO {role}")
-        shop.sql(f"GRANT CREATE, USAGE ON SCHEMA public TO {role}")
-        shop.sqlqueue("install", "--url", url, "--state-schema", "another")
-        shop.sqlqueue("create", "Mine", "--url", url)
-        shop.sql(f'GRANT SELECT ON "Shop.Orders" TO {role}')
-        shop.sqlqueue("browse", "Shop.Orders", "--url", url)
-        words = (part for each in ("reader", "sender", "operator") for part in (f"--{each}", role))
-        text = shop.sqlqueue("script", "Shop.Orders", "--state-schema", "sqlqueue", *words)
-        shop.sql(text)
-        shop.sql(f"GRANT pg_read_all_stats TO {role}")
-        said = shop.sqlqueue("receipts", "return", "--stream", stream.id, "--yes", "--url", url)
-        looked = shop.sqlqueue("doctor", "Shop.Orders", "--url", url)
-    finally:
-        shop.sql(f"DROP OWNED BY {role}")
-        shop.sql(f"DROP ROLE {role}")
-
-    assert "3 messages returned" in said
-    assert "may not see" not in looked
-    assert shop.count('"Shop.Orders"') == 3
-
-
-# ---------------------------------------------------------------- watching, removing
-
-
-def test_the_queries_of_the_page_show_a_stream(shop: Shop) -> None:
-    """Each query of `Watch`, while a stream works."""
-    shop.fill('"Shop.Orders"', 3)
-    stream = shop.stream()
-    stream.batch()
-    sessions, sizes, streams, seqs, pinned = blocks(PAGE, "watch")
-    with shop.other() as other:
-        other.execute('SELECT pg_current_xact_id(), count(*) FROM "Shop.Orders"')
-        stream.loop.latest(stream.offset)
-
-        def said() -> list[str]:
-            shop.run(sessions)
-            return [row[1] for row in shop.rows]
-
-        until(said, ["sqlqueue driver Shop.Orders"])  # one that has ended may be there for a moment
-        shop.run(pinned)
-        pins = shop.rows
-        other.rollback()
-    shop.run(sizes)
-    kept = {row[0] for row in shop.rows}
-    shop.run(streams)
-    [row] = shop.rows
-    shop.run(seqs)
-    stream.close()
-
-    assert len([row for row in pins if row[1] is not None]) == 1  # autovacuum has no user
-    assert {"Shop.Orders", "stream", "receipt"} <= kept
-    assert row[0] == stream.id
-    assert ('"Shop.Orders_seq_seq"', 3) in [row[:2] for row in shop.rows]
+    assert {each.strip("`") for each in table("docs/dba.md", "state-tables").column()} == state
 
 
 def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
@@ -311,20 +184,18 @@ def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
     shop.sql(shop.sqlqueue(*SCRIPT, name))
     shop.sqlqueue("create", "Lake")
     shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Lake")
-    shop.fill('"Shop.Orders"', 10)
-    stream = shop.stream(stateSchema=f"sqlqueue_{name}")
-    while stream.batch():
-        pass
-    stream.close()
+    shop.fill(QUEUE, 10)
+    with closing(shop.stream(stateSchema=f"sqlqueue_{name}")) as stream:
+        while stream.batch():
+            pass
     during = shop.sql(CATALOGUE)
 
     shop.words = {"sqlqueue_orders": f"sqlqueue_{name}", "orders_": f"{name}_"}
-    first, last = blocks(PAGE, "remove")
+    first, last = blocks("docs/dba.md", "remove")
     shop.run(first)
-    printed = shop.printed
+    assert "no receipts" in shop.printed
     shop.run(last)
 
-    assert "no receipts" in printed
     assert len(during) > len(before) + 20
     assert shop.sql(CATALOGUE) == before
-    assert shop.count('"SubscriptionRouting"') == 0
+    assert shop.count('"SubscriptionRouting"') == [0]
