@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-    from .dotnet import DotNet
+    from .transport import DotNet
 
 TIMEOUT = 60.0  # seconds; nothing waits so long, but a machine may stand still for ten
 # for properties that are tried on the database, in one place of it

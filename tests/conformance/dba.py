@@ -99,10 +99,6 @@ class CommonDBA(ABC):
         """Drop the table."""
         self._on(queue, "DROP TABLE {queue}")
 
-    def drop_column(self, queue: QueueAddress, column: str) -> None:
-        """Drop a column that is in no index."""
-        self._on(queue, f"ALTER TABLE {{queue}} DROP COLUMN {column}")
-
     def make_another(self, table: QueueAddress) -> None:
         """Make a table of this name that has nothing of a queue."""
         self._on(table, "CREATE TABLE {queue} (number int)")
@@ -125,8 +121,6 @@ class CommonDBA(ABC):
         """Drop a state table."""
         self._state("DROP TABLE {table}", table, {})
 
-    # ------------------------------------------------------------ logins
-
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
@@ -144,6 +138,12 @@ def as_login(url: str, name: str, password: str) -> Login:
     user = f"{name}:{quote(password, safe='')}"
     there = parts._replace(netloc=f"{user}@{place}").geturl()
     return Login(name=name, password=password, url=there)
+
+
+def quoted(queue: QueueAddress) -> str:
+    """A table as SQL names it."""
+    names = (queue.schema or "public", queue.table)
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,7 @@ class PostgreSQL(CommonDBA):
             self.connection.execute(named.encode())
 
     def quoted(self, queue: QueueAddress) -> str:
-        """As DBA."""
-        names = (queue.schema or "public", queue.table)
-        return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+        return quoted(queue)
 
     def _on(self, queue: QueueAddress, text: str, *values: object) -> list[Row]:
         # psycopg reads % in a name as a placeholder: double it, and always pass parameters
@@ -260,10 +258,6 @@ class PostgreSQL(CommonDBA):
         found = self.connection.execute(text.encode(), [self.quoted(table)])
         return [(name, column) for name, column in found]
 
-    def allow_null_headers(self, queue: QueueAddress) -> None:
-        """Let Headers be NULL, as in a table of long ago."""
-        self._on(queue, "ALTER TABLE {queue} ALTER Headers DROP NOT NULL")
-
     def rename(self, queue: QueueAddress, column: str, to: str) -> None:
         """Give a column another name."""
         self._on(queue, f"ALTER TABLE {{queue}} RENAME COLUMN {column} TO {to}")
@@ -318,18 +312,6 @@ class PostgreSQL(CommonDBA):
             other.execute(sql.SQL("SELECT FROM {} FOR UPDATE").format(name))
             yield
             other.rollback()
-
-    def locks_on_state(self) -> set[str]:
-        """The modes in which our sessions have state tables locked now."""
-        text = """
-        SELECT DISTINCT l.mode
-          FROM pg_locks AS l
-          JOIN pg_class AS c ON c.oid = l.relation
-          JOIN pg_namespace AS n ON n.oid = c.relnamespace
-          JOIN pg_stat_activity AS a ON a.pid = l.pid
-         WHERE n.nspname = %s AND c.relkind = 'r' AND a.application_name LIKE 'sqlqueue%%'
-        """
-        return {str(mode) for (mode,) in self.connection.execute(text.encode(), [self.state])}
 
     def age(self, table: str, column: str, *, hours: int) -> None:
         """Let what a state table records have been so much earlier."""

@@ -14,14 +14,13 @@ from recorded_connection import RecordedConnection
 from servers import only
 from waiting import until
 
-from sqlq_spark.admin import checks, problems
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.admin import checks
 from sqlq_spark.errors import NotAQueue, QueueNotFound, RightMissing
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
 
-from .conftest import TIMEOUT, Bench, bodies
+from .conftest import Bench, bodies
 from .dba import SHAPE
 from .shapes import cases
 
@@ -286,16 +285,6 @@ def test_state_tables_of_another_release_are_found(bench: Bench, version: int, f
     assert f"have version {version}, but this release supports" in found.found
 
 
-def test_state_tables_that_nobody_installed_are_found(bare: Bench) -> None:
-    """The installer makes them."""
-    (found,) = checks.of_state(bare.desk)
-
-    assert (found.name, found.severity) == ("state", "error")
-    assert found.fix == f"sqlqueue install --state-schema {bare.dotnet.state}"
-    schema.install(bare.desk, timeout=TIMEOUT)
-    assert checks.of_state(bare.desk) == []
-
-
 PARTS = [
     *("stream", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log"),
     *("trail", "version", "stream_query", "receipt_query"),
@@ -451,16 +440,3 @@ def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: B
     bare.dotnet.create(errors)
 
     assert loop.latest(INITIAL) != INITIAL
-
-
-def test_all_that_is_wrong_with_a_table_is_found(bench: Bench) -> None:
-    """Each with what fixes it."""
-    bench.dotnet.dba.drop_column(bench.queue, "body")
-    bench.dotnet.dba.expires_index(bench.queue, there=False)
-    asked: dict[str, Any] = {"last": 2**31 - 1, "expiring": True}
-    with transaction(bench.desk, timeout=TIMEOUT):
-        found = problems.of_table(bench.desk, bench.queue, **asked)
-
-    least = {"column", "expires_index"}
-    assert least <= {each.name for each in found} <= {*least, "seq_end"}
-    assert all(each.fix for each in found)

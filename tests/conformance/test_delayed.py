@@ -14,7 +14,7 @@ import pytest
 from servers import only
 
 from sqlq_spark.database import schema
-from sqlq_spark.errors import DelayedQueueNotFound, QueueNotFound
+from sqlq_spark.errors import DelayedQueueNotFound
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import delayed as due
 from sqlq_spark.send import dispatch as send
@@ -29,7 +29,7 @@ from .conftest import TIMEOUT, Bench, Clock, bodies
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .dotnet import Delayed, DotNet
+    from .transport import Delayed, DotNet
 
 HOUR = 3_600_000  # milliseconds
 PAST, FUTURE = datetime(2020, 2, 29, 12, 30, 15, 123456), datetime(2345, 6, 7, 8, 9, 10, 111213)  # noqa: DTZ001 - UTC
@@ -156,15 +156,6 @@ def kept(desk: Desk, due: datetime) -> datetime:
 def utc(row: Delayed) -> datetime:
     """A due time by a server whose sessions are in UTC."""
     return row.due.astimezone(UTC).replace(tzinfo=None)
-
-
-def test_a_chunk_without_delays_touches_no_delayed_table(desk: Desk) -> None:
-    """Also one whose rows have none in their columns."""
-    desk.dotnet.dba.drop(desk.table)
-
-    dispatch(desk, chunk({}), chunk({"delay": None, "due": None}))
-
-    assert desk.bench.bodies() == [b"0", b"0"]
 
 
 def test_each_destination_has_its_own_table(desk: Desk) -> None:
@@ -303,7 +294,7 @@ def test_rows_that_another_mover_holds_are_passed_over(desk: Desk) -> None:
     for body in (b"held", b"free"):
         desk.store(body=body, delay=-1)
 
-    with desk.dotnet.hold_delayed(desk.table, [b"held"]):
+    with desk.dotnet.holding("hold_delayed", desk.table, bodies=[b"held"]):
         moved = desk.move()
         assert moved.messages == 1
         if desk.dotnet.dialect == "postgresql":
@@ -355,21 +346,6 @@ def test_an_id_that_is_in_the_queue_does_not_stop_the_mover(
     assert {row.body for row in rows} == {b"there", b"copy", b"behind"}
     assert len({row.id for row in rows}) == 3
     assert "1 delayed messages were moved under new ids" in caplog.text
-
-
-def test_the_error_of_an_absent_table_says_which(desk: Desk) -> None:
-    """The delayed one by the command that makes it, the queue by its own."""
-    desk.dotnet.dba.drop(desk.bench.queue)
-    with pytest.raises(QueueNotFound) as caught:
-        desk.move()
-    assert caught.value.queue == desk.bench.printed
-
-    desk.dotnet.dba.drop(desk.table)
-    for another in (True, False):
-        with pytest.raises(DelayedQueueNotFound, match="`sqlqueue create QUEUE --delayed`"):
-            desk.move()
-        if another:
-            desk.dotnet.dba.make_another(desk.table)
 
 
 def test_pauses_double_up_to_a_minute_but_not_beyond_the_next_due_time() -> None:

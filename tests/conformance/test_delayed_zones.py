@@ -22,8 +22,8 @@ from sqlq_spark.errors import BadOption, MissingOption
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import Bench
-from .dotnet import PostgreSQL
 from .test_delayed import Desk, chunk, desk, send_now
+from .transport import PostgreSQL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

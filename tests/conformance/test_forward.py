@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .conftest import Bench
-    from .dotnet import Stored
+    from .transport import Stored
 
 
 @dataclass

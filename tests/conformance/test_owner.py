@@ -63,26 +63,3 @@ def test_copies_in_an_audit_or_error_queue_are_no_signs(bare: Bench, more: str) 
     bare.dotnet.send(bare.queue, headers=f"{TIMEOUT_OF_SAGA[:-1]},{more}}}")
 
     assert look(bare) == ""
-
-
-def test_only_the_first_messages_are_read(bare: Bench) -> None:
-    """A deep queue costs no more."""
-    bare.dotnet.send_many(bare.queue, [b"x"] * 100)
-    bare.dotnet.send(bare.queue, headers=SAGA)
-
-    assert look(bare) == ""
-
-
-def test_the_doctor_looks_for_owners_of_queues_that_streams_read(bench: Bench) -> None:
-    """An endpoint's own queue has its endpoint for an owner, and that is no finding."""
-    bench.dotnet.send(bench.queue, headers=SAGA)
-    bench.dotnet.send(bench.errors, headers=SAGA)
-    queues = [bench.queue, bench.errors]
-    bench.new_stream()
-
-    found = checks.run_all_checks(bench.desk, queues)
-    silent = checks.run_all_checks(bench.desk, queues, warn_if_shared=False)
-
-    where = [(each.where, each.severity) for each in found if each.name == "shared_queue"]
-    assert where == [(bench.printed, "warning")]
-    assert [each for each in silent if each.name == "shared_queue"] == []

@@ -221,18 +221,6 @@ def test_a_destination_that_cannot_be_sent_to_is_left_to_the_dispatch(bench: Ben
     assert above(bench, queues(*bad, bench.address("error"))) == bench.address("error")
 
 
-def test_a_look_waits_for_no_lock(bench: Bench) -> None:
-    """It counts beside a session that holds rows."""
-    bench.dotnet.send_many(bench.queue, [b"x"] * 20)
-    options = bench.sink(pauseAboveBacklog="5")
-
-    with bench.dotnet.hold(bench.queue, bench.seqs()[:1]):
-        found = find_backlog(bench.desk, options, queues(None))
-
-    assert found is not None
-    assert found.partition(" ")[0] in {"19", "20"}  # SQL Server passes over locked rows
-
-
 def test_a_login_that_may_not_read_the_destination_gets_the_grant(bench: Bench) -> None:
     """That of `sqlqueue script`, of one column; without INSERT the dispatch reports it."""
     login = bench.dotnet.dba.login()

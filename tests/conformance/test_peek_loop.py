@@ -11,21 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.admin import checks
 from sqlq_spark.errors import (
     CheckpointRolledBack,
     DelayedQueueNotFound,
     QueueNotFound,
     StaleTask,
     StreamTakenOver,
-    TimedOut,
 )
 from sqlq_spark.receive import pace
-from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
-from sqlq_spark.wire.address import QueueAddress
 
-from .conftest import ON_DATABASE, TIMEOUT, Bench, Clock, Strike, bodies, through_spark
+from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
 
 
 def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes]:
@@ -109,17 +105,6 @@ def test_commit_and_the_next_plan_acknowledge_alike(bench: Bench) -> None:
 # ----- limits ----------------------------------------------------------------------------------
 
 
-def test_a_heavy_message_among_light_ones_ends_the_batch(bench: Bench) -> None:
-    """The average misleads; the database cuts at the exact weight."""
-    bench.dotnet.send_many(bench.queue, [b"x"] * 60 + [b"y" * 100_000] + [b"z"] * 9)
-    loop = bench.loop(maxBytesPerTrigger="50000", maxConcurrency="1")
-
-    _, (rows,) = bench.batch(loop)
-
-    assert rows.num_rows == 61
-    assert len(bench.seqs()) == 9
-
-
 def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) -> None:
     """Not one statement before it is over, however often Spark asks."""
     clock = Clock()
@@ -139,31 +124,11 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
     assert "peek" in bench.said
 
 
-@pytest.mark.parametrize("frozen", [True, False], ids=["AvailableNow", "continuous"])
-def test_a_held_head_longer_than_a_batch_does_not_stop_the_rest(
-    bench: Bench, *, frozen: bool
-) -> None:
-    """A competing consumer may hold its messages for hours: what lies behind can be received."""
-    clock = Clock()
-    sent = send(bench, 30)
-    loop = bench.loop(clock, maxMessagesPerTrigger="10")
-    if frozen:
-        loop.freeze()
-
-    got: list[bytes] = []
-    with bench.dotnet.hold(bench.queue, range(1, 13)):
-        for _ in range(1 if frozen else 8):
-            start = loop._acknowledged  # noqa: SLF001 - what Spark's commit log would say
-            got += bench.drain(loop, start)
-            clock.now += 60.0
-
-    assert got == sent[12:]
-
-
 def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
     """Also at the end of an AvailableNow run."""
     loop = bench.loop()
-    with bench.dotnet.holding(bench.queue, 1):
+    with bench.dotnet.apart(commit=True) as other:
+        other.send(bench.queue, body=b"late")
         send(bench, 2)
         loop.freeze()
         start, _ = bench.batch(loop)
@@ -253,23 +218,6 @@ def test_two_drivers_on_one_checkpoint_the_first_ends(bench: Bench) -> None:
     assert got + bench.drain(second, other) == sent
 
 
-def test_a_driver_taken_over_between_its_ack_and_its_plan_plans_nothing(bench: Bench) -> None:
-    """It would be the second plan of the batch."""
-    clock = Clock()
-    send(bench, 3)
-    first = bench.loop(clock)
-    start, _ = bench.batch(first)
-    assert first.latest(start) == start
-    second = bench.loop()
-    assert second.latest(through_spark(start)) == start
-    send(bench, 3)
-    clock.now += 2.0
-
-    with pytest.raises(StreamTakenOver):
-        first.latest(start)
-    assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(1, None)]
-
-
 @pytest.mark.parametrize("batches", [1, 2])
 def test_a_checkpoint_rolled_back_is_refused(bench: Bench, batches: int) -> None:
     """By one batch or by several: the messages between are gone from the queue."""
@@ -328,16 +276,6 @@ def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
     assert bench.seqs() == []
 
 
-def test_a_locked_table_does_not_hang_the_driver(bench: Bench) -> None:
-    """The peek waits for queryTimeout, no longer, and says so."""
-    send(bench, 1)
-    loop = bench.loop(queryTimeout="1s")
-    with bench.dotnet.locked(bench.queue):
-        peek = bench.thread(lambda: loop.latest(INITIAL))
-        with pytest.raises(TimedOut, match="Raise the option queryTimeout"):
-            peek.result(timeout=TIMEOUT)
-
-
 def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
     bench: Bench,
 ) -> None:
@@ -382,22 +320,6 @@ def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_batch_that_must_be_closed_again_is_learned_from_once(bench: Bench) -> None:
-    """A session lost between ack and plan does not make the ramp climb twice."""
-    send(bench, 2)
-    bench.watched = True
-    bench.strike = Strike(10**9, lambda: bench.dotnet.kill("sqlqueue driver orders"))
-    loop = bench.loop(maxMessagesPerTrigger="1")
-    end, _ = bench.batch(loop)
-    bench.strike.at = bench.strike.seen + 7
-
-    loop.latest(end)
-
-    assert bench.strike.fell == "peek"
-    assert loop.ramp.successes == 1
-
-
-@pytest.mark.usefixtures("impatient")
 def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again(
     bench: Bench,
 ) -> None:
@@ -422,14 +344,3 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_a
 
 
 # ----- progress --------------------------------------------------------------------------------
-
-
-def test_a_stream_of_a_queue_in_the_default_schema_names_it(bench: Bench) -> None:
-    """One queue is one address, however the user spelled it."""
-    source = bench.source(queue="Shop.Orders")
-
-    loop = StreamDriver(source, Clock(), checks.at_start)
-
-    default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
-    assert loop.claim.queue == default[bench.dotnet.dialect]
-    assert source.address == QueueAddress("Shop.Orders")

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
-from servers import only
 
-from sqlq_spark.admin import inspect
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.errors import (
     QueueNotFound,
     StreamNotFound,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import browse, pace
+from sqlq_spark.receive import browse
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
@@ -98,29 +96,6 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
     assert bench.dotnet.state_rows("stream", "queue, messages") == [(", ".join(several.names), 38)]
 
 
-def test_tasks_go_by_weight_and_a_callback_queue_has_one(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless the user says how many there may be."""
-    monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    instance = QueueAddress("orders.east1", bench.dotnet.schema)
-    bench.dotnet.create(instance)
-    for queue in (bench.queue, instance):
-        bench.dotnet.send_many(queue, [b"x"] * 20)
-    names = f"{bench.printed}, {bench.desk.printed(instance)}"
-
-    def planned(**raw: str) -> list[int]:
-        loop = bench.loop(None, queues=names, maxMessagesPerTrigger="50", **raw)
-        end = loop.latest(INITIAL)
-        found = Counter(task.queue for task in loop.tasks(end))
-        return [found[bench.queue], found[instance]]
-
-    assert planned() == [7, 1]
-    assert planned(maxConcurrency="6") == [3, 3]
-    assert planned(maxConcurrency="1") == [1, 1]
-
-
 # ----- limits and triggers, with one queue and with several -------------------------------------
 
 
@@ -182,41 +157,6 @@ def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several)
     clock.now += 0.5
 
     assert counts(several.bench.batch(loop, end)[1]) == {1: 3}
-
-
-def test_a_queue_that_had_too_few_still_counts_while_it_is_left_alone(several: Several) -> None:
-    """An empty queue and one with too few rest by themselves, and are planned together."""
-    clock = Clock()
-    raw = {"minMessagesPerTrigger": "5", "maxTriggerDelay": "60s", "peekDelay": "2s"}
-    loop = several.loop(0, 1, clock=clock, **raw)
-    several.send(0, 5)
-    end, _ = several.bench.batch(loop)  # the second is empty: it is left alone until 2 s
-    clock.now += 1.0
-    several.send(0, 3)
-    assert loop.latest(end) == end  # too few: the first is left alone until 3 s
-    several.send(1, 2)
-    clock.now += 1.0
-
-    _, tables = several.bench.batch(loop, end)
-
-    assert counts(tables) == {0: 3, 1: 2}
-
-
-def test_available_now_freezes_the_end_of_each_queue(several: Several) -> None:
-    """However fast others send, and into whichever queue."""
-    sent = several.send(0, 8) + several.send(1, 3)
-    loop = several.loop(maxMessagesPerTrigger="4")
-    loop.freeze()
-    several.send(1, 2)
-    several.send(2, 5)
-
-    got: list[bytes] = []
-    for tables in several.bench.batches(loop):
-        got += bodies(*tables)
-        several.send(0, 2)
-
-    assert sorted(got) == sorted(sent)
-    assert several.left()[1:] == [2, 5]
 
 
 # ----- looking ---------------------------------------------------------------------------------
@@ -412,40 +352,6 @@ def test_the_report_is_of_each_queue_and_of_all(several: Several) -> None:
         None,
     ]
     json.dumps(after)
-
-
-@only("postgresql", "streams that see what others hold")
-@pytest.mark.parametrize("least", ["1", "3"])
-def test_min_concurrency_holds_the_tasks_against_competitors(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, least: str
-) -> None:
-    """As fixed as the option says."""
-    monkeypatch.setattr(pace, "RAMP_DOWN", 1)
-    bench.dotnet.send_many(bench.queue, [b"x"] * 10)
-    clock, start = Clock(), INITIAL
-    loop = bench.loop(clock, maxConcurrency="4", minConcurrency=least)
-
-    with bench.dotnet.hold(bench.queue, range(1, 11)):
-        for _ in range(10):
-            start, _ = bench.batch(loop, start)
-            clock.now += 2.0
-
-    assert loop.report()["tasks"] == int(least)
-
-
-def test_streams_are_found_by_any_of_their_queues(several: Several) -> None:
-    """By the canonical address, whatever it holds."""
-    for queue in range(3):
-        several.send(queue, 1)
-    several.loop(0, 1).latest(INITIAL)
-    several.loop(1, 2).latest(INITIAL)
-
-    streams = inspect.streams(several.bench.desk)
-    found = [[each for each in streams if name in each.queues] for name in several.names]
-
-    assert [len(each) for each in found] == [1, 2, 1]
-    assert found[0][0].queues == several.names[:2]
-    assert len(streams) == 2
 
 
 def test_a_browse_shares_its_ranges_among_the_queues(several: Several) -> None:

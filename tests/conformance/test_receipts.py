@@ -94,22 +94,6 @@ def test_an_ack_keeps_the_receipts_of_a_batch_that_a_return_has_closed(bench: Be
     assert return_(bench, stream, batch=2, task=1) == 1
 
 
-def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Bench) -> None:
-    """Without the wait a zombie could write a receipt that nobody will read."""
-    bench.dotnet.send(bench.queue)
-    task, driver = bench.task(bench.new_stream()), bench.open("driver")
-
-    with bench.running(task, "executor"):
-        ack = bench.thread(lambda: bench.ack(str(task.stream), 1, driver))
-        bench.blocked("driver")
-        assert not ack.done()
-
-    assert ack.result(timeout=TIMEOUT).messages == 1
-    assert bench.dotnet.state_rows("receipt", ROWS) == []
-    with pytest.raises(StaleTask):
-        bench.receive(task)
-
-
 def test_an_ack_behind_the_stream_is_a_rolled_back_checkpoint(bench: Bench) -> None:
     """The error says from where to where, and what to do."""
     stream = bench.new_stream(acked=5)
@@ -314,24 +298,6 @@ def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench)
     return_(bench, stream, task=1)
 
     assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(2, write_plan(plan_to(9)))]
-
-
-def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
-    """Then it returns what the task received."""
-    bench.dotnet.send(bench.queue)
-    task, operator = bench.task(bench.new_stream()), bench.open("operator")
-
-    def work() -> int:
-        with transaction(operator, timeout=TIMEOUT):
-            return receipts.return_(operator, (str(task.stream), 1, 0), bench.queue)
-
-    with bench.running(task, "executor"):
-        returning = bench.thread(work)
-        bench.blocked("operator")
-
-    assert returning.result(timeout=TIMEOUT) == 1
-    assert len(bench.seqs()) == 1
-    assert bench.dotnet.state_rows("receipt", ROWS) == []
 
 
 def test_a_return_into_a_queue_that_is_gone_keeps_the_receipt(bench: Bench) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +16,6 @@ from waiting import until
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql import connection as postgresql
 from sqlq_spark.errors import (
-    ConnectionLost,
     QueueNotFound,
     StaleTask,
     StatementFailed,
@@ -201,32 +198,6 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
     assert rows.num_rows == 50
 
 
-def test_a_second_attempt_takes_the_rows_of_a_first_that_dies(bench: Bench) -> None:
-    """They are in the queue again with its rollback."""
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)])
-    task, second = bench.task(bench.new_stream()), bench.open("second")
-
-    with suppress(ConnectionLost), bench.running(task, "first"):
-        attempt = bench.thread(lambda: bench.receive(task, second))
-        bench.blocked("second")
-        assert bench.dotnet.kill(f"{bench.name} first")
-
-    assert attempt.result(timeout=TIMEOUT)["seq"].to_pylist() == list(range(1, 51))
-
-
-def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
-    """Two tasks of a batch, and a task of another stream, run at once."""
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(30)])
-    stream, other = bench.new_stream(), bench.new_stream()
-
-    with bench.running(bench.task(stream, first=1, stop=11), "first"):
-        second = bench.receive(bench.task(stream, task=1, first=11, stop=21))
-        third = bench.receive(bench.task(other))
-
-    assert second["seq"].to_pylist() == list(range(11, 21))
-    assert third["seq"].to_pylist() == list(range(21, 31))
-
-
 # ----- the fence -------------------------------------------------------------------------------
 
 
@@ -268,24 +239,6 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
     assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
-def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
-    """It read nothing before the ack's commit that it could act on after."""
-    bench.dotnet.send(bench.queue)
-    stream, zombie, driver = bench.new_stream(), bench.open("zombie"), bench.open("driver")
-    driver.rows("begin")
-    driver.rows("lock_stream", stream=stream)
-    none: dict[str, Any] = dict.fromkeys(("messages", "expired", "diverted", "forwarded"), 0)
-    none |= {"query_id": None, "query_batch": None}
-    driver.rows("acknowledge", tables=None, stream=stream, batch=1, **none)
-    attempt = bench.thread(lambda: bench.receive(bench.task(stream), zombie))
-    bench.blocked("zombie")
-    driver.rows("commit")
-
-    with pytest.raises(StaleTask):
-        attempt.result(timeout=TIMEOUT)
-    assert bench.seqs() == [1]
-
-
 def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> None:
     """The state tables were made again, or are another database's."""
     bench.dotnet.send(bench.queue)
@@ -299,14 +252,6 @@ def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> 
     assert bench.seqs() == [1]
 
 
-def test_the_error_of_a_missing_queue_names_it(bench: Bench) -> None:
-    """The state tables are not blamed, whatever the names look like."""
-    gone = QueueAddress(f"x{bench.dotnet.state}.orders", f"x{bench.dotnet.schema}")
-
-    with pytest.raises(QueueNotFound):
-        bench.receive(bench.task(bench.new_stream(), queue=gone))
-
-
 def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     """A table that a DBA has locked blocks a task for queryTimeout, no longer."""
     task, session = bench.task(bench.new_stream()), bench.session()
@@ -318,28 +263,6 @@ def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
 
 
 # ----- poison ----------------------------------------------------------------------------------
-
-
-def test_no_headers_are_not_poison(bench: Bench) -> None:
-    """NULL reads as an empty object, in an old table that allows it."""
-    bench.dotnet.dba.allow_null_headers(bench.queue)
-    bench.dotnet.send(bench.queue, None)
-
-    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-
-    assert rows["headers"].to_pylist() == [None]
-    assert bench.bodies(bench.errors) == []
-
-
-def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
-    """NULL stays NULL."""
-    bench.dotnet.send(bench.queue, "[" + "x" * 5_000_000, None)
-
-    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-
-    (row,) = bench.dotnet.rows(bench.errors)
-    assert row.headers == "[" + "x" * 5_000_000
-    assert row.body is None
 
 
 @only("postgresql", "an id that must be unique")

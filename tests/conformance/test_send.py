@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.datasource.write import look_ahead
 from sqlq_spark.errors import (
     BadOption,
@@ -27,12 +26,11 @@ from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.insert import Inserts
-from sqlq_spark.send.sender import CHUNK_ROW, Sender
+from sqlq_spark.send.sender import CHUNK_ROW
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
-from .conftest import TIMEOUT, Bench, Strike
+from .conftest import TIMEOUT, Bench
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -109,24 +107,6 @@ def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
     assert bench.bodies() == [b"mine", b"theirs", b"later"]
 
 
-def test_a_task_does_not_wait_for_the_first_chunk_of_a_new_sink(bench: Bench) -> None:
-    """The row of the sink is committed before it: the first task may hang in its chunk."""
-    bench.watched = True
-    stage(bench, chunk(b"1"))
-    bench.watched = False
-
-    def beside() -> None:
-        with StateSession(bench.sink(queryTimeout="1s"), "beside") as session:
-            send.stage(session, [chunk(b"beside")], sink="new", batch=0)
-
-    bench.striking = f"{bench.name} first"
-    bench.strike = Strike(bench.said.index("stage"), beside)
-    send.stage(bench.session("first"), [chunk(b"first")], sink="new", batch=0)
-
-    assert bench.strike.fell == "stage"
-    assert sum(row[0] == "new" for row in staging(bench)) == 2
-
-
 def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
     """The batch may be done again; once it was sent or given up for good, late tasks stage none."""
     stage(bench, chunk(b"x"), chunk(b"y"), sink="write:1")
@@ -156,24 +136,6 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
     assert bench.seqs() == []
     assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
     assert len(staging(bench)) == 2
-
-
-def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
-    """The second waits for the first, then finds it done."""
-    staged = stage(bench, chunk(b"once"))
-    first, second = bench.open("first"), bench.open("second")
-    first.rows("begin")
-    send.lock_exclusive(first, "sink")
-    assert send.advance(first, "sink", 0)
-    other = bench.thread(lambda: dispatch(bench, staged, connection=second))
-    bench.blocked("second")
-    inserts = Inserts(first, bench.sink())
-    for each in send.read_chunks(first, [staged]):
-        inserts.insert(each)
-    first.rows("commit")
-
-    assert other.result(timeout=TIMEOUT) == 0
-    assert bench.bodies() == [b"once"]
 
 
 def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
@@ -272,16 +234,6 @@ def test_every_row_has_an_id_of_its_own(bench: Bench) -> None:
     assert len(set(ids)) == 1000
     assert {each.version for each in ids} == {7}
     assert {each.variant for each in ids} == {uuid.RFC_4122}
-
-
-def test_a_body_of_100_mb_is_sent(bench: Bench) -> None:
-    """A chunk of one message."""
-    batch = pa.RecordBatch.from_pydict({"body": [b"\xa5" * 100_000_000, b"small"]})
-    sender = Sender(options=bench.sink(), partition=0)
-
-    dispatch(bench, stage(bench, *sender.chunks([batch])))
-
-    assert [len(body or b"") for body in bench.bodies()] == [100_000_000, 5]
 
 
 MICRO_BATCH = Origin(query_id="query", query_batch=4)

@@ -13,11 +13,10 @@ import pytest
 from strict_headers import loads
 
 from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.errors import (
     BadOption,
     QueueNotFound,
-    RightMissing,
     SubscriberUnreachable,
     SubscriptionsNotFound,
 )
@@ -164,7 +163,8 @@ def test_both_sides_subscribe_and_unsubscribe_in_one_table(
 def test_the_table_may_be_made_by_two_at_once(bare: Bench, table: QueueAddress) -> None:
     """An endpoint's installer takes no lock of ours: we wait for its commit, and take its table."""
     first = bare.open("first")
-    with bare.dotnet.creating_subscriptions(table):
+    with bare.dotnet.apart(commit=True) as other:
+        other.create_subscriptions(table)
         made = bare.thread(partial(schema.create_subscriptions, first, table, timeout=TIMEOUT))
         bare.blocked("first")
 
@@ -391,21 +391,6 @@ def test_without_the_table_nothing_is_published(bench: Bench, table: QueueAddres
     assert bench.bodies() == [b"x"]
 
 
-def test_the_error_of_a_publisher_without_rights_has_the_grant(shop: Shop) -> None:
-    """SELECT is what it needs."""
-    dba = shop.bench.dotnet.dba
-    login = dba.login()
-    dba.grant(login, "DELETE", shop.table)
-    options = shop.sink(url=login.url, delivery="atLeastOnce")
-    try:
-        with Session(options, "role") as session, pytest.raises(RightMissing) as no:
-            insert.send_now(session, [events(b"x")], options)
-
-        assert str(no.value).endswith(f"GRANT SELECT ON {dba.quoted(shop.table)} TO the_user")
-    finally:
-        dba.drop_login(login)
-
-
 # ----- once ------------------------------------------------------------------------------------
 
 
@@ -413,30 +398,6 @@ def chunks_of_tasks() -> Iterator[pa.Table]:
     """Two chunks, the second published to one more queue."""
     yield events(b"1")
     yield events(b"2", topics=[PLACED, EVENT])
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again(
-    bench: Bench, shop: Shop, clock: Clock
-) -> None:
-    """Each message is in its queues once, whether the statement or only its answer was lost."""
-    options = shop.sink(queue=bench.printed)
-    chunks = [chunk(b"0", lives=10**8), *chunks_of_tasks()]
-    for batch, (session, _) in enumerate(bench.strikes()):
-        for queue in (bench.queue, *shop.queues.values()):
-            bench.dotnet.dba.empty(queue)
-        clock.now += 10
-
-        staged = dispatch.stage(session, chunks, sink="sink", batch=batch)
-        session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
-
-        assert bench.bodies() == [b"0"]
-        assert shop.got() == {"web": [b"1", b"2"], "mail": [b"1", b"2"], "stock": [b"2"]}
-        assert staging(bench) == []
-
-    wanted = "stage advance chunks chunk subscribers destinations lock_destination load discard"
-    assert {*wanted.split()} - bench.desk.lacks <= {*bench.struck}
-    assert bench.struck.count("commit") == 4
 
 
 def test_at_least_once_sends_chunk_by_chunk(bench: Bench, shop: Shop) -> None:

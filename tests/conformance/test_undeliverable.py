@@ -409,28 +409,3 @@ def test_a_lost_subscriber_costs_its_copies_only(
     assert "no subscriber" not in caplog.text
     if delivery == "exactlyOnce":
         assert "sink: batch 0: 3 messages sent, 5 to the error queue" in caplog.text
-
-
-def test_a_row_that_is_published_needs_no_queue(post: Post) -> None:
-    """A row beside it has neither topics nor a queue; only this one is set aside."""
-    subscribe(post, "web", PLACED)
-    web = post.queue("web")
-    nowhere = rows((None, b"2"), (post.name("orders"), b"3"))
-
-    post.send(pa.concat_tables([events(b"1", PLACED), nowhere], promote_options="default"))
-
-    assert (post.bench.bodies(web), post.bodies("orders")) == ([b"1"], [b"3"])
-    assert post.failures().keys() == {b"2"}
-
-
-def test_a_subscriber_whose_queue_refuses_costs_its_copies_only(post: Post) -> None:
-    """Only the INSERT shows it."""
-    post.bench.dotnet.dba.refuse(post.queue("mail"))
-    web = post.queue("web")
-    for endpoint in ("web", "mail"):
-        subscribe(post, endpoint, PLACED)
-
-    post.send(events(b"1", PLACED))
-
-    assert post.bench.bodies(web) == [b"1"]
-    check_failure(post.failures()[b"1"], b"1", post.name("mail"), "not today")
