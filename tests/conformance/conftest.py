@@ -162,9 +162,23 @@ class Bench:
         """How options and state tables name the queue; on SQL Server without its database."""
         return names_of(self.dotnet.url).print_address(self.queue)
 
+    @property
+    def delayed(self) -> QueueAddress:
+        """The queue's table of delayed messages, which need not be there."""
+        return schema.delayed_of(self.queue)
+
+    def beside(self, table: str) -> QueueAddress:
+        """A table beside the queue, which need not be there."""
+        return QueueAddress(table, self.dotnet.schema)
+
+    def another(self, table: str) -> QueueAddress:
+        """Make a queue beside the queue."""
+        self.dotnet.create(self.beside(table))
+        return self.beside(table)
+
     def address(self, table: str) -> str:
         """The canonical address of a table beside the queue."""
-        return self.desk.printed(QueueAddress(table, self.dotnet.schema))
+        return self.desk.printed(self.beside(table))
 
     def source(self, **raw: str) -> SourceOptions:
         """Options of a stream of the queue, or of `queues`, by their public names."""
@@ -320,9 +334,19 @@ class Bench:
         """What waits."""
         return [row.seq for row in self.dotnet.rows(self.queue)]
 
-    def bodies(self, queue: QueueAddress | None = None) -> list[bytes | None]:
+    def bodies(self, queue: QueueAddress | str | None = None) -> list[bytes | None]:
         """The bodies of what waits, in the queue or in another."""
+        if isinstance(queue, str):
+            queue = self.beside(queue)
         return [row.body for row in self.dotnet.rows(queue or self.queue)]
+
+    def failures(self) -> dict[bytes | None, dict[str, str]]:
+        """Headers of what the error queue holds, by body; each body is there once."""
+        rows = self.dotnet.rows(self.errors)
+        found = {row.body: json.loads(row.headers or "") for row in rows}
+        assert len(found) == len(rows)
+        assert {row.expires for row in rows} <= {None}
+        return found
 
 
 @pytest.fixture

@@ -205,11 +205,6 @@ class PostgreSQL(CommonDBA):
         seconds = "extract(epoch FROM Expires - (now() AT TIME ZONE 'UTC'))::float8"
         return [row[0] for row in self._on(queue, f"SELECT {seconds} FROM {{queue}} ORDER BY Seq")]
 
-    def from_first(self, queue: QueueAddress) -> None:
-        """Let the next message have the first seq again."""
-        name = queue.table.replace('"', '""').replace("%", "%%")
-        self._on(queue, f'ALTER SEQUENCE "{queue.schema}"."{name}_seq_seq" RESTART')
-
     def truncate(self, queue: QueueAddress) -> None:
         """Delete all messages, waiting for every transaction that works on the table."""
         self._on(queue, "TRUNCATE {queue}")
@@ -301,15 +296,6 @@ class PostgreSQL(CommonDBA):
         """Lock a queue against whoever would send to it, as long as the block lasts."""
         with psycopg.connect(self.url) as other:
             other.execute(f"LOCK TABLE {self.quoted(queue)} IN SHARE MODE".encode())
-            yield
-            other.rollback()
-
-    @contextmanager
-    def holding_streams(self) -> Iterator[None]:
-        """Lock the rows of streams against whoever would lock them, as long as the block lasts."""
-        with psycopg.connect(self.url) as other:
-            name = sql.Identifier(self.state, "stream")
-            other.execute(sql.SQL("SELECT FROM {} FOR UPDATE").format(name))
             yield
             other.rollback()
 

@@ -149,9 +149,6 @@ class SQLServer(CommonDBA):
         found = self._on(queue, f"SELECT {seconds} FROM {{queue}} ORDER BY RowVersion")
         return [row[0] for row in found]
 
-    def from_first(self, queue: QueueAddress) -> None:
-        self._on(queue, "DBCC CHECKIDENT (N'{text}', RESEED, 0) WITH NO_INFOMSGS")
-
     def truncate(self, queue: QueueAddress) -> None:
         self._on(queue, "TRUNCATE TABLE {queue}")
 
@@ -215,12 +212,6 @@ class SQLServer(CommonDBA):
     def closed(self, queue: QueueAddress) -> Iterator[None]:
         with self.transaction() as execute:
             execute(f"SELECT TOP (1) 1 FROM {self.quoted(queue)} WITH (TABLOCK, HOLDLOCK)")
-            yield
-
-    @contextmanager
-    def holding_streams(self) -> Iterator[None]:
-        with self.transaction() as execute:
-            execute(f"UPDATE {bracketed(self.state)}.stream SET driver = driver")
             yield
 
     def age(self, table: str, column: str, *, hours: int) -> None:

@@ -14,13 +14,13 @@ from recorded_connection import RecordedConnection
 from servers import only
 from waiting import until
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import checks, problems
+from sqlq_spark.database import transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound, RightMissing
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
 
-from .conftest import Bench, bodies
+from .conftest import TIMEOUT, Bench, bodies
 from .dba import SHAPE
 from .shapes import cases
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.admin.problems import Finding
     from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
 
 
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
@@ -117,7 +118,7 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
 @only("postgresql", "names that endpoints of it refuse")
 def test_a_name_that_endpoints_refuse_is_found(bare: Bench) -> None:
     """Bytes are counted, and the new name ends at a whole character."""
-    long = QueueAddress("ü" * 28, bare.dotnet.schema)  # 56 bytes
+    long = bare.beside("ü" * 28)  # 56 bytes
     bare.dotnet.create(long)
 
     found = wrong(bare, long)
@@ -125,13 +126,12 @@ def test_a_name_that_endpoints_refuse_is_found(bare: Bench) -> None:
     assert (found.name, found.severity) == ("long_name", "error")
     assert "56 bytes, but the transport allows at most 55" in found.found
     run(bare, found.fix)
-    assert look(bare, QueueAddress("ü" * 27, bare.dotnet.schema)) == []
+    assert look(bare, bare.beside("ü" * 27)) == []
 
 
 def test_hostile_names_are_quoted_in_a_fix(bare: Bench) -> None:
     """A finding's statements touch this table, and no other."""
-    queue = QueueAddress('x"; DROP TABLE orders; --%s]', bare.dotnet.schema)
-    bare.dotnet.create(queue)
+    queue = bare.another('x"; DROP TABLE orders; --%s]')
     hurt(bare, queue)
 
     run(bare, wrong(bare, queue).fix)
@@ -345,7 +345,7 @@ def test_everything_is_looked_at_at_once(bench: Bench) -> None:
     """One queue that is absent or locked does not hide what is wrong with the next."""
     hurt(bench, bench.queue)
     bench.dotnet.dba.drop_state("version")
-    queues = [QueueAddress("absent", bench.dotnet.schema), bench.errors, bench.queue]
+    queues = [bench.beside("absent"), bench.errors, bench.queue]
 
     with bench.dotnet.locked(bench.errors):
         found = checks.run_all_checks(bench.desk, queues)
@@ -427,7 +427,7 @@ def test_a_pause_longer_than_messages_live_is_warned_of(
 
 def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: Bench) -> None:
     """Absent, or no queue: before a message is received, not at the first poison message."""
-    errors = QueueAddress("absent", bare.dotnet.schema)
+    errors = bare.beside("absent")
     bare.dotnet.send(bare.queue)
     loop = bare.loop(errorQueue=bare.address("absent"), transactionMode="none")
 
@@ -440,3 +440,60 @@ def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: B
     bare.dotnet.create(errors)
 
     assert loop.latest(INITIAL) != INITIAL
+
+
+# ----- an owner of the queue ------------------------------------------------------------------
+
+
+SAGA = '{"NServiceBus.SagaId":"7","NServiceBus.SagaType":"Shop.Saga"}'
+TIMEOUT_OF_SAGA = '{"NServiceBus.SagaId":"7","NServiceBus.IsSagaTimeoutMessage":"True"}'
+CONTROL = '{"NServiceBus.ControlMessage":"True"}'
+
+
+def owner(bench: Bench) -> str:
+    """What is found about an owner."""
+    with transaction(bench.desk, timeout=TIMEOUT):
+        return "".join(each.found for each in problems.of_owner(bench.desk, bench.queue))
+
+
+def starting(bench: Bench, caplog: pytest.LogCaptureFixture, **raw: str) -> str:
+    """Start a stream, and return what it logs."""
+    caplog.clear()
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+    checks.at_start(bench.desk, bench.source(**raw))
+    return caplog.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "sign"),
+    [
+        (SAGA, "messages for a saga among the first messages: 2"),
+        (TIMEOUT_OF_SAGA, "saga timeouts among the first messages: 2"),
+        (CONTROL, "control messages among the first messages: 2"),
+    ],
+)
+def test_messages_that_only_their_endpoint_can_handle_are_signs(
+    bare: Bench, headers: str, sign: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream warns, unless the option silences it; a row that is no JSON does not matter."""
+    bare.dotnet.send(bare.queue, headers='{"NServiceBus.SagaId')
+    bare.dotnet.send(bare.queue, headers='{"x":"\\"NServiceBus.SagaId\\":"}')
+    assert "shared_queue" not in starting(bare, caplog)
+    assert owner(bare) == ""
+    for _ in range(2):
+        bare.dotnet.send(bare.queue, headers=headers)
+
+    warned = starting(bare, caplog)
+
+    assert sign in owner(bare)
+    assert sign in warned
+    assert "warnIfShared=false" in warned
+    assert sign not in starting(bare, caplog, warnIfShared="false")
+
+
+@pytest.mark.parametrize("more", ['"NServiceBus.ProcessingEnded":"x"', '"NServiceBus.FailedQ":"x"'])
+def test_copies_in_an_audit_or_error_queue_are_no_signs(bare: Bench, more: str) -> None:
+    """They have the headers of the messages that were handled or failed elsewhere."""
+    bare.dotnet.send(bare.queue, headers=f"{TIMEOUT_OF_SAGA[:-1]},{more}}}")
+
+    assert owner(bare) == ""

@@ -14,13 +14,13 @@ from sqlq_spark.errors import CheckpointIncomplete
 from sqlq_spark.options.names import names_of
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.offset import INITIAL, Offset
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, Clock, bodies
 
 if TYPE_CHECKING:
     from sqlq_spark.receive.driver import StreamDriver
+    from sqlq_spark.wire.address import QueueAddress
 
 
 @dataclass
@@ -73,8 +73,7 @@ def query(bench: Bench) -> Query:
 @pytest.fixture
 def pair(bench: Bench) -> Query:
     """Give a query of two sources."""
-    other = QueueAddress("invoices", bench.dotnet.schema)
-    bench.dotnet.create(other)
+    other = bench.another("invoices")
     made = Query(bench, [bench.queue, other])
     made.start()
     return made

@@ -22,7 +22,6 @@ from sqlq_spark.errors import (
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import Sender
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
 from .conftest import TIMEOUT, Bench, bodies
@@ -66,7 +65,7 @@ def test_everything_installs_again_without_harm(bench: Bench) -> None:
 
 def test_a_queue_of_our_installer_is_the_one_that_an_endpoint_makes(bare: Bench) -> None:
     """Column for column and index for index."""
-    ours = QueueAddress("ours", bare.dotnet.schema)
+    ours = bare.beside("ours")
 
     schema.create_queue(bare.desk, ours, timeout=TIMEOUT)
 
@@ -75,7 +74,7 @@ def test_a_queue_of_our_installer_is_the_one_that_an_endpoint_makes(bare: Bench)
 
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     """The second waits for the first."""
-    queue = QueueAddress("new", bare.dotnet.schema)
+    queue = bare.beside("new")
 
     def work(name: str) -> None:
         connection = bare.open(name)
@@ -92,7 +91,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 @only("postgresql", "locks of tables")
 def test_the_column_body_string_is_made_once_and_under_the_lock(bench: Bench) -> None:
     """In a new table and in one that has rows, by two installers at once; the endpoint goes on."""
-    new = QueueAddress("new", bench.dotnet.schema)
+    new = bench.beside("new")
     bench.dotnet.send(bench.queue, body=b"before")
 
     def work() -> None:
@@ -130,8 +129,8 @@ def test_an_install_gives_up_while_another_session_creates_the_tables(
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     """Of queue, endpoint, topic and table of subscriptions, for all that can be done to a queue."""
-    queue = QueueAddress(name, bench.dotnet.schema)
-    table = QueueAddress((name + "s")[1:], bench.dotnet.schema)
+    queue = bench.beside(name)
+    table = bench.beside((name + "s")[1:])
     printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
     bench.dotnet.send(bench.errors, body=b"bystander")
     with pytest.raises(QueueNotFound):

@@ -23,7 +23,6 @@ from sqlq_spark.send.throttle import (
     wait_before_chunks,
     wait_before_dispatch,
 )
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 from .conftest import TIMEOUT, Bench
@@ -196,7 +195,7 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
 
 def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:
     """Of any of the topics; a subscriber whose queue is gone is left to the dispatch."""
-    table = QueueAddress("Subscribed", bench.dotnet.schema)
+    table = bench.beside("Subscribed")
     raw = {"subscriptionTable": bench.desk.printed(table)}
     named: Names = {("topic", PLACED), ("topic", "Shop.IEvent")}
     assert above(bench, named, **raw) is None  # there is no such table

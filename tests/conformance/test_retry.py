@@ -163,8 +163,7 @@ def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
 def test_with_a_limit_the_oldest_return_and_over_kills_each_returns_once(bare: Bench) -> None:
     """A message that cannot be returned takes no place; a kill comes after a commit."""
     bare.dotnet.send(bare.errors, "{}", b"homeless")
-    other = QueueAddress("Sales", bare.dotnet.schema)
-    bare.dotnet.create(other)
+    other = bare.another("Sales")
     for at in range(7):
         fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed((bare.queue, other)[at % 2])})
     session, plans = bare.session("retry"), []
@@ -197,7 +196,7 @@ def test_what_others_hold_or_took_is_passed_over(bare: Bench) -> None:
 
 def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
     """One that went away, and one with a law of its own; a batch is undone as a whole."""
-    gone, strict = (QueueAddress(name, bare.dotnet.schema) for name in ("gone", "strict"))
+    gone, strict = (bare.beside(name) for name in ("gone", "strict"))
     for each in (gone, strict):
         bare.dotnet.create(each)
     for at, each in enumerate((gone, strict, strict, bare.queue)):

@@ -18,7 +18,6 @@ from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, Clock
@@ -28,6 +27,8 @@ from .test_send import chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sqlq_spark.wire.address import QueueAddress
 
 # what WIRE.md 7 and DESIGN.md 2 give a service; each is one right that can be missing
 RIGHTS = [
@@ -44,7 +45,7 @@ class Service:
 
     def __init__(self, bench: Bench, queue: QueueAddress, errors: QueueAddress) -> None:
         self.bench, self.input, self.errors = bench, queue, errors
-        self.output = QueueAddress("the output", bench.dotnet.schema)
+        self.output = bench.beside("the output")
         for queue_ in (self.input, self.errors, self.output):
             bench.dotnet.create(queue_)
         schema.create_delayed(bench.desk, self.input, timeout=TIMEOUT)
@@ -111,8 +112,8 @@ def service(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Service]:
     name = getattr(request, "param", "the input")
     made = Service(
         bench,
-        QueueAddress(name, bench.dotnet.schema),
-        QueueAddress(f"{name} errors", bench.dotnet.schema),
+        bench.beside(name),
+        bench.beside(f"{name} errors"),
     )
     bench.dotnet.send(made.input)
     bench.dotnet.send(made.input, "[]")

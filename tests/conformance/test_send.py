@@ -27,7 +27,6 @@ from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.sender import CHUNK_ROW
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench
@@ -152,7 +151,7 @@ def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
 
 def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
     """Nothing is visible, also where the other queues are there; made, the batch goes through."""
-    absent = QueueAddress("absent", bench.dotnet.schema)
+    absent = bench.beside("absent")
     staged = stage(bench, chunk(b"1"), chunk(b"2", queue=bench.address("absent")))
 
     with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
@@ -176,7 +175,7 @@ def test_a_table_that_an_option_names_is_looked_for_before_a_task_runs(
     bench: Bench, option: str, error: type[Exception]
 ) -> None:
     """The error names the table, whatever the columns say; with the table there is no error."""
-    absent = QueueAddress("absent", bench.dotnet.schema)
+    absent = bench.beside("absent")
     options = bench.sink(**{option: bench.address("absent")})
 
     with pytest.raises(error, match="absent"):

@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def table(bare: Bench) -> QueueAddress:
     """Give the address of a table of subscriptions that is not there yet."""
-    return QueueAddress("SubscriptionRouting", bare.dotnet.schema)
+    return bare.beside("SubscriptionRouting")
 
 
 @dataclass

@@ -11,13 +11,13 @@ REPLAY = "spark/test_replay.py"
 CLUSTER = "faults/test_cluster.py"
 CHAOS = "faults/test_chaos.py"
 FAILPOINTS = "faults/test_failpoints.py"
-LARGE = "conformance/test_large.py"
+LARGE = "conformance/test_receive.py"
 RECEIVE = "conformance/test_receive.py"
 LOOP = "conformance/test_peek_loop.py"
 RECEIPTS = "conformance/test_receipts.py"
 SEND = "conformance/test_send.py"
 DELAYED = "conformance/test_delayed.py"
-ZONES = "conformance/test_delayed_zones.py"
+ZONES = "conformance/test_delayed.py"
 FORWARD = "conformance/test_forward.py"
 TOPICS = "conformance/test_subscriptions.py"
 STREAM = "spark/test_stream.py"
@@ -32,7 +32,7 @@ DBA = "pages/test_dba.py"
 SPARK = "pages/test_spark_pages.py"
 SETTINGS = "conformance/test_server_settings.py"
 ROWS_AS_SENT = "conformance/test_wire.py"
-KINDS = "conformance/test_table_kinds.py"
+KINDS = "conformance/test_tables.py"
 STATE = "hostile/test_state.py"
 RUNBOOKS = "pages/test_runbooks.py::test"
 RUNNING = "pages/test_running.py::test"
@@ -264,7 +264,7 @@ ROWS: dict[tuple[str, str], dict[str, str]] = {
     },
     ("docs/dba.md", "settings"): {
         "pgbouncer": (
-            "conformance/test_poolers.py::test_between_transactions_only_whole_statements_are_sent"
+            "conformance/test_server_settings.py::test_between_transactions_only_whole_statements_are_sent"
         ),
         "pgbouncer-statement": f"{SETTINGS}::test_statement_pooling_is_refused",
         "several-hosts": (
