@@ -117,10 +117,6 @@ class CommonDBA(ABC):
         """Insert a row into a state table."""
         self._state("INSERT INTO {table} ({columns}) VALUES ({marks})", table, values)
 
-    def drop_state(self, table: str) -> None:
-        """Drop a state table."""
-        self._state("DROP TABLE {table}", table, {})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Login:

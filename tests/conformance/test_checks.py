@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -115,20 +114,6 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
     assert look(bare) == []
 
 
-@only("postgresql", "names that endpoints of it refuse")
-def test_a_name_that_endpoints_refuse_is_found(bare: Bench) -> None:
-    """Bytes are counted, and the new name ends at a whole character."""
-    long = bare.beside("ü" * 28)  # 56 bytes
-    bare.dotnet.create(long)
-
-    found = wrong(bare, long)
-
-    assert (found.name, found.severity) == ("long_name", "error")
-    assert "56 bytes, but the transport allows at most 55" in found.found
-    run(bare, found.fix)
-    assert look(bare, bare.beside("ü" * 27)) == []
-
-
 def test_hostile_names_are_quoted_in_a_fix(bare: Bench) -> None:
     """A finding's statements touch this table, and no other."""
     queue = bare.another('x"; DROP TABLE orders; --%s]')
@@ -154,20 +139,6 @@ def login(bench: Bench, *rights: str) -> Iterator[tuple[str, Connection]]:
             yield made.name, session.open()
     finally:
         bench.dotnet.dba.drop_login(made)
-
-
-@only("postgresql", "tables that a login without any right on them can see")
-def test_all_rights_that_a_login_lacks_are_found(bare: Bench) -> None:
-    """To enter, to receive and to send; what fixes it gives no more."""
-    with login(bare) as (role, connection):
-        before = {each.name: each for each in checks.of_any_queue(connection, bare.queue)}
-
-        assert set(before) == {"schema_right", "receive_right", "send_right"}
-        assert {each.severity for each in before.values()} == {"error"}
-        for each in before.values():
-            assert each.fix.endswith(f"TO {role}")
-            run(bare, each.fix)
-        assert checks.of_any_queue(connection, bare.queue) == []
 
 
 @pytest.mark.parametrize("lacking", cases("to_receive"))
@@ -339,23 +310,6 @@ def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
     assert idle not in found.fix
     bench.ack(stream, 1)
     assert checks.of_streams(bench.desk) == []
-
-
-def test_everything_is_looked_at_at_once(bench: Bench) -> None:
-    """One queue that is absent or locked does not hide what is wrong with the next."""
-    hurt(bench, bench.queue)
-    bench.dotnet.dba.drop_state("version")
-    queues = [bench.beside("absent"), bench.errors, bench.queue]
-
-    with bench.dotnet.locked(bench.errors):
-        found = checks.run_all_checks(bench.desk, queues)
-
-    state, *problems = [each for each in found if each.is_problem]
-    hurt_found = bench.dotnet.dba.shapes.hurt_found.name
-    assert state.name == "state_table"
-    assert [each.name for each in problems] == ["absent", "locked", hurt_found]
-    assert [each.where for each in problems] == [bench.desk.printed(each) for each in queues]
-    assert problems[0].fix == f"sqlqueue create {shlex.quote(bench.address('absent'))}"
 
 
 # ----- at the start of a stream ----------------------------------------------------------------

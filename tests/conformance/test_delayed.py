@@ -19,7 +19,6 @@ from servers import only
 
 from sqlq_spark.database import schema
 from sqlq_spark.errors import BadOption, DelayedQueueNotFound, MissingOption
-from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import delayed as due
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert
@@ -274,24 +273,6 @@ def test_what_is_due_at_infinity_stops_no_mover(bench: Bench, due: str, moved: i
     assert move(bench) == Moved(moved, None)
 
 
-def test_rows_that_another_mover_holds_are_passed_over(bench: Bench) -> None:
-    """Without waiting; they come when it has given them up."""
-    for body in (b"held", b"free"):
-        bench.dotnet.store(bench.delayed, body=body, delay=-1)
-
-    with bench.dotnet.holding("hold_delayed", bench.delayed, bodies=[b"held"]):
-        moved = move(bench)
-        assert moved.messages == 1
-        if bench.dotnet.dialect == "postgresql":
-            assert (moved.next_due or 0) < 0
-        else:  # READPAST
-            assert moved.next_due is None
-        assert bench.bodies() == [b"free"]
-
-    assert move(bench).messages == 1
-    assert bench.bodies() == [b"free", b"held"]
-
-
 def test_movers_of_both_kinds_at_once_lose_and_double_nothing(bench: Bench) -> None:
     """Two of ours and an endpoint's, in small batches."""
     sent = store_due(bench, 200)
@@ -371,18 +352,6 @@ def test_a_stream_moves_what_is_due_before_it_peeks(bench: Bench) -> None:
     clock.now += 100  # less than peekDelay
     end, tables = bench.batch(loop, end)
     assert bodies(*tables) == [b"soon"]
-
-
-def test_a_turn_is_bounded_by_the_micro_batch(bench: Bench) -> None:
-    """And the next one follows at once while more is due."""
-    store_due(bench, 5)
-    loop = bench.loop(delayedDelivery="true", maxMessagesPerTrigger="2")
-
-    end = loop.latest(INITIAL)
-    assert len(waiting(bench)) == 3
-    (task,) = loop.tasks(end)
-    assert bodies(bench.receive(task)) == [b"0", b"1"]
-    assert bench.drain(loop, end) == [b"2", b"3", b"4"]
 
 
 def test_an_available_now_run_receives_all_that_is_due_when_it_starts(bench: Bench) -> None:

@@ -70,15 +70,6 @@ def query(bench: Bench) -> Query:
     return made
 
 
-@pytest.fixture
-def pair(bench: Bench) -> Query:
-    """Give a query of two sources."""
-    other = bench.another("invoices")
-    made = Query(bench, [bench.queue, other])
-    made.start()
-    return made
-
-
 def send(query: Query, *sent: bytes, to: int = 0) -> list[bytes]:
     """Send messages to a source; give their bodies."""
     for body in sent:
@@ -140,18 +131,6 @@ def test_without_the_lost_entries_a_query_goes_on_behind_them_after_data_loss(qu
         got.append((query.receive(), query.receive()))
 
     assert got == [([], []), ([], []), ([b"2"], [b"2"])]
-
-
-def test_sources_of_one_query_receive_in_turn_and_together(pair: Query) -> None:
-    """Each begins when it has messages first, and what one acknowledged stops no other."""
-    batches = [(b"0", b""), (b"1", b""), (b"", b"2"), (b"3", b"4"), (b"", b"5"), (b"6", b"7")]
-
-    for both in batches:
-        for source, body in enumerate(both):
-            send(pair, *filter(None, [body]), to=source)
-        pair.plan()
-
-        assert [pair.receive(0), pair.receive(1)] == [[body] if body else [] for body in both]
 
 
 def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(query: Query) -> None:

@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlq_spark.errors import (
-    CheckpointRolledBack,
     DelayedQueueNotFound,
     QueueNotFound,
-    StaleTask,
     StreamTakenOver,
 )
 from sqlq_spark.receive import pace
-from sqlq_spark.receive.offset import INITIAL, Offset
+from sqlq_spark.receive.offset import INITIAL
 
 from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
 
@@ -86,20 +84,6 @@ def test_a_plan_is_stored_word_for_word_and_given_out_again(bench: Bench) -> Non
     (replayed,) = [bench.receive(task) for task in second.tasks(again)]
     assert replayed.equals(got)
     assert len(bench.drain(second, through_spark(again))) == 15
-
-
-def test_commit_and_the_next_plan_acknowledge_alike(bench: Bench) -> None:
-    """Spark calls either, or both."""
-    send(bench, 3)
-    loop = bench.loop()
-    end, _ = bench.batch(loop)
-
-    loop.acknowledge(end)
-
-    assert bench.dotnet.state_rows("receipt", "batch") == []
-    assert loop.latest(end) == end
-    loop.acknowledge(end)
-    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 3)]
 
 
 # ----- limits ----------------------------------------------------------------------------------
@@ -172,19 +156,6 @@ def test_transaction_mode_none_needs_no_state_tables(bare: Bench, *, frozen: boo
     assert bare.seqs() == [24, 25]
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_driver_lost_in_transaction_mode_none_ends_no_run_early(bench: Bench) -> None:
-    """A plan that Spark never got did not receive nothing, so its messages are planned again."""
-    for _ in bench.strikes("sqlqueue driver orders"):
-        sent = send(bench, 3)
-        loop = bench.loop(transactionMode="none")
-        loop.freeze()
-
-        assert bench.drain(loop) == sent
-
-    assert {"peek", "commit"} <= set(bench.struck)
-
-
 # ----- checkpoints -----------------------------------------------------------------------------
 
 
@@ -216,23 +187,6 @@ def test_two_drivers_on_one_checkpoint_the_first_ends(bench: Bench) -> None:
     assert str(caught.value).startswith(f"stream {start.stream} was taken over by another driver: ")
     got = bodies(*tables, *(bench.receive(task) for task in second.tasks(other)))
     assert got + bench.drain(second, other) == sent
-
-
-@pytest.mark.parametrize("batches", [1, 2])
-def test_a_checkpoint_rolled_back_is_refused(bench: Bench, batches: int) -> None:
-    """By one batch or by several: the messages between are gone from the queue."""
-    send(bench, 40)
-    loop = bench.loop(maxMessagesPerTrigger="10")
-    offsets: list[Offset] = [INITIAL]
-    for _ in range(3):
-        offsets.append(bench.batch(loop, offsets[-1])[0])
-    loop.acknowledge(offsets[3])
-
-    with pytest.raises(CheckpointRolledBack):
-        bench.loop().latest(through_spark(offsets[3 - batches]))
-    with pytest.raises(StaleTask):
-        bench.receive(bench.loop().tasks(offsets[3 - batches])[0])
-    assert len(bench.seqs()) == 10
 
 
 @pytest.mark.parametrize("planned", [True, False], ids=["with a plan", "without"])

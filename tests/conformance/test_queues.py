@@ -15,10 +15,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.errors import (
     QueueNotFound,
-    StreamNotFound,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import browse
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
@@ -291,17 +289,6 @@ def test_a_checkpoint_that_shares_no_queue_is_refused(several: Several) -> None:
     ]
 
 
-def test_a_pending_batch_of_unknown_origin_is_refused(several: Several) -> None:
-    """Without a stream, or with one that is in no state table, nobody says that it is ours."""
-    several.send(0, 3)
-    end = several.loop(0).latest(INITIAL)
-
-    with pytest.raises(StreamOfOtherQueue):
-        several.loop(1, 2).tasks(replace(end, stream=None))
-    with pytest.raises(StreamNotFound):
-        several.loop(1, 2).tasks(replace(end, stream="nobody"))
-
-
 # ----- what people see -------------------------------------------------------------------------
 
 
@@ -352,20 +339,3 @@ def test_the_report_is_of_each_queue_and_of_all(several: Several) -> None:
         None,
     ]
     json.dumps(after)
-
-
-def test_a_browse_shares_its_ranges_among_the_queues(several: Several) -> None:
-    """By how far each reaches; an empty one has none, and every message is in one."""
-    sent = [several.send(0, 60), several.send(2, 2)]
-
-    found = browse.parts(several.bench.desk, several.queues, parts=4)
-    got: dict[QueueAddress, list[bytes]] = {}
-    for queue, first, stop in found:
-        pages = browse.pages(several.bench.desk, queue, first, stop, narrow=False)
-        got.setdefault(queue, []).extend(bodies(*pages))
-
-    assert [several.queues.index(queue) for queue, _, _ in found] == [0, 0, 0, 2]
-    assert got == {several.queues[0]: sent[0], several.queues[2]: sent[1]}
-    for queue in several.queues:
-        several.bench.dotnet.dba.empty(queue)
-    assert browse.parts(several.bench.desk, several.queues, parts=4) == []

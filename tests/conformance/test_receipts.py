@@ -22,7 +22,7 @@ from sqlq_spark.errors import (
     StreamTakenOver,
 )
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.offset import BatchPlan, Offset, QueuePlan, read_plan, write_plan
+from sqlq_spark.receive.offset import Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
 
 from .conftest import TIMEOUT, Bench, bodies
@@ -75,23 +75,6 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
     assert bench.dotnet.state_rows("receipt", ROWS) == sorted([(stream, 2, 0), (other, 1, 0)])
     columns = "acked_batch, messages, expired, diverted"
     assert bench.dotnet.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
-
-
-def test_an_ack_keeps_the_receipts_of_a_batch_that_a_return_has_closed(bench: Bench) -> None:
-    """Spark was never handed that batch, so the operator may still return its other receipts."""
-    stream = bench.new_stream()
-    received(bench, stream, batch=1, messages=1)
-    received(bench, stream, batch=2, messages=1)
-    bench.dotnet.send(bench.queue, body=b"of task 1")
-    bench.receive(bench.task(stream, batch=2, task=1))
-    return_(bench, stream, batch=2)
-    bench.plan(stream, 3)
-    bench.receive(bench.task(stream, batch=3))
-
-    bench.ack(stream, 3)
-
-    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0), (stream, 2, 1)]
-    assert return_(bench, stream, batch=2, task=1) == 1
 
 
 def test_an_ack_behind_the_stream_is_a_rolled_back_checkpoint(bench: Bench) -> None:
@@ -235,21 +218,6 @@ def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> 
     assert bench.dotnet.state_rows("receipt_page", "page") == []
 
 
-def test_what_was_returned_is_not_received_for_its_batch_again(bench: Bench) -> None:
-    """A checkpoint that comes back replays the batch: its tasks are stale."""
-    stream = bench.new_stream()
-    received(bench, stream)
-    return_(bench, stream)
-
-    with pytest.raises(StaleTask):
-        bench.receive(bench.task(stream))
-    assert len(bench.seqs()) == 3
-    with pytest.raises(CheckpointRolledBack):
-        bench.ack(stream, 0)
-    assert return_(bench, stream) == 0
-    assert len(bench.seqs()) == 3
-
-
 def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
     """Its messages were sent on; a refusal changes nothing, and what is dropped is gone."""
     stream = bench.new_stream()
@@ -278,26 +246,6 @@ def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Be
 
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(0,)]
     assert bench.receive(bench.task(stream)).num_rows == 3
-
-
-def plan_to(stop: int) -> BatchPlan:
-    """Give a plan that ends before a seq."""
-    return (
-        QueuePlan(queue='"a"', messages=1, share=1, bytes=1, bounds=(1, stop), partitions=(0,)),
-    )
-
-
-def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench) -> None:
-    """A batch has one plan, ever: planned again, what only the first plan's tasks hold is lost."""
-    stream = bench.new_stream()
-    received(bench, stream)
-    bench.receive(bench.task(stream, task=1))
-    return_(bench, stream, task=0)
-    bench.plan(stream, 2, plan_to(9))
-
-    return_(bench, stream, task=1)
-
-    assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(2, write_plan(plan_to(9)))]
 
 
 def test_a_return_into_a_queue_that_is_gone_keeps_the_receipt(bench: Bench) -> None:
@@ -336,24 +284,3 @@ def test_a_time_beyond_all_calendars_stops_nothing(
     assert returned == (0 if gone else 1)
     rows = [(row.body, row.expires) for row in bench.dotnet.rows(bench.queue)]
     assert rows == ([] if gone else [(b"good", None)])
-
-
-def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
-    """Word for word, also where the answer of its commit was lost."""
-    stream = bench.new_stream()
-
-    def store(plan: BatchPlan, who: receipts.Claim) -> BatchPlan:
-        with transaction(bench.desk, timeout=TIMEOUT):
-            stored = receipts.lock_for_plan(bench.desk, stream, 1, who)
-        if stored is None:
-            bench.plan(stream, 1, plan)
-        return plan if stored is None else read_plan(stored, stream, 1)
-
-    assert store(plan_to(5), bench.who) == plan_to(5)
-    assert store(plan_to(6), bench.who) == plan_to(5)
-    other = replace(bench.who, driver="another")
-    with pytest.raises(StreamTakenOver):
-        store(plan_to(7), other)
-    assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]
-    assert bench.ack(stream, 0).plan == write_plan(plan_to(5))
-    assert bench.ack(stream, 1).plan is None

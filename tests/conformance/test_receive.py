@@ -548,18 +548,6 @@ def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
     assert bench.seqs() == [1, 2]
 
 
-def test_it_is_looked_for_only_with_a_reason(bench: Bench) -> None:
-    """A task that got all it was planned for, or whose sample was light, runs no statement more."""
-    bench.watched = True
-    connection = bench.open()
-    cases: list[dict[str, Any]] = [{"messages": 1}, {"bytes_each": 10.0}, {"bytes": 3}]
-    for at, limits in enumerate(cases):
-        bench.dotnet.send(bench.queue, "{}", b"1")
-        bench.receive(large_task(bench, task=at, **limits), connection)
-
-    assert "find_large" not in bench.said
-
-
 def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
     """Passed over at first, behind many others, it becomes the lowest; then the sample shows it."""
     bench.dotnet.send_many(bench.queue, [b"x"] * 300, lives=None)

@@ -124,17 +124,6 @@ def service(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Service]:
     bench.dotnet.dba.drop_login(made.login)
 
 
-def test_the_rights_that_are_listed_are_enough(service: Service) -> None:
-    """Not one more than WIRE.md part 7."""
-    service.grant()
-
-    service.work()
-
-    assert [row.body for row in service.bench.dotnet.rows(service.output)] == [b"out"]
-    assert len(service.bench.dotnet.rows(service.errors)) == 1
-    assert service.bench.dotnet.rows(service.input) == []
-
-
 def fix(error: DatabaseFailure, missing: str, role: str) -> str:
     """What a DBA does who reads the error: runs its GRANT, or grants USAGE where it says so."""
     text = str(error)

@@ -137,18 +137,6 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
     assert len(staging(bench)) == 2
 
 
-def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
-    """To the sink's queue by default; that is one queue, whether a row names it or not."""
-    error = bench.address("error")
-    rows = [(None, b"1"), (error, b"2"), (bench.printed, b"3"), (error, b"4"), (None, b"5")]
-    mixed = pa.concat_tables([chunk(body, queue=queue) for queue, body in rows])
-
-    assert dispatch(bench, stage(bench, mixed)) == 5
-
-    assert bench.bodies() == [b"1", b"3", b"5"]
-    assert bench.bodies(bench.errors) == [b"2", b"4"]
-
-
 def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
     """Nothing is visible, also where the other queues are there; made, the batch goes through."""
     absent = bench.beside("absent")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ import pytest
 from strict_headers import loads
 
 from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.errors import (
     BadOption,
     QueueNotFound,
@@ -288,22 +286,6 @@ def test_events_without_subscribers_are_logged_once_a_batch(
     )
     assert shop.got()["web"] == [b"3"]
     assert staging(bench) == []
-
-
-def test_many_messages_are_copied_in_sets(bench: Bench, shop: Shop) -> None:
-    """One look at the table, two at new queues, a lock of each; an insert for each and chunk."""
-    staged = stage(bench, events(*[b"x"] * 500), events(*[b"y"] * 500, topics=[EVENT]))
-    bench.watched = True
-
-    with StateSession(shop.sink(), "dispatch") as session:
-        session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=shop.sink()))
-
-    sending = {"subscribers": 1, "destinations": 4, "lock_destination": 3, "load": 4}
-    said = Counter(bench.said)
-    wanted = sending.keys() - bench.desk.lacks
-    assert {name: said[name] for name in wanted} == {name: sending[name] for name in wanted}
-    got = {name: len(bodies) for name, bodies in shop.got().items()}
-    assert got == {"web": 1000, "mail": 500, "stock": 500}
 
 
 # ----- what is remembered ----------------------------------------------------------------------

@@ -200,18 +200,6 @@ def test_a_queue_that_is_dropped_between_two_batches_costs_its_messages_only(ben
     assert bench.failures() == {}
 
 
-def test_many_missing_queues_are_looked_up_at_once(bench: Bench) -> None:
-    """A sender who invents addresses makes neither as many statements, nor as many transactions."""
-    many = rows(*((bench.address(f"absent {at}"), b"%d" % at) for at in range(200)))
-    bench.watched = True
-    connection = bench.open("watched")
-
-    insert.send_in_transaction(connection, sink(bench), lambda inserts: inserts.insert(many))
-
-    assert len(bench.failures()) == 200
-    assert len(bench.said) < 20
-
-
 def test_a_login_without_the_right_to_insert_sets_aside_what_it_may_not_send(bench: Bench) -> None:
     """The other queues and the error queue are its own."""
     dba = bench.dotnet.dba
@@ -266,32 +254,6 @@ def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None)
         Sender(options=options, partition=0).messages(batch, 0)
     assert bench.bodies("orders") == []
     assert bench.failures() == {}
-
-
-def test_a_batch_without_such_a_message_runs_the_same_statements(bench: Bench) -> None:
-    """So the option costs nothing: to several queues, to subscribers, and delayed."""
-    subscribe(bench, "web", PLACED)
-    bench.another("web")
-    bench.another("billing")
-    bench.dotnet.create_delayed(schema.delayed_of(bench.queue))
-    chunks = [
-        rows((bench.address("orders"), b"1"), (bench.address("billing"), b"2")),
-        events(b"3", PLACED),
-        delayed((bench.address("orders"), b"4")),
-    ]
-    said: list[list[str]] = []
-    bench.watched = True
-    for batch, undeliverable in enumerate((bench.address("error"), "fail")):
-        subscriptions.cache.drop(sink(bench))
-        connection = bench.open(f"watched {batch}")
-        staged = dispatch.stage(bench.session("stage"), chunks, sink="sink", batch=batch)
-        bench.said.clear()
-        dispatch.dispatch(connection, [staged], sink(bench, undeliverable=undeliverable))
-        said.append(list(bench.said))
-
-    assert said[0] == said[1]
-    assert said[0].count("load") == 4
-    assert "savepoint" not in said[0]
 
 
 @pytest.mark.parametrize("bad", [None, "absent"])
