@@ -11,11 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.errors import (
-    DelayedQueueNotFound,
-    QueueNotFound,
-    StreamTakenOver,
-)
+from sqlq_spark import errors
 from sqlq_spark.receive import pace
 from sqlq_spark.receive.offset import INITIAL
 
@@ -182,7 +178,7 @@ def test_two_drivers_on_one_checkpoint_the_first_ends(bench: Bench) -> None:
     other = second.latest(through_spark(start))
 
     assert other == plan
-    with pytest.raises(StreamTakenOver) as caught:
+    with pytest.raises(errors.StreamTakenOver) as caught:
         first.latest(plan)
     assert str(caught.value).startswith(f"stream {start.stream} was taken over by another driver: ")
     got = bodies(*tables, *(bench.receive(task) for task in second.tasks(other)))
@@ -245,7 +241,7 @@ def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
     clock.now += 60
 
     for _ in range(2):
-        with pytest.raises(QueueNotFound, match="second"):
+        with pytest.raises(errors.QueueNotFound, match="second"):
             loop.latest(end)
 
         assert bench.dotnet.state_rows("receipt", "batch") == []
@@ -254,7 +250,7 @@ def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
     assert loop.latest(end) == end
     send(bench, 1)
     end, _ = bench.batch(bench.loop(queues=queues), end)
-    with pytest.raises(DelayedQueueNotFound):  # so it is where nothing can be moved
+    with pytest.raises(errors.DelayedQueueNotFound):  # so it is where nothing can be moved
         bench.loop(queues=queues, delayedDelivery="true").latest(end)
     assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(2, 2)]
 

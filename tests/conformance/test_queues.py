@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from sqlq_spark import errors
 from sqlq_spark.datasource.stream import StreamReader
-from sqlq_spark.errors import (
-    QueueNotFound,
-    StreamOfOtherQueue,
-)
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
@@ -208,7 +205,7 @@ def test_a_queue_that_is_missing_is_named(several: Several, missing: int) -> Non
     loop = several.loop()
 
     for work in (loop.freeze, partial(loop.latest, INITIAL)):
-        with pytest.raises(QueueNotFound) as caught:
+        with pytest.raises(errors.QueueNotFound) as caught:
             work()
         assert caught.value.queue == several.names[missing]
 
@@ -280,7 +277,7 @@ def test_a_checkpoint_that_shares_no_queue_is_refused(several: Several) -> None:
     other = several.loop(2)
 
     for work in (other.tasks, other.latest, other.acknowledge):
-        with pytest.raises(StreamOfOtherQueue) as caught:
+        with pytest.raises(errors.StreamOfOtherQueue) as caught:
             work(end)
         found, asked = f"{several.names[0]}, {several.names[1]}", several.names[2]
         assert (caught.value.found, caught.value.asked) == (found, asked)

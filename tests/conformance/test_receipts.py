@@ -9,18 +9,9 @@ from datetime import UTC, datetime
 import pytest
 from servers import only
 
+from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import (
-    CheckpointRolledBack,
-    DatabaseRolledBack,
-    ReceiptSettled,
-    ReceiptsMissing,
-    StaleTask,
-    StreamNotFound,
-    StreamOfOtherQueue,
-    StreamTakenOver,
-)
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.offset import Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
@@ -82,7 +73,7 @@ def test_an_ack_behind_the_stream_is_a_rolled_back_checkpoint(bench: Bench) -> N
     stream = bench.new_stream(acked=5)
     received(bench, stream, batch=6)
 
-    with pytest.raises(CheckpointRolledBack) as caught:
+    with pytest.raises(errors.CheckpointRolledBack) as caught:
         bench.ack(stream, 3)
 
     assert str(caught.value).startswith(
@@ -99,7 +90,7 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     """A standby that was behind, a backup: what was received since would come again, unsaid."""
     stream = bench.new_stream(acked=2)
 
-    with pytest.raises(DatabaseRolledBack) as caught:
+    with pytest.raises(errors.DatabaseRolledBack) as caught:
         bench.ack(stream, start)
 
     assert str(caught.value).startswith(
@@ -121,7 +112,7 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
     who = replace(bench.who, driver=driver)
 
     with (
-        pytest.raises(DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
+        pytest.raises(errors.DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
         transaction(bench.desk, timeout=TIMEOUT),
     ):
         receipts.lock_for_plan(bench.desk, stream, 5, who)
@@ -166,7 +157,7 @@ def test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it(
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, end_of(stream, 1, tasks=tasks), who)
 
-    with pytest.raises(ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
+    with pytest.raises(errors.ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
         ack(strict, 3)
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
     ack(lax, 3)
@@ -187,16 +178,16 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, Offset(stream=stream, batch=1), known)
 
-    with pytest.raises(StreamTakenOver):
+    with pytest.raises(errors.StreamTakenOver):
         ack(stream, other)
-    with pytest.raises(StreamOfOtherQueue, match=r"of queue .*orders.*, not of .*x"):
+    with pytest.raises(errors.StreamOfOtherQueue, match=r"of queue .*orders.*, not of .*x"):
         ack(stream, elsewhere, claim=True)
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(errors.StreamNotFound):
         ack("nobody", other, claim=True)
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
     ack(stream, other, claim=True)
     assert bench.dotnet.state_rows("receipt", ROWS) == []
-    with pytest.raises(StreamTakenOver):
+    with pytest.raises(errors.StreamTakenOver):
         ack(stream, bench.who)
 
 
@@ -224,7 +215,7 @@ def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
     received(bench, stream)
     bench.dotnet.dba.change("receipt", settled=True)
 
-    with pytest.raises(ReceiptSettled, match="sqlqueue receipts drop"):
+    with pytest.raises(errors.ReceiptSettled, match="sqlqueue receipts drop"):
         return_(bench, stream)
 
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
@@ -232,7 +223,7 @@ def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
     assert [drop(bench, stream), drop(bench, stream)] == [3, 0]
     assert bench.bodies() == []
     assert bench.dotnet.state_rows("receipt", ROWS) == []
-    with pytest.raises(StaleTask):
+    with pytest.raises(errors.StaleTask):
         bench.receive(bench.task(stream))
 
 

@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 from servers import only
 from waiting import until
 
+from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql import connection as postgresql
-from sqlq_spark.errors import (
-    MessageTooLarge,
-    QueueNotFound,
-    StaleTask,
-    StatementFailed,
-    StreamNotFound,
-    TimedOut,
-)
 from sqlq_spark.receive import poison
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import return_
@@ -228,7 +221,7 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
     bench.ack(stream, 1)
     bench.dotnet.send(bench.queue, body=b"new")
 
-    with pytest.raises(StaleTask) as caught:
+    with pytest.raises(errors.StaleTask) as caught:
         bench.receive(bench.task(stream))
     accepting = bench.receive(bench.task(stream, fail_on_data_loss=False))
 
@@ -246,7 +239,7 @@ def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> 
     bench.dotnet.send(bench.queue)
     stream = str(uuid.uuid4())
 
-    with pytest.raises(StreamNotFound) as caught:
+    with pytest.raises(errors.StreamNotFound) as caught:
         bench.receive(bench.task(stream))
 
     where = f"stream {stream} of this checkpoint is not in schema {bench.dotnet.state} of"
@@ -257,7 +250,7 @@ def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> 
 def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     """A table that a DBA has locked blocks a task for queryTimeout, no longer."""
     task, session = bench.task(bench.new_stream()), bench.session()
-    with bench.dotnet.locked(bench.queue), pytest.raises(TimedOut) as caught:
+    with bench.dotnet.locked(bench.queue), pytest.raises(errors.TimedOut) as caught:
         # a session that was idle for so long is ended, which is another matter
         session.run_with_retries(partial(receive, task=task, timeout=0.2, origin=Origin()))
 
@@ -290,7 +283,7 @@ def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) ->
     bench.dotnet.send(bench.queue, "[]", b"poison")
     task = bench.task(bench.new_stream(), error_address=bench.errors)
 
-    with pytest.raises(StatementFailed, match="let it go on behind the highest seq"):
+    with pytest.raises(errors.StatementFailed, match="let it go on behind the highest seq"):
         bench.receive(task)
 
     assert bench.bodies() == [b"poison"]
@@ -305,7 +298,7 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
     absent = bench.beside("absent")
     stream = bench.new_stream()
 
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(errors.QueueNotFound):
         bench.receive(bench.task(stream, error_address=absent))
 
     assert bench.seqs() == [1]
@@ -540,7 +533,7 @@ def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
     for body in (b"1", BIG):
         bench.dotnet.send(bench.queue, "{}", body)
 
-    with pytest.raises(MessageTooLarge) as caught:
+    with pytest.raises(errors.MessageTooLarge) as caught:
         bench.receive(large_task(bench, error_address=None))
 
     facts = {"queue": bench.printed, "seq": 2, "size": 5002, "largest": 1000}

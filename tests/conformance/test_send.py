@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.datasource.write import look_ahead
-from sqlq_spark.errors import (
-    BadOption,
-    BatchClosed,
-    ChunksMissing,
-    DelayedQueueNotFound,
-    MissingOption,
-    NothingToSettle,
-    QueueNotFound,
-    ReceiptSettled,
-    SubscriptionsNotFound,
-)
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
@@ -126,7 +116,7 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
     first, second = stage(bench, chunk(b"1"), chunk(b"2")), stage(bench, chunk(b"3"))
     bench.dotnet.dba.forget("staging", attempt=next(iter(first.chunks)).attempt, chunk=1)
 
-    with pytest.raises(ChunksMissing) as caught:
+    with pytest.raises(errors.ChunksMissing) as caught:
         dispatch(bench, first, second)
 
     assert str(caught.value).startswith(
@@ -142,7 +132,7 @@ def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
     absent = bench.beside("absent")
     staged = stage(bench, chunk(b"1"), chunk(b"2", queue=bench.address("absent")))
 
-    with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
+    with pytest.raises(errors.QueueNotFound, match=r"absent.*sqlqueue create"):
         dispatch(bench, staged)
 
     assert bench.seqs() == []
@@ -154,9 +144,9 @@ def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("option", "error"),
     [
-        ("queue", QueueNotFound),
-        ("delayedQueue", DelayedQueueNotFound),
-        ("subscriptionTable", SubscriptionsNotFound),
+        ("queue", errors.QueueNotFound),
+        ("delayedQueue", errors.DelayedQueueNotFound),
+        ("subscriptionTable", errors.SubscriptionsNotFound),
     ],
 )
 def test_a_table_that_an_option_names_is_looked_for_before_a_task_runs(
@@ -188,7 +178,9 @@ def test_a_sink_whose_rows_alone_say_where_to_looks_for_nothing() -> None:
 def test_an_unreadable_destination_stops_the_batch(bench: Bench) -> None:
     """Whatever a row's queue holds, the error says which text it was."""
     for address in [*bench.dotnet.dba.shapes.no_address, '""' * 300]:
-        with pytest.raises((BadOption, MissingOption, QueueNotFound), match="queue"):
+        with pytest.raises(
+            (errors.BadOption, errors.MissingOption, errors.QueueNotFound), match="queue"
+        ):
             dispatch(bench, stage(bench, chunk(b"x", queue=address)))
 
     assert bench.seqs() == []
@@ -255,7 +247,7 @@ def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(benc
     assert bench.bodies() == [b"passed on"]
     assert settled(bench) == [(0, True), (1, True)]
     assert bench.receive(bench.task(stream))["body"].to_pylist() == [b"1"]
-    with transaction(bench.desk, timeout=TIMEOUT), pytest.raises(ReceiptSettled):
+    with transaction(bench.desk, timeout=TIMEOUT), pytest.raises(errors.ReceiptSettled):
         return_(bench.desk, (stream, 1, 0), bench.queue)
 
 
@@ -269,7 +261,7 @@ def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, (stream, 1, task), bench.queue)
 
-    with pytest.raises(BatchClosed):
+    with pytest.raises(errors.BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)
 
     assert bench.bodies() == [b"%d" % (task + 1)]
@@ -291,7 +283,7 @@ def test_a_micro_batch_of_two_sources_of_which_one_was_returned_sends_nothing(
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, (first, 1, 0), bench.queue)
 
-    with pytest.raises(BatchClosed):
+    with pytest.raises(errors.BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)
 
     assert bench.bodies() == [b"1"]
@@ -317,7 +309,7 @@ def test_a_micro_batch_without_messages_of_the_queue_is_sent(bench: Bench) -> No
 
 def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench) -> None:
     """The likeliest mistake is a url or stateSchema that only one side has."""
-    with pytest.raises(NothingToSettle) as caught:
+    with pytest.raises(errors.NothingToSettle) as caught:
         dispatch(bench, stage(bench, chunk(b"x")), transactionMode=ATOMIC)
 
     said = f"query None has no stream and no receipt in schema {bench.dotnet.state} of "
@@ -328,5 +320,5 @@ def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench
 
 def test_sends_atomic_with_receive_needs_exactly_once(bench: Bench) -> None:
     """Straight inserts commit before the receipts could be settled."""
-    with pytest.raises(BadOption, match="exactlyOnce with transactionMode"):
+    with pytest.raises(errors.BadOption, match="exactlyOnce with transactionMode"):
         bench.sink(delivery="atLeastOnce", transactionMode=ATOMIC)

@@ -12,18 +12,11 @@ import pytest
 from pooler import relayed
 from servers import only
 
+from sqlq_spark import errors
 from sqlq_spark.admin import checks, problems, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
-from sqlq_spark.errors import (
-    NotReachable,
-    ReadOnly,
-    ServerShort,
-    ServerTooOld,
-    StatementPooling,
-    StateNotInstalled,
-)
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
@@ -137,7 +130,7 @@ def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Ben
     bench.dotnet.send(bench.queue)
     odd = bench.open("odd", url=url)
 
-    with pytest.raises(ReadOnly, match="target_session_attrs=read-write"):
+    with pytest.raises(errors.ReadOnly, match="target_session_attrs=read-write"):
         dispatch(bench, stage(bench, chunk(b"1")), connection=odd)
 
     with transaction(odd, timeout=TIMEOUT):
@@ -149,7 +142,9 @@ def test_an_older_server_is_refused(bare: Bench, monkeypatch: pytest.MonkeyPatch
     """The error says which would do."""
     monkeypatch.setattr(drivers, "OLDEST", 99)
 
-    with pytest.raises(ServerTooOld, match=r" is PostgreSQL \d+\.\d+, but 99 or later is needed"):
+    with pytest.raises(
+        errors.ServerTooOld, match=r" is PostgreSQL \d+\.\d+, but 99 or later is needed"
+    ):
         bare.open()
 
 
@@ -158,7 +153,9 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
     """At once, and with what would do."""
     with relayed(bench.dotnet.url, begins=False) as (url, _):
         session = bench.session(url=url)
-        with pytest.raises(StatementPooling, match="pool_mode=transaction or pool_mode=session"):
+        with pytest.raises(
+            errors.StatementPooling, match="pool_mode=transaction or pool_mode=session"
+        ):
             session.run_with_retries(lambda connection: connection.rows("clock"))
 
 
@@ -180,7 +177,7 @@ def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached:
             return connect()
 
         session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
-        with pytest.raises(NotReachable):
+        with pytest.raises(errors.NotReachable):
             session.run_with_retries(work)
 
     assert len(tried) == (ATTEMPTS if reached else 1)
@@ -210,7 +207,7 @@ def test_a_server_without_a_free_connection_is_waited_for(bench: Bench) -> None:
                 session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
                 found = session.run_with_retries(lambda connection: connection.rows("clock"))
             dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0".encode())
-            with pytest.raises(ServerShort, match=r"53300.*too many connections for role"):
+            with pytest.raises(errors.ServerShort, match=r"53300.*too many connections for role"):
                 bench.open("full", url=url)
         finally:
             dba.execute(f"DROP ROLE {role}".encode())
@@ -255,7 +252,7 @@ def test_a_statement_that_fails_outside_a_transaction_leaves_none_open(bench: Be
     """The pooler would keep its session for us, and the next statement find it aborted."""
     with relayed(bench.dotnet.url) as (url, relay):
         pooled = bench.open("pooled", url=url, stateSchema="nowhere")
-        with pytest.raises(StateNotInstalled):
+        with pytest.raises(errors.StateNotInstalled):
             pooled.rows("version")
         found = pooled.rows("clock")
 

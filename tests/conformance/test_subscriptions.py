@@ -11,13 +11,8 @@ import pyarrow as pa
 import pytest
 from strict_headers import loads
 
+from sqlq_spark import errors
 from sqlq_spark.database import schema
-from sqlq_spark.errors import (
-    BadOption,
-    QueueNotFound,
-    SubscriberUnreachable,
-    SubscriptionsNotFound,
-)
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, insert, subscriptions
 from sqlq_spark.send.sender import CHUNK_TOPICS, Sender
@@ -189,7 +184,7 @@ def test_a_subscription_that_nobody_could_find_is_refused(
     bare: Bench, table: QueueAddress, parts: dict[str, Any], error: str | None
 ) -> None:
     """Before anything is made; a queue that is not there would fail every publisher."""
-    with pytest.raises(BadOption if error else QueueNotFound, match=error):
+    with pytest.raises(errors.BadOption if error else errors.QueueNotFound, match=error):
         subscribe(bare, table, **parts)
 
     assert bare.desk.columns(table) == {}
@@ -336,7 +331,7 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     shop.subscribe("late", EVENT, address)
     staged = stage(bench, events(b"1"), events(b"2", topics=[EVENT]))
 
-    with pytest.raises(SubscriberUnreachable) as caught:
+    with pytest.raises(errors.SubscriberUnreachable) as caught:
         shop.dispatch(staged)
 
     said = f"endpoint 'late' is subscribed to topic '{EVENT}' with the queue {address!r}, which "
@@ -362,7 +357,7 @@ def test_without_the_table_nothing_is_published(bench: Bench, table: QueueAddres
     """An event must not vanish because an option names the wrong table."""
     staged, shop = stage(bench, events(b"x")), Shop(bench, table, {})
 
-    with pytest.raises(SubscriptionsNotFound) as caught:
+    with pytest.raises(errors.SubscriptionsNotFound) as caught:
         shop.dispatch(staged)
 
     said = f"the subscription table {bench.desk.printed(table)} was not found in "

@@ -10,16 +10,10 @@ import pyarrow as pa
 import pytest
 from servers import only
 
+from sqlq_spark import errors
 from sqlq_spark.admin import failed_messages
 from sqlq_spark.admin.failed_messages import Choice
 from sqlq_spark.database import schema
-from sqlq_spark.errors import (
-    BadAddress,
-    BadOption,
-    DelayedQueueNotFound,
-    QueueNotFound,
-    RightMissing,
-)
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, insert, subscriptions
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
@@ -121,7 +115,7 @@ def failed_queue(bench: Bench, text: str | None) -> str | None:
         return None
     try:
         return bench.desk.canonical(bench.desk.names.parse_destination(text))
-    except BadAddress:
+    except errors.BadAddress:
         return text[:1000]
 
 
@@ -219,7 +213,7 @@ def test_a_login_without_the_right_to_insert_sets_aside_what_it_may_not_send(ben
     assert bench.bodies("orders") == [b"2"]
     headers = bench.failures()[b"1"]
     check_failure(headers, b"1", bench.address("closed"), "GRANT INSERT")
-    assert headers[TYPE].endswith(RightMissing.__name__)
+    assert headers[TYPE].endswith(errors.RightMissing.__name__)
 
 
 def test_a_failure_that_a_message_had_is_replaced(bench: Bench) -> None:
@@ -246,7 +240,7 @@ def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None)
     assert options.undeliverable_address is None
     mixed = rows((bench.address("orders"), b"1"), (bench.address("absent"), b"2"))
 
-    with pytest.raises(QueueNotFound, match="absent"):
+    with pytest.raises(errors.QueueNotFound, match="absent"):
         insert.send_now(bench.session("send"), [mixed], options)
 
     batch = pa.RecordBatch.from_pydict({"body": [b"x"], "queue": pa.array([None], pa.string())})
@@ -263,9 +257,9 @@ def test_without_its_error_queue_nothing_is_sent(bench: Bench, bad: str | None) 
     queue = None if bad is None else bench.address(bad)
     options = sink(bench, queue=bench.address("orders"))
 
-    with pytest.raises(QueueNotFound, match="error"):
+    with pytest.raises(errors.QueueNotFound, match="error"):
         insert.check_tables(bench.desk, options)
-    with pytest.raises(QueueNotFound, match="error"):
+    with pytest.raises(errors.QueueNotFound, match="error"):
         send(bench, rows((bench.address("orders"), b"1"), (queue, b"2")))
 
     assert bench.bodies("orders") == []
@@ -274,7 +268,7 @@ def test_without_its_error_queue_nothing_is_sent(bench: Bench, bad: str | None) 
 def test_an_error_queue_that_cannot_be_a_queue_is_refused(bench: Bench) -> None:
     """When the options are read."""
     for text in ("x" * 300, ""):
-        with pytest.raises(BadOption, match="undeliverable"):
+        with pytest.raises(errors.BadOption, match="undeliverable"):
             sink(bench, undeliverable=text)
 
 
@@ -297,7 +291,7 @@ def test_a_delayed_message_whose_queue_is_gone_is_set_aside(bench: Bench) -> Non
 
 def test_without_the_delayed_table_of_the_options_nothing_is_sent(bench: Bench) -> None:
     """It takes the rows of every destination, so it is no fault of one."""
-    with pytest.raises(DelayedQueueNotFound):
+    with pytest.raises(errors.DelayedQueueNotFound):
         send(bench, delayed((bench.address("orders"), b"1")), delayedQueue=bench.address("absent"))
 
     assert bench.failures() == {}
