@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -27,9 +27,12 @@ from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM
 
 from .conftest import TIMEOUT, Bench
+from .dba import as_login
 from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .conftest import Bench
 
 ALONE = only("postgresql", "settings that the other has not")
@@ -159,26 +162,29 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
             session.run_with_retries(lambda connection: connection.rows("clock"))
 
 
+def count_tries(session: Session, before: Callable[[int], object]) -> list[int]:
+    """Note each attempt of a session to connect; `before` is told its number."""
+    tried: list[int] = []
+    connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
+
+    def counted() -> object:
+        tried.append(1)
+        before(len(tried))
+        return connect()
+
+    session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
+    return tried
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("reached", [False, True])
 def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached: bool) -> None:
     """A standby may be taking over; a url that led nowhere yet is an error at once."""
     options = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "orders"})
-    tried: list[int] = []
-
-    def work(_: object) -> None:
-        raise AssertionError
-
     with StateSession(options, "test", reached=reached) as session:
-        connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
-
-        def counted() -> object:
-            tried.append(1)
-            return connect()
-
-        session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
+        tried = count_tries(session, lambda _: None)
         with pytest.raises(errors.NotReachable):
-            session.run_with_retries(work)
+            session.run_with_retries(lambda connection: connection.rows("clock"))
 
     assert len(tried) == (ATTEMPTS if reached else 1)
 
@@ -187,24 +193,18 @@ def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached:
 def test_a_server_without_a_free_connection_is_waited_for(bench: Bench) -> None:
     """Also by a session that has reached no server yet; the error has the server's sentence."""
     role = f"full_{secrets.token_hex(4)}"
-    target = urlsplit(bench.dotnet.url)
-    place = target.netloc.rpartition("@")[2]
-    url = urlunsplit(target._replace(netloc=f"{role}:x@{place}"))
+    url = as_login(bench.dotnet.url, role, "x").url
     options = SourceOptions.parse({"url": url, "queue": bench.printed})
-    tried: list[int] = []
+
+    def allow(tries: int) -> None:
+        if tries == ATTEMPTS - 1:
+            dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1".encode())
+
     with psycopg.connect(bench.dotnet.url, autocommit=True) as dba:
         dba.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0".encode())
         try:
             with Session(options, "test") as session:
-                connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
-
-                def counted() -> object:
-                    tried.append(1)
-                    if len(tried) == ATTEMPTS - 1:
-                        dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1".encode())
-                    return connect()
-
-                session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
+                tried = count_tries(session, allow)
                 found = session.run_with_retries(lambda connection: connection.rows("clock"))
             dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0".encode())
             with pytest.raises(errors.ServerShort, match=r"53300.*too many connections for role"):
