@@ -75,7 +75,6 @@ class CommonDBA(ABC):
 
     @abstractmethod
     def quoted(self, queue: QueueAddress) -> str:
-        """A table as SQL names it."""
 
     @abstractmethod
     def _on(self, queue: QueueAddress, text: str, *values: object) -> list[Row]:
@@ -88,15 +87,12 @@ class CommonDBA(ABC):
     # ------------------------------------------------------------ queues
 
     def count(self, table: QueueAddress) -> int:
-        """How many rows a queue or any other table has."""
         return int(self._on(table, "SELECT count(*) FROM {queue}")[0][0])
 
     def empty(self, queue: QueueAddress) -> None:
-        """Delete all messages."""
         self._on(queue, "DELETE FROM {queue}")
 
     def drop(self, queue: QueueAddress) -> None:
-        """Drop the table."""
         self._on(queue, "DROP TABLE {queue}")
 
     def make_another(self, table: QueueAddress) -> None:
@@ -206,11 +202,9 @@ class PostgreSQL(CommonDBA):
         self._on(queue, "TRUNCATE {queue}")
 
     def delete(self, queue: QueueAddress, seqs: Sequence[int]) -> None:
-        """Delete some messages."""
         self._on(queue, "DELETE FROM {queue} WHERE Seq = ANY (%s)", list(seqs))
 
     def rewrite(self, queue: QueueAddress, headers: str) -> None:
-        """Give all messages other headers."""
         self._on(queue, "UPDATE {queue} SET Headers = %s", headers)
 
     def put_at(self, queue: QueueAddress, seq: int) -> None:
@@ -250,7 +244,6 @@ class PostgreSQL(CommonDBA):
         return [(name, column) for name, column in found]
 
     def rename(self, queue: QueueAddress, column: str, to: str) -> None:
-        """Give a column another name."""
         self._on(queue, f"ALTER TABLE {{queue}} RENAME COLUMN {column} TO {to}")
 
     def refuse(self, queue: QueueAddress) -> None:

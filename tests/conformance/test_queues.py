@@ -177,26 +177,6 @@ def test_ranges_that_share_a_partition_keep_their_receipts(several: Several) -> 
     assert receipts == [*enumerate(several.names)]
 
 
-def test_an_empty_queue_alone_is_left_alone(several: Several) -> None:
-    """The others are looked at for every batch, in one transaction; that one after peekDelay."""
-    clock, bench = Clock(), several.bench
-    several.send(0, 10)
-    bench.watched = True
-    loop = several.loop(0, 1, clock=clock, peekDelay="5s", maxMessagesPerTrigger="2")
-    start = loop.latest(INITIAL)
-    several.send(1, 1)
-    for queues in (1, 2):
-        bench.said.clear()
-
-        start = loop.latest(start)
-
-        acknowledged = "begin timeouts lock_stream outcome acknowledge delete_receipts"
-        looked = "peek sample " * queues
-        assert bench.said == f"{acknowledged} {looked} store_plan commit".split()
-        assert [part.queue for part in start.plan] == several.names[:queues]
-        clock.now += 5.0
-
-
 @pytest.mark.parametrize("missing", [0, 2])
 def test_a_queue_that_is_missing_is_named(several: Several, missing: int) -> None:
     """Nothing of the others is received."""

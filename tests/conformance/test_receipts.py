@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -189,24 +188,6 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     assert bench.dotnet.state_rows("receipt", ROWS) == []
     with pytest.raises(errors.StreamTakenOver):
         ack(stream, bench.who)
-
-
-def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> None:
-    """Ids, headers, bodies of several pages, and expiry; the seqs are new, behind all others."""
-    stream = bench.new_stream()
-    for body in (random.randbytes(400_000), None, b""):
-        bench.dotnet.send(bench.queue, '{"a\\/b":"c"}', body, lives=10**8 if body else None)
-    before = bench.dotnet.rows(bench.queue)
-    bench.receive(bench.task(stream))
-    bench.dotnet.send(bench.queue, body=b"newer")
-
-    assert return_(bench, stream) == 3
-
-    newer, *after = bench.dotnet.rows(bench.queue)
-    assert newer.body == b"newer"
-    assert [row[:4] for row in after] == [row[:4] for row in before]
-    assert bench.dotnet.state_rows("receipt", ROWS) == []
-    assert bench.dotnet.state_rows("receipt_page", "page") == []
 
 
 def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:

@@ -117,22 +117,6 @@ def test_what_is_wrong_with_delayed_messages_is_found_and_its_fix_works(
     assert delayed_findings(bare) == []
 
 
-@only("postgresql", "the DBA's statements")
-def test_a_stream_that_moves_what_is_due_logs_what_is_wrong_with_its_table(
-    bare: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that moves nothing has no need of it."""
-    delay(bare)
-    bare.dotnet.dba.run(f'DROP INDEX "{bare.dotnet.schema}"."orders.Delayed_Due"')
-
-    checks.at_start(bare.desk, bare.source())
-    before = caplog.text
-    checks.at_start(bare.desk, bare.source(delayedDelivery="true"))
-
-    assert "due has no index" not in before
-    assert "due has no index" in caplog.text
-
-
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
     """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
     empty = look(bare).depth
