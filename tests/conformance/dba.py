@@ -75,6 +75,7 @@ class CommonDBA(ABC):
 
     @abstractmethod
     def quoted(self, queue: QueueAddress) -> str:
+        """A table as SQL names it."""
 
     @abstractmethod
     def _on(self, queue: QueueAddress, text: str, *values: object) -> list[Row]:
