@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
+    from .dba import Login
     from .transport import DotNet
 
 TIMEOUT = 60.0  # seconds; nothing waits so long, but a machine may stand still for ten
@@ -186,10 +187,11 @@ class Bench:
         given |= {} if "queues" in raw else {"queue": self.stated}
         return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
-    def sink(self, **raw: str) -> SinkOptions:
-        """Options of a writer into the queue."""
+    def sink(self, **raw: str | None) -> SinkOptions:
+        """Options of a writer into the queue; with None for `queue`, of one whose rows name it."""
         given = {"url": self.dotnet.url, "queue": self.stated, "stateSchema": self.dotnet.state}
-        return SinkOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
+        whole = {**given, "queryTimeout": f"{TIMEOUT:g}s", **raw}
+        return SinkOptions.parse({name: each for name, each in whole.items() if each is not None})
 
     def session(self, application: str = "", **raw: str) -> Session:
         """Give a session of ours; closed at the end of the test."""
@@ -211,6 +213,18 @@ class Bench:
         made = StreamDriver(self.source(**raw), clock or Clock(), checks.at_start)
         self._stack.callback(made.close)
         return made
+
+    @contextmanager
+    def login(self, *rights: str) -> Iterator[tuple[Login, Connection]]:
+        """Give a login that has what it was granted on the queue, and a connection of it."""
+        made = self.dotnet.dba.login()
+        try:
+            for right in rights:
+                self.dotnet.dba.grant(made, right, self.queue)
+            with self.session("login", url=made.url) as session:
+                yield made, session.open()
+        finally:
+            self.dotnet.dba.drop_login(made)
 
     def thread(self, work: Callable[[], Any]) -> Future[Any]:
         """Run beside the test."""

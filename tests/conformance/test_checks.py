@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from .dba import SHAPE
 from .shapes import cases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sqlq_spark.admin.problems import Finding
     from sqlq_spark.database import Connection
@@ -128,26 +127,13 @@ def test_hostile_names_are_quoted_in_a_fix(bare: Bench) -> None:
 # ----- rights ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def login(bench: Bench, *rights: str) -> Iterator[tuple[str, Connection]]:
-    """Give a login that has what it was granted on the queue, and a connection of it."""
-    made = bench.dotnet.dba.login()
-    try:
-        for right in rights:
-            bench.dotnet.dba.grant(made, right, bench.queue)
-        with bench.session("login", url=made.url) as session:
-            yield made.name, session.open()
-    finally:
-        bench.dotnet.dba.drop_login(made)
-
-
 @pytest.mark.parametrize("lacking", cases("to_receive"))
 def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
     """All but one are not enough; who may receive need not send, and the other way round."""
     whole = bare.dotnet.dba.shapes.to_receive
 
     def found(*rights: str) -> dict[str, str]:
-        with login(bare, *rights) as (_, connection):
+        with bare.login(*rights) as (_, connection):
             findings = checks.of_any_queue(connection, bare.queue)
         return {each.name: each.severity for each in findings}
 
@@ -160,12 +146,12 @@ def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
 
 def test_a_login_that_may_not_see_other_sessions_is_noted(bare: Bench) -> None:
     """Without the right old transactions of others are not found."""
-    with login(bare) as (role, connection):
+    with bare.login() as (login, connection):
         (found,) = checks.of_server(connection)
 
         assert (found.name, found.severity) == ("sessions_right", "note")
         assert found.fix.startswith("GRANT ")
-        assert role in found.fix
+        assert login.name in found.fix
         run(bare, found.fix)
         assert checks.of_server(connection) == []
 

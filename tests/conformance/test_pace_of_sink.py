@@ -177,7 +177,6 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
     bench.dotnet.send_many(bench.queue, [b"1", b"2"])
     passed_on(bench)
     options, names = bench.sink(pauseAboveBacklog="9"), queues(None)
-    login = bench.dotnet.dba.login()
 
     with pytest.raises(BadOption, match="would wait for itself"):
         wait(bench, names, options, origin=MICRO_BATCH)
@@ -186,11 +185,8 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
     elsewhere = bench.sink(pauseAboveBacklog="9", queue=bench.address("error"))
     wait(bench, names, elsewhere, origin=MICRO_BATCH)
     wait(bench, names, options, origin=Origin(query_id="other", query_batch=4))
-    try:
-        with bench.session("service", url=login.url) as session:
-            check_source(session.open(), options, names, "query")
-    finally:
-        bench.dotnet.dba.drop_login(login)
+    with bench.login() as (_, connection):
+        check_source(connection, options, names, "query")
 
 
 def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:
@@ -222,23 +218,19 @@ def test_a_destination_that_cannot_be_sent_to_is_left_to_the_dispatch(bench: Ben
 
 def test_a_login_that_may_not_read_the_destination_gets_the_grant(bench: Bench) -> None:
     """That of `sqlqueue script`, of one column; without INSERT the dispatch reports it."""
-    login = bench.dotnet.dba.login()
-    try:
-        with bench.session("service", url=login.url) as session:
-            options = bench.sink(pauseAboveBacklog="0")
-            look = partial(find_backlog, session.open(), options, queues(None))
-            assert look() is None
-            bench.dotnet.dba.grant(login, "INSERT", bench.queue)
-            with pytest.raises(RightMissing, match=r"statement peek") as refused:
-                look()
-            fix = refused.value.fix
-            printed = Statements.load(bench.desk.names.dialect)["script_send"]
-            assert fix.partition(" ON ")[0].removeprefix("GRANT ") in printed
-            assert "SELECT (" in fix
-            bench.dotnet.dba.run(fix.replace("the_user", login.name))
-            assert look() is None
-    finally:
-        bench.dotnet.dba.drop_login(login)
+    with bench.login() as (login, connection):
+        options = bench.sink(pauseAboveBacklog="0")
+        look = partial(find_backlog, connection, options, queues(None))
+        assert look() is None
+        bench.dotnet.dba.grant(login, "INSERT", bench.queue)
+        with pytest.raises(RightMissing, match=r"statement peek") as refused:
+            look()
+        fix = refused.value.fix
+        printed = Statements.load(bench.desk.names.dialect)["script_send"]
+        assert fix.partition(" ON ")[0].removeprefix("GRANT ") in printed
+        assert "SELECT (" in fix
+        bench.dotnet.dba.run(fix.replace("the_user", login.name))
+        assert look() is None
 
 
 def test_the_next_batch_waits_for_the_rate(bench: Bench) -> None:

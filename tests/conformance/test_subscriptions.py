@@ -13,7 +13,6 @@ from strict_headers import loads
 
 from sqlq_spark import errors
 from sqlq_spark.database import schema
-from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, insert, subscriptions
 from sqlq_spark.send.sender import CHUNK_TOPICS, Sender
 from sqlq_spark.send.subscriptions import Subscription, SubscriptionCache
@@ -26,6 +25,7 @@ from .test_send import chunk, stage, staging
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.dispatch import Staged
 
 
@@ -66,7 +66,8 @@ class Shop:
 
     def sink(self, **raw: str) -> SinkOptions:
         """Options of a sink that publishes."""
-        return sink(self.bench, self.table, **raw)
+        table = self.bench.desk.printed(self.table)
+        return self.bench.sink(**({"queue": None, "subscriptionTable": table} | raw))
 
     def publish(self, *chunks: pa.Table, batch: int = 0, **raw: str) -> int:
         """Stage and dispatch a batch."""
@@ -92,17 +93,6 @@ def shop(bench: Bench, table: QueueAddress) -> Shop:
     for endpoint, topic in (("web", PLACED), ("mail", PLACED), ("web", EVENT), ("stock", EVENT)):
         shop.subscribe(endpoint, topic)
     return shop
-
-
-def sink(bench: Bench, table: QueueAddress, **raw: str) -> SinkOptions:
-    """Give the options of a sink without a queue of its own."""
-    given = {
-        "url": bench.dotnet.url,
-        "stateSchema": bench.dotnet.state,
-        "subscriptionTable": bench.desk.printed(table),
-        "queryTimeout": f"{TIMEOUT:g}s",
-    }
-    return SinkOptions.parse({**given, **raw})
 
 
 def events(*bodies: bytes, topics: Sequence[str] | None = (PLACED,)) -> pa.Table:

@@ -19,7 +19,6 @@ from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import TIMEOUT, Bench
 from .shapes import cases
-from .test_checks import login
 from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
@@ -196,7 +195,8 @@ def test_a_stream_moves_nothing_from_what_is_no_plain_table(bench: Bench, kind: 
 def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
     """The error has the server's words; the doctor's fix works."""
     state, everything = bench.dotnet.state, "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
-    with login(bench, "SELECT, INSERT, UPDATE, DELETE") as (role, connection):
+    with bench.login("SELECT, INSERT, UPDATE, DELETE") as (login, connection):
+        role = login.name
         bench.dotnet.dba.run(
             f"GRANT USAGE ON SCHEMA {state}, {bench.dotnet.schema} TO {role};"
             f"GRANT {everything} {state} TO {role};"

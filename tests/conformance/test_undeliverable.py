@@ -14,7 +14,6 @@ from sqlq_spark import errors
 from sqlq_spark.admin import failed_messages
 from sqlq_spark.admin.failed_messages import Choice
 from sqlq_spark.database import schema
-from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, insert, subscriptions
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
 from sqlq_spark.send.subscriptions import SubscriptionCache
@@ -27,10 +26,11 @@ from sqlq_spark.wire.headers import (
     parse_wire_time,
 )
 
-from .conftest import TIMEOUT, Bench, Clock
+from .conftest import Bench, Clock
 from .test_send import stage
 
 if TYPE_CHECKING:
+    from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
 TYPE, WHY = f"{EXCEPTION_INFO}ExceptionType", f"{EXCEPTION_INFO}Message"
@@ -52,14 +52,12 @@ def routes(bench: Bench) -> QueueAddress:
 
 def sink(bench: Bench, **raw: str) -> SinkOptions:
     """Options without a queue for rows that name none."""
-    given = {
-        "url": bench.dotnet.url,
-        "stateSchema": bench.dotnet.state,
-        "queryTimeout": f"{TIMEOUT:g}s",
+    given: dict[str, Any] = {
+        "queue": None,
         "undeliverable": bench.address("error"),
         "subscriptionTable": bench.desk.printed(routes(bench)),
     }
-    return SinkOptions.parse({**given, **raw})
+    return bench.sink(**{**given, **raw})
 
 
 def send(bench: Bench, *chunks: pa.Table, batch: int = 0, **raw: str) -> None:
@@ -198,17 +196,11 @@ def test_a_login_without_the_right_to_insert_sets_aside_what_it_may_not_send(ben
     """The other queues and the error queue are its own."""
     dba = bench.dotnet.dba
     bench.another("closed")
-    login = dba.login()
-    for queue in (bench.queue, bench.errors):
-        dba.grant(login, "INSERT", queue)
     chunk = rows((bench.address("closed"), b"1"), (bench.address("orders"), b"2"))
-    try:
-        bench.dotnet.dba.admit(login, bench.dotnet.schema)
+    with bench.login("INSERT") as (login, _):
+        dba.grant(login, "INSERT", bench.errors)
         options = sink(bench, url=login.url, delivery="atLeastOnce")
-        with bench.session("role", url=login.url) as session:
-            insert.send_now(session, [chunk], options)
-    finally:
-        dba.drop_login(login)
+        insert.send_now(bench.session("role", url=login.url), [chunk], options)
 
     assert bench.bodies("orders") == [b"2"]
     headers = bench.failures()[b"1"]
@@ -234,9 +226,7 @@ def test_a_failure_that_a_message_had_is_replaced(bench: Bench) -> None:
 @pytest.mark.parametrize("undeliverable", [None, "fail", "FAIL"])
 def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None) -> None:
     """It is the default; the row is named before it leaves its task."""
-    raw = {} if undeliverable is None else {"undeliverable": undeliverable}
-    given = {"url": bench.dotnet.url, "stateSchema": bench.dotnet.state}
-    options = bench.sink().parse({**given, **raw})
+    options = bench.sink(queue=None, undeliverable=undeliverable)
     assert options.undeliverable_address is None
     mixed = rows((bench.address("orders"), b"1"), (bench.address("absent"), b"2"))
 
