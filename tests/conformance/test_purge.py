@@ -17,7 +17,7 @@ from sqlq_spark.errors import Deadlock, TimedOut
 from sqlq_spark.receive.driver import purge
 from sqlq_spark.receive.offset import INITIAL
 
-from .conftest import TIMEOUT, Bench, Strike
+from .conftest import TIMEOUT, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,17 +122,3 @@ def test_available_now_with_a_purge_freezes_its_end_after_it(bare: Bench) -> Non
 
     assert bare.drain(loop) == []
     assert len(bare.seqs()) == 1
-
-
-def test_a_purge_whose_answer_is_lost_is_done_again(bench: Bench, impatient: None) -> None:
-    """The start goes on; only what came in between is lost with the rest, as it was asked for."""
-    del impatient
-    fill(bench, [None] * 3)
-    kill = partial(bench.dotnet.kill, "sqlqueue driver orders")
-    bench.strike, bench.watched = Strike(6, kill, after=True), True
-    loop = bench.loop(purgeOnStartup="true")
-
-    assert loop.latest(INITIAL) == INITIAL
-    assert bench.strike.fell == "commit"
-    assert bench.said.count("purge") == 2
-    assert bench.seqs() == []

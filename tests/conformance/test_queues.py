@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -175,22 +174,6 @@ def test_ranges_that_share_a_partition_keep_their_receipts(several: Several) -> 
     assert rows == sent
     receipts = several.bench.dotnet.state_rows("receipt", "task, queue")
     assert receipts == [*enumerate(several.names)]
-
-
-@pytest.mark.parametrize("missing", [0, 2])
-def test_a_queue_that_is_missing_is_named(several: Several, missing: int) -> None:
-    """Nothing of the others is received."""
-    several.send(1, 3)
-    several.bench.dotnet.dba.drop(several.queues[missing])
-    loop = several.loop()
-
-    for work in (loop.freeze, partial(loop.latest, INITIAL)):
-        with pytest.raises(errors.QueueNotFound) as caught:
-            work()
-        assert caught.value.queue == several.names[missing]
-
-    assert several.bench.dotnet.state_rows("stream", "stream") == []
-    assert len(several.bench.dotnet.rows(several.queues[1])) == 3
 
 
 # ----- checkpoints -----------------------------------------------------------------------------

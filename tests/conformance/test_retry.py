@@ -179,21 +179,6 @@ def test_with_a_limit_the_oldest_return_and_over_kills_each_returns_once(bare: B
     assert waiting(bare) == [b"homeless"]
 
 
-def test_what_others_hold_or_took_is_passed_over(bare: Bench) -> None:
-    """It is not waited for."""
-    for at in range(4):
-        fail(bare, b"%d" % at)
-    found = planned(bare)
-    seqs = [row.seq for row in bare.dotnet.rows(bare.errors)]
-    bare.dotnet.receive(bare.errors)
-
-    with bare.dotnet.hold(bare.errors, seqs[1:2]):
-        done = give_back(bare, found)
-
-    assert [(each.messages, each.skipped) for each in done] == [(0, 2), (2, 0)]
-    assert [bare.bodies(), waiting(bare)] == [[b"2", b"3"], [b"1"]]
-
-
 def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
     """One that went away, and one with a law of its own; a batch is undone as a whole."""
     gone, strict = (bare.beside(name) for name in ("gone", "strict"))

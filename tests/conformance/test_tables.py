@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from servers import only
 
 from sqlq_spark.admin import checks, problems
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import NotAQueue, QueueNotFound, StatementRefused
+from sqlq_spark.errors import NotAQueue, StatementRefused
 from sqlq_spark.receive import browse, receipts
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send import insert
@@ -111,17 +110,6 @@ def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
 
         assert f"is not a queue: it has no column {name}" in str(caught.value)
     assert bare.seqs() == []
-
-
-def test_a_bulk_insert_distinguishes_a_missing_column_from_a_missing_table(bare: Bench) -> None:
-    """The driver gives neither a code."""
-    rows = pa.table({"id": [b"0" * 16], "nowhere": ["x"]})
-    absent = bare.beside('column "x" of relation')
-
-    with pytest.raises(NotAQueue):
-        bare.desk.load(bare.queue, rows)
-    with pytest.raises(QueueNotFound):
-        bare.desk.load(absent, rows.select(["id"]))
 
 
 # ----- tables that are no queue of their own --------------------------------------------------
