@@ -18,7 +18,10 @@ pytestmark = pytest.mark.spark
 HALF = 60
 HEADERS = {
     "NServiceBus.MessageIntent": "Send",
-    "NServiceBus.ReplyToAddress": "web",
+    "NServiceBus.ConversationId": "conversation",
+    "NServiceBus.CorrelationId": "correlation",
+    "NServiceBus.ReplyToAddress": '"public"."web"',
+    "NServiceBus.OriginatingEndpoint": "web",
     "NServiceBus.TimeSent": "2026-06-30 17:05:09:123456 Z",
 }
 
