@@ -10,16 +10,13 @@ file of conf/ means the same on the site and in the repository.
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sphinx.highlighting import lexer_classes
 
 import sqlq_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sphinx.application import Sphinx
 
 project = "sqlq_spark"
@@ -64,40 +61,20 @@ html_additional_pages = {"index": "to_front_page.html"}
 
 # ---------------------------------------------------------------- the repository
 
-# folders that pages link to: each has a page with its files of this kind
-FOLDERS = {
-    "conf": "toml",
-    "jobs": "py",
-    "sqlq_spark/database/postgresql": "sql",
-    "sqlq_spark/database/sqlserver": "sql",
-}
+# folders that pages link to: the site has no page for them
+FOLDERS = r"\[([^]]+)\]\((?:\.\./)+(?:conf|jobs|sqlq_spark/database/\w+)\)"
 
 
 def prepare(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Make the lists of docs/index.md the navigation, and lead links to folders to their pages."""
+    """Make the lists of docs/index.md the navigation, and links to folders plain text."""
     text = source[0]
     if page == root_doc:
         for section, links in re.findall(r"^### (.+)\n\n((?:- .+\n)+)", text, flags=re.MULTILINE):
             pages = "\n".join(re.findall(r"\]\((.+)\)", links))
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {section}\n\n{pages}\n```\n"
-    link = rf"\[([^]]+)\]\(((?:\.\./)+(?:{'|'.join(FOLDERS)}))\)"
-    source[0] = re.sub(link, r'<a href="\2/index.html">\1</a>', source[0])
-
-
-def show_folders(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The pages of the folders."""
-    highlighter = app.builder.highlighter  # type: ignore[attr-defined]
-    for folder, kind in FOLDERS.items():
-        body, names = "", ""
-        for file in sorted(Path(app.srcdir, folder).glob(f"*.{kind}")):
-            text = highlighter.highlight_block(file.read_text("utf-8"), kind, force=True)
-            body += f'<h2 id="{file.name}">{file.name}</h2>\n{text}'
-            names += f'<li><a href="#{file.name}">{file.name}</a></li>\n'
-        body = f"<h1>{folder}</h1>\n<ul>\n{names}</ul>\n{body}"
-        yield f"{folder}/index", {"title": folder, "body": body, "toc": ""}, "page.html"
+    source[0] = re.sub(FOLDERS, r"\1", source[0])
 
 
 def setup(app: Sphinx) -> None:
     """Connect to the build."""
     app.connect("source-read", prepare)
-    app.connect("html-collect-pages", show_folders)

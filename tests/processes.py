@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlq_spark.demo import members
-
 MIB = 1 << 20
 GONE = (FileNotFoundError, ProcessLookupError)
 
@@ -68,6 +66,17 @@ def send(pid: int, sign: signal.Signals) -> bool:
         os.kill(pid, sign)
         return True
     return False
+
+
+def members(session: int) -> set[int]:
+    """The running processes of a session; none without /proc."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+            if os.getsid(int(place.name)) == session and state != "Z":
+                found.add(int(place.name))
+    return found
 
 
 def kill_session(process: subprocess.Popen[Any]) -> None:

@@ -35,6 +35,10 @@ class RecordedConnection(ANY):  # type: ignore[misc]
         del statement
         return call()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The limit of a transaction is the connection's."""
+        object.__setattr__(self.inner if name == "timeout" else self, name, value)
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
         return partial(self._run, name, found) if name in METHODS else found

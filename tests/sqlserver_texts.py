@@ -22,7 +22,7 @@ WORDS = {
     "{milliseconds}": "30000",
     "{application}": "0x73716C7175657565",
     "{login}": "[lake]",
-    "{password}": "'secret'",
+    "{password}": "secret",
     "{role}": "[sqlqueue_reader]",
     "{schema}": "[sales]",
     "{role_name}": "sqlqueue_reader",

@@ -181,8 +181,42 @@ def test_only_a_trigger_on_delete_stops_a_receive() -> None:
     text = TEXTS["check_queue"]
 
     assert "e.type_desc = N'DELETE'" in text
-    assert "CONCAT(N'DISABLE TRIGGER ', QUOTENAME(N'sales'), N'.'," in plain(text)
+    assert "CONCAT(N'ALTER TABLE ', @named, N' DISABLE TRIGGER ', QUOTENAME(g.name" in plain(text)
     assert not any("DISABLE TRIGGER ALL" in each for each in TEXTS.values())
+
+
+def test_a_fix_names_the_database_of_its_table() -> None:
+    """DISABLE TRIGGER and the parts of a foreign key take none, so others are used."""
+    other = dict.fromkeys(sqlserver_texts.TABLES, QueueAddress("Orders", "sales", "other"))
+    for name in ("check_queue", "check_delayed"):
+        text = plain(calls.fill_names(calls.STATEMENTS[name], "sqlqueue", other))
+
+        assert re.findall(r"DISABLE TRIGGER.{8}", text) == ["DISABLE TRIGGER ', QUOT"]
+        for fix in re.findall(r"CONCAT\((?:N'USE [^']*', )?N'(?:ALTER|GRANT) \w+ .{20}", text):
+            assert re.search(r"USE |@named|\[other\]", fix), fix
+
+
+def test_the_right_on_an_azure_database_shows_sessions() -> None:
+    """Of Azure SQL Database and of Fabric; on a server the right is granted in master."""
+    for name in ("check_server", "blockers"):
+        assert (
+            "SERVERPROPERTY(N'EngineEdition') IN (5, 12) AND HAS_PERMS_BY_NAME(QUOTENAME("
+            in plain(TEXTS[name])
+        )
+    assert "N'USE master; GRANT VIEW SERVER STATE TO '" in TEXTS["check_server"]
+
+
+def test_a_table_that_is_being_changed_is_named_without_its_lock() -> None:
+    """OBJECT_NAME waits for the session that holds Sch-M, which is what is to be reported."""
+    text = TEXTS["blockers"]
+
+    assert not re.search("OBJECT_(SCHEMA_)?NAME", text)
+    assert re.findall(r"JOIN sys\.(?:objects|schemas) AS \w (.*) ON", text) == ["WITH (NOLOCK)"] * 2
+
+
+def test_a_load_gets_memory_for_its_sort() -> None:
+    """The server expects 50 rows of OPENJSON; a load has 2,000 with their bodies."""
+    assert TEXTS["load"].endswith("ORDER BY place OPTION (MAXDOP 1, MIN_GRANT_PERCENT = 1)")
 
 
 @pytest.mark.parametrize("name", ["triggers", "foreign_keys", "check_constraints"])

@@ -179,7 +179,7 @@ def test_an_error_contains_its_fix() -> None:
         "the table of orders@[dbo] has a trigger on DELETE, so nothing can be received from it; "
         "`sqlqueue doctor` prints the statement that disables it"
     )
-    assert "DISABLE TRIGGER [its name] ON [dbo].[orders]" in told("42000", 331, TEXTS[331])
+    assert "ALTER TABLE [dbo].[orders] DISABLE TRIGGER [its name]" in told("42000", 331, TEXTS[331])
     assert "ALTER TABLE [dbo].[orders] DROP CONSTRAINT [FK_audit]" in told("42000", 332, TEXTS[332])
     assert "ALTER TABLE [dbo].[orders] NOCHECK CONSTRAINT [CK_size]" in told(
         "42000", 333, TEXTS[333]

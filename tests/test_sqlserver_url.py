@@ -204,8 +204,27 @@ def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
     assert drivers.connect(Target(host="db"), "test", 1) == (made, "connected")
 
     monkeypatch.setattr(drivers, "pyodbc", absent)
-    with pytest.raises(errors.MissingDriver, match=r"mssql-python: libodbc.*; pyodbc: libodbc"):
+    with pytest.raises(errors.MissingDriver, match=r"pyodbc: libodbc.*; mssql-python: libodbc"):
         drivers.connect(Target(host="db"), "test", 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        ({}, [drivers.PYODBC, drivers.MSSQL_PYTHON]),
+        ({"authentication": "ActiveDirectoryDefault"}, [drivers.MSSQL_PYTHON]),
+        ({"driver": "mssql-python"}, [drivers.MSSQL_PYTHON]),
+        ({"driver": "pyodbc", "authentication": "ActiveDirectoryDefault"}, [drivers.PYODBC]),
+        ({"driver": drivers.ODBC[1]}, [drivers.PYODBC]),
+    ],
+)
+def test_the_driver_that_reports_numbers_comes_first(
+    target: dict[str, str], names: list[str]
+) -> None:
+    """In another language mssql-python reports only a sentence; pyodbc lacks one kind of login."""
+    found = drivers.candidates(Target(host="db", **target))  # type: ignore[arg-type]
+
+    assert [name for name, _ in found] == names
 
 
 def test_pyodbc_binds_no_legacy_type(monkeypatch: pytest.MonkeyPatch) -> None:

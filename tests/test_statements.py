@@ -42,7 +42,7 @@ UNPACKED = {
 # statement → values that only another statement of the same call takes
 SPARE = {
     "receive": {"ceiling"},
-    "weigh": {"bytes", "ceiling"},
+    "weigh": {"bytes", "ceiling", "largest"},
     "browse_seq": {"bytes", "largest"},
 }
 # function that executes what it is given → statement, its tables and values
@@ -101,6 +101,8 @@ class Call:
                 return set()
             case ast.Dict(keys=keys) if all(isinstance(each, ast.Constant) for each in keys):
                 return {str(each.value) for each in keys if isinstance(each, ast.Constant)}
+            case ast.DictComp():
+                return {"queue0", "queue1"}  # of a statement that is repeated for each
             case ast.Name(id=name) if found := [*self.assigned(name)]:
                 return self.keys(found[-1])
         return None

@@ -134,7 +134,7 @@ def tables(connection: Connection, only: QueueAddress | None = None) -> list[Tab
     """
     The tables of queues and of delayed messages that this login may read, by schema and name.
 
-    Reads the catalogue only, and waits for no lock.
+    Reads the catalogue only. On SQL Server it waits for a session that changes a table.
     """
     schema = None if only is None else connection.names.qualify(only).schema
     table = None if only is None else only.table

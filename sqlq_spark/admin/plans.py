@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 from sqlq_spark.database import dialect_named
@@ -22,12 +20,10 @@ from sqlq_spark.database.statements import Statements
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection, Tables
 
-Values: TypeAlias = "dict[str, Any]"  # of parameters, by their names
-
 # shape → the statements that give it to a queue that was just created
 SHAPES = {
     "postgresql": {
-        "as created": "",
+        "as created": "SELECT 1",
         "bigint seq, an index on Expires": (
             "ALTER TABLE {queue} ALTER COLUMN seq TYPE bigint; CREATE INDEX ON {queue} (expires)"
         ),
@@ -37,7 +33,7 @@ SHAPES = {
         ),
     },
     "sqlserver": {
-        "as created": "",
+        "as created": "SELECT 1",
         "clustered, no index on Expires, no Recoverable": (
             "DROP INDEX Index_Expires ON {queue}; DROP INDEX Index_RowVersion ON {queue};"
             " CREATE CLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion);"
@@ -63,155 +59,124 @@ WHOLE = {
     *("discard_abandoned", "delete_old_sinks"),
 }
 SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
-# a value of each type, as PostgreSQL's statements cast their parameters; of others a text
-KINDS = {"bigint": 1, "integer": 1, "boolean": True, "bytea": b"", "float8": 1.0}
-VALUES = {**dict.fromkeys(("delays", "moments", "places", "rows", "seqs"), "[]"), "zone": "UTC"}
+PARAMETER = re.compile(r"(?<![:@\w])[:@]([a-z_]+)\b")
+# texts of PostgreSQL's parameters; of others "1", which each type can read
+VALUES = {**dict.fromkeys(("delays", "moments", "places"), "[]"), "seqs": "{}", "zone": "UTC"}
+# PostgreSQL casts each parameter to its type, which SQL Server's variable then has too
+CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
+TYPES = {"bigint": "bigint", "boolean": "bit", "bytea": "varbinary(8000)", "float8": "float"}
 OWN = "TABLE|bigint|bit|datetime|datetime2|int|nvarchar"  # types of a statement's own variables
-SHOWPLAN = "{http://schemas.microsoft.com/sqlserver/2004/07/showplan}"
+SHOWPLAN = ' xmlns="http://schemas.microsoft.com/sqlserver/2004/07/showplan"'
 SCANS = {"Table Scan", "Clustered Index Scan", "Index Scan"}
 KEEPS = {"Sort", "Table Spool", "Index Spool"}
 CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion\]")
 
 
-def run(
-    connection: Connection, text: str, tables: Tables | None = None, **words: str
-) -> list[tuple[Any, ...]]:
-    """
-    Run a text of several statements as psql and sqlcmd do; return the rows that it gives.
-
-    With `tables` it has names in braces, as a statement of the package.
-    """
-    if tables is not None:
-        fill = dialect_named(connection.names.dialect).fill_names
-        text = fill(text, connection.state, tables, **words)
-    rows: list[tuple[Any, ...]] = []
-    is_postgresql = connection.names.dialect == "postgresql"
-    if not text:
-        return rows
-    with closing(connection._raw.cursor()) as cursor:  # noqa: SLF001 - it is no statement of ours
-        if is_postgresql and not text.startswith("EXPLAIN"):
+def run(connection: Any, text: str) -> list[str]:  # noqa: ANN401 - of either database
+    """Run statements as psql and sqlcmd do; return the first column of the rows that they give."""
+    if connection.names.dialect == "sqlserver":
+        batches = filter(str.strip, re.split(r"^GO$", text, flags=re.MULTILINE))
+        return [row[0] for each in batches for row in connection._do("selftest", each, {})]  # noqa: SLF001 - it is no statement of ours
+    with closing(connection._raw.cursor()) as cursor:  # noqa: SLF001 - as above
+        if not text.startswith("EXPLAIN"):
             cursor.executemany(text, None)
-            return rows
-        if is_postgresql:
-            cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
-        for batch in filter(str.strip, re.split(r"^GO$", text, flags=re.MULTILINE)):
-            cursor.execute(batch)
-            more = True
-            while more:
-                rows += map(tuple, cursor.fetchall() if cursor.description else [])
-                more = not is_postgresql and cursor.nextset()
-    return rows
+            return []
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+        cursor.execute(text)
+        return [line for (line,) in cursor.fetchall()]
 
 
-def find_faults(connection: Connection, tables: Tables) -> list[str]:
-    """Compile each statement; return what is wrong with which."""
-    is_postgresql = connection.names.dialect == "postgresql"
-    place = "postgresql.rows" if is_postgresql else "sqlserver.calls"
-    sent = import_module(f"sqlq_spark.database.{place}")  # how statements are sent
-    texts = {name: text for name, text in sent.STATEMENTS.items() if not RUN.match(name)}
-    if is_postgresql:
-        run(connection, "SET enable_seqscan = off")
-    else:
+def find_faults(connection: Any, tables: Tables) -> list[str]:  # noqa: ANN401 - as above
+    """Compile each statement, in a session for this alone; return what is wrong with which."""
+    texts, (first, write, judge) = (
+        Statements.load(dialect := connection.names.dialect),
+        HOW[dialect],
+    )
+    if dialect == "sqlserver":
+        from sqlq_spark.database.sqlserver import calls  # noqa: PLC0415 - of one database
+
         columns = connection.columns(tables["queue"])
-        texts["load"] = sent.build_insert(["headers", "body", "expires", "id"], columns)
+        texts["load"] = calls.build_insert(["headers", "body", "expires", "id"], columns)
+    of_delayed = {**tables, "queue": tables["delayed"]}
+    compiled = {
+        name: write(connection, name, text, of_delayed if name == "stats_delayed" else tables)
+        for name, text in texts.items()
+        if not RUN.match(name)
+    }
+    run(connection, first)
     faults = []
-    for name, text in texts.items():
-        its = tables | ({"queue": tables["delayed"]} if name == "stats_delayed" else {})
-        values = values_for(text, sent.PARAMETER, connection.names.quote_address(its["queue"]))
+    for name, text in compiled.items():
         try:
-            found = (explain if is_postgresql else show_plan)(connection, name, text, its, values)
-        except Exception as error:  # noqa: BLE001 - drivers have trees of their own
+            found = judge("\n".join(run(connection, text)), name, tables)
+        except Exception as error:
+            if "permission" in str(error):
+                raise
             found = [" ".join(str(error).split())]
         faults += [f"{name}: {each}" for each in found]
     return faults
 
 
-@cache
-def kinds() -> dict[str, Any]:
-    """Return a value for each parameter that PostgreSQL's statements cast, by its name."""
-    texts = " ".join(Statements.load("postgresql").values())
-    return {name: KINDS.get(kind, "x") for name, kind in re.findall(r":(\w+)::(\w+)", texts)}
+# ---------------------------------------------------------------- PostgreSQL
 
 
-def values_for(text: str, parameter: re.Pattern[str], table: str) -> Values:
-    """Return a value for each parameter of a statement; a text that must name a table names one."""
-    known = {**kinds(), **VALUES, "source_table": table, "table_name": table}
-    return {name: known.get(name, "x") for name in parameter.findall(text)}
+def explain(connection: Connection, name: str, text: str, tables: Tables) -> str:
+    """Return what plans a statement, or runs one that has no plan; no value has a quote."""
+    table = connection.names.quote_address(tables["queue"])
+    values = {**VALUES, "source_table": table, "table_name": table}
+    text = PARAMETER.sub(lambda found: f"'{values.get(found[1], '1')}'", text)
+    text = dialect_named("postgresql").fill_names(text, connection.state, tables)
+    return f"BEGIN; {text}; ROLLBACK" if name in NO_PLAN else f"EXPLAIN {text}"
 
 
-def explain(
-    connection: Connection, name: str, text: str, tables: Tables, values: Values
-) -> list[str]:
-    from sqlq_spark.database.postgresql import rows  # noqa: PLC0415 - imports the driver
-
-    values["payload"] = ""
-    # no value has a quote; the list of `take` is an array
-    text = rows.PARAMETER.sub(lambda found: f"'{values[found[1]]}'", text)
-    text = rows.fill_names(text, connection.state, tables).replace(
-        "'[]'::bigint[]", "'{}'::bigint[]"
-    )
-    if name in NO_PLAN:
-        run(connection, f"BEGIN; {text}; ROLLBACK")
-        return []
-    plan = "\n".join(row[0] for row in run(connection, f"EXPLAIN {text}"))
-    return [] if name in WHOLE else judge_explain(plan)
+def judge_explain(plan: str, name: str, _: Tables) -> list[str]:
+    scanned = [] if name in WHOLE else re.findall(r"Seq Scan on (?!pg_)(\S+)", plan)
+    return [f"it reads all of {each}" for each in scanned]
 
 
-def judge_explain(plan: str) -> list[str]:
-    return [f"it reads all of {each}" for each in re.findall(r"Seq Scan on (?!pg_)(\S+)", plan)]
+# ---------------------------------------------------------------- SQL Server
 
 
-def show_plan(connection: Any, name: str, text: str, tables: Tables, values: Values) -> list[str]:  # noqa: ANN401 - of SQL Server
-    batch = connection.fill_names(as_batch(text, values), tables)
-    run(connection, "SET SHOWPLAN_XML ON")  # alone in its batch
-    try:
-        plans = run(connection, batch)
-    finally:
-        run(connection, "SET SHOWPLAN_XML OFF")
-    schema = f"[{tables['queue'].schema}]"
-    return [fault for (plan,) in plans for fault in judge_showplan(plan, name, schema)]
-
-
-def as_batch(text: str, values: Values) -> str:
+def declare(connection: Any, _: str, text: str, tables: Tables) -> str:  # noqa: ANN401 - as above
     """Return a statement whose parameters are variables: in sp_executesql it is not compiled."""
-    from sqlq_spark.database.sqlserver import calls  # noqa: PLC0415 - of one database
-
+    casts = dict(CAST.findall(" ".join(Statements.load("postgresql").values())))
     declared = ", ".join(
-        f"@{name} {calls.type_of(name, value)}"
-        for name, value in values.items()
+        f"@{name} {TYPES.get(casts.get(name, ''), 'nvarchar(4000)')}"
+        for name in dict.fromkeys(PARAMETER.findall(text))
         if not re.search(rf"@{name} (?:{OWN})\b", text)
     )
-    return f"DECLARE {declared}; {text}" if declared else text
+    text = f"DECLARE {declared}; {text}" if declared else text
+    return str(connection.fill_names(text, tables))
 
 
-def judge_showplan(plan: str, name: str, schema: str) -> list[str]:
+def judge_showplan(plan: str, name: str, tables: Tables) -> list[str]:
     """
     Return what is wrong with a statement's plan, in XML.
 
-    Only tables of the queues' schema, in brackets, may not be scanned: variables, the catalogue and
-    small state tables are. A scan below a TOP, in the order of its index, ends after a few rows.
+    Only queues and the like may not be scanned: variables, the catalogue and small state tables
+    are. With a TOP a scan in the order of its index ends after a few rows.
     """
-    faults = []
-
-    def walk(node: ET.Element, *, limited: bool) -> None:
-        kind = node.get("PhysicalOp", "")
+    tree = ET.fromstring(plan.replace(SHOWPLAN, ""))  # noqa: S314 - of the server
+    is_limited = 'PhysicalOp="Top"' in plan
+    queues = {f"[{each.table}]" for each in tables.values()}
+    faults = ["RowVersion is converted"] if CONVERTED.search(plan) else []
+    for node in tree.iter("RelOp"):
+        kind = node.get("PhysicalOp")
         if kind in SCANS and name not in WHOLE:
-            for scan in node.iterfind("*"):
-                table = scan.find(f"{SHOWPLAN}Object")
-                is_ordered = limited and scan.get("Ordered") in {"1", "true"}
-                if table is not None and table.get("Schema") == schema and not is_ordered:
-                    faults.append(f"{kind} of {table.get('Table')}")
-        columns = node.iterfind(f"{SHOWPLAN}OutputList/{SHOWPLAN}ColumnReference")
-        if (
-            kind in KEEPS
-            and name not in SORTS
-            and "Body" in {each.get("Column") for each in columns}
-        ):
+            faults += [
+                f"{kind} of {table.get('Table')}"
+                for scan in node
+                for table in scan.iterfind("Object")
+                if table.get("Table") in queues
+                and not (is_limited and scan.get("Ordered") in {"1", "true"})
+            ]
+        bodies = node.find("OutputList/ColumnReference[@Column='Body']")
+        if kind in KEEPS and name not in SORTS and bodies is not None:
             faults.append(f"{kind} of bodies")
-        if any(CONVERTED.search(text) for text in node.attrib.values()):
-            faults.append("RowVersion is converted")
-        for child in node:
-            walk(child, limited=limited or kind == "Top")
+    return faults
 
-    walk(ET.fromstring(plan), limited=False)  # noqa: S314 - of the server
-    return [*dict.fromkeys(faults)]
+
+# what comes first in a session, and what writes and judges a statement
+HOW: dict[str, Any] = {
+    "postgresql": ("SET enable_seqscan = off", explain, judge_explain),
+    "sqlserver": ("SET SHOWPLAN_XML ON", declare, judge_showplan),
+}

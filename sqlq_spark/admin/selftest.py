@@ -1,9 +1,10 @@
 """
-A run of `sqlqueue selftest`: its place on a server, what each check sees there, and the clean-up.
+A run of `sqlqueue selftest`: its place on a server, its checks, and the clean-up.
 
 A run makes schemas, roles and logins whose names begin with its mark. It drops them at its end, and
-those that a killed run has left. Each check has a queue of its own, and returns what it saw. It
-raises `Failed` if that is not what was promised, and `NotChecked` if the login may not look.
+those that a killed run has left. Each check has a queue of its own, and yields what it saw beside
+what was promised. Its docstring is the promise. Messages are sent and received by the package's own
+work, in its own transactions.
 """
 
 from __future__ import annotations
@@ -12,313 +13,394 @@ import logging
 import re
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import stamina
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect, plans
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.admin import checks, plans
+from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
+from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.names import names_of
-from sqlq_spark.receive import driver
+from sqlq_spark.options.names import names_of, with_login
+from sqlq_spark.receive import driver, receipts
 from sqlq_spark.receive import task as tasks
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.send import dispatch, insert, sender
+from sqlq_spark.send import dispatch, insert, subscriptions
+from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import FORWARD_DESTINATION, MESSAGE_ID, dumps
 from sqlq_spark.wire.rows import NO_STREAM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from concurrent.futures import Future
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.receive.offset import Offset
+
+Seen: TypeAlias = "Iterator[tuple[Any, ...]]"  # what, the value found, and the promised one if any
 
 MARK = "sqlqueue_selftest_"
 LONGEST = 3600  # seconds of a run: older names are of one that was killed
 PAUSE = 0.5  # seconds in which what does not have to wait is done
 WAIT = 60.0  # seconds after which what must not wait has waited
 ATTEMPTS = 5  # to drop what a run has made
-MAKE = ("CREATE in the database", "CREATE SCHEMA")  # a right, as each database names it
 
-
-class Failed(Exception):
-    """A check saw something else than was promised."""
-
-    outcome = "failed"
-
-
-class NotChecked(Exception):
-    """A check was not possible; why."""
-
-    outcome = "not checked"
+FILLED = 5000  # messages before plans are made: of fewer a scan may be cheaper
+LARGE_ROWS, LARGE = 20_000, secrets.token_bytes(8500)  # of the check of locks: bodies of two pages
+MEASURED = 100_000  # messages of the figures
+COLLATIONS = (
+    *("Latin1_General_100_CS_AS", "Latin1_General_100_BIN2", "Turkish_100_CI_AS"),
+    "Latin1_General_100_CI_AS_SC_UTF8",
+)
 
 
 @dataclass(frozen=True)
-class Result:
-    """What became of one check; `outcome` is passed, failed or not checked."""
-
-    check: str
-    promise: str
-    outcome: str
-    seen: str
-    seconds: float
-    figures: dict[str, Any]
-
-
-def expect(**seen: tuple[object, object]) -> str:
-    """Return what was seen, each beside what was promised; raise it if one is not as promised."""
-    text = ", ".join(f"{name.replace('_', ' ')}: {found}" for name, (found, _) in seen.items())
-    wrong = [f"{name} {promised}" for name, (found, promised) in seen.items() if found != promised]
-    if wrong:
-        raise Failed(f"{text}; promised: {', '.join(wrong)}")
-    return text
-
-
-Check: TypeAlias = "Callable[[Bench], str]"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Bench:
     """One check's queue, and its sessions, which end with the check."""
 
-    given: Mapping[str, str]  # options that say where the database is
-    mark: str  # the schema of the queues; it begins the names of all that the run makes
-    state: str  # schema of the state tables
-    name: str  # of the queue
-    facts: dict[str, Any]  # what the server says of itself; `may …` is a right of the login
+    given: dict[str, str]  # options that say where the database is
+    queue: QueueAddress  # in the schema of the state tables, which is the mark of the run
+    facts: dict[str, str | None]  # what the server says of itself
+    figures: dict[str, Any]  # for the report
     stack: ExitStack
-    figures: dict[str, Any] = field(default_factory=dict)
 
     def table(self, name: str) -> QueueAddress:
-        return QueueAddress(name, self.mark)
+        return replace(self.queue, table=name)
 
-    @property
-    def queue(self) -> QueueAddress:
-        return self.table(self.name)
+    def create(self, name: str) -> Bench:
+        """Create what is not there: the state tables, and a queue, whose bench is returned."""
+        its, connection = replace(self, queue=self.table(name)), self.open()
+        schema.install(connection, timeout=WAIT)
+        schema.create_queue(connection, its.queue, timeout=WAIT)
+        schema.create_delayed(connection, its.queue, timeout=WAIT)
+        return its
 
-    def print(self, table: QueueAddress) -> str:
-        return names_of(self.given["url"]).print_address(table)
-
-    def source(self, **more: str) -> SourceOptions:
-        return SourceOptions.parse({**self._texts(), "maxConcurrency": "1", **more})
-
-    def sink(self, **more: str) -> SinkOptions:
-        return SinkOptions.parse({**self._texts(), **more})
-
-    def _texts(self) -> dict[str, str]:
-        return {**self.given, "stateSchema": self.state, "queue": self.print(self.queue)}
+    def options(self, kind: Any, **more: str) -> Any:  # noqa: ANN401 - of a source or a sink
+        queue = names_of(self.given["url"]).print_address(self.queue)
+        return kind.parse({**self.given, "stateSchema": self.queue.schema, "queue": queue, **more})
 
     def session(self) -> Session:
-        return self.stack.enter_context(Session(self.source(), "selftest"))
+        return self.stack.enter_context(Session(self.options(SourceOptions), "selftest"))
 
     def open(self) -> Connection:
         return self.session().open()
-
-    def beside(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run something in a thread of its own."""
-        return self.stack.enter_context(ThreadPoolExecutor(1)).submit(work)
-
-    def at_once(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - of the work
-        """Return what something gives beside open transactions, for which it must not wait."""
-        return self.beside(work).result(WAIT)
-
-    def waiting(self, work: Callable[[], Any]) -> tuple[Future[Any], bool]:
-        """Run something beside, and return whether it waits, for a lock."""
-        running = self.beside(work)
-        time.sleep(PAUSE)
-        return running, not running.done()
-
-    def lacks(self, *rights: str) -> bool:
-        """Whether the login has none of some rights, of those that the server knows."""
-        known = {self.facts.get(f"may {each}") for each in rights} - {None}
-        return bool(known) and known <= {"0", "false"}
-
-    def need(self, *rights: str) -> None:
-        if self.lacks(*rights):
-            raise NotChecked(f"this login has no right {' or '.join(rights)}")
 
     def as_login(self, role: str) -> Bench:
         """Make a login in a role; return the same bench with its sessions."""
         connection, login = self.open(), f"{role}_login"
         password = f"aA1-{secrets.token_urlsafe(18)}"
-        quoted = map(connection.names.quote_name, (login, role))
-        words = dict(zip(("login", "role"), quoted, strict=True), password=f"'{password}'")
         text = Statements.load(connection.names.dialect)["script_login"]
-        plans.run(connection, text, {}, **words)
-        parts = urlsplit(self.given["url"])
-        place = f"{login}:{password}@{parts.netloc.rpartition('@')[2]}"
-        query = re.sub(r"(?i)(?:^|&)(?:user|password|authentication)=[^&]*", "", parts.query)
-        url = parts._replace(netloc=place, query=query.removeprefix("&")).geturl()
-        given = {name: text for name, text in self.given.items() if name != "credentials"}
-        return replace(self, given={**given, "url": url})
+        plans.run(connection, text.format(login=login, role=role, password=password))
+        url = re.sub(r"(?i)(?<=[?&]authentication=)[^&]*", "SqlPassword", self.given["url"])
+        given = {**self.given, "url": with_login(url, login, password)}
+        given.pop("credentials", None)
+        return replace(self, given=given)
 
-    def fill(self, messages: int, headers: str = "{}", **more: pa.Array) -> None:
-        """Put equal messages into the queue, in a transaction."""
-        rows = insert.rows_to_store([headers] * messages, pa.chunked_array([[b"x"] * messages]))
-        for name, column in more.items():
-            rows = rows.append_column(name, column)
-        with transaction(connection := self.open(), timeout=WAIT):
-            connection.load(self.queue, rows)
+    def beside(self, work: Callable[..., Any], *args: Any) -> Future[Any]:  # noqa: ANN401
+        """Run something in a thread; return when it is done, or has to wait for a lock."""
+        running = self.stack.enter_context(ThreadPoolExecutor(1)).submit(work, *args)
+        wait([running], PAUSE)
+        return running
 
-    def count(self) -> int:
-        with transaction(connection := self.open(), timeout=WAIT):
-            return inspect.depth(connection, self.queue).messages
+    def send(self, bodies: list[bytes], session: Session | None = None, /, **more: Any) -> None:  # noqa: ANN401
+        """Send messages, by default exactly once; `more` are options, and columns as lists."""
+        columns = {name: more.pop(name) for name in [*more] if isinstance(more[name], list)}
+        options, session = self.options(SinkOptions, **more), session or self.session()
+        frame = pa.table({"body": bodies, **columns}).to_batches()
+        chunks = Sender(options=options, partition=0).chunks(frame)
+        if options.delivery == "atLeastOnce":
+            insert.send_now(session, chunks, options)
+            return
+        staged = dispatch.stage(self.session(), chunks, sink=secrets.token_hex(8), batch=0)
+        session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
 
-    def task(self, messages: int = 1 << 20, size: int = 1 << 40) -> tasks.Task:
-        """Give a task over the whole queue that leaves no receipt."""
-        place: dict[str, Any] = {"batch": 1, "task": 0, "first": 0, "stop": 2**31 - 1}
-        most: dict[str, Any] = {"messages": messages, "bytes": size, "options": self.source()}
-        return tasks.Task(queue=self.queue, stream=None, **place, **most)
+    def batches(self, **more: str) -> Iterator[tasks.Task]:
+        """Begin a stream; give the task of each batch, acknowledge it, and end with the queue."""
+        options = self.options(SourceOptions, maxConcurrency="1", **more)
+        stream = driver.StreamDriver(options, time.monotonic, checks.at_start)
+        self.stack.callback(stream.close)
+        end = INITIAL
+        while (following := stream.latest(end)) != end:
+            end = following
+            yield from stream.tasks(end)
 
     def receive(self, task: tasks.Task, connection: Connection | None = None) -> pa.Table:
         return tasks.receive(connection or self.open(), task, timeout=WAIT, origin=NO_STREAM)
 
-    def stream(self, **more: str) -> tuple[driver.StreamDriver, Offset, tasks.Task]:
-        """Begin a stream; return its driver, and its first batch with the one task."""
-        made = driver.StreamDriver(self.source(**more), time.monotonic, checks.at_start)
-        self.stack.callback(made.close)
-        (task,) = made.tasks(end := made.latest(INITIAL))
-        return made, end, task
 
-    def send(
-        self,
-        *bodies: bytes,
-        session: Session | None = None,
-        headers: str = "{}",
-        **more: Any,  # noqa: ANN401
-    ) -> None:
-        """Send messages exactly once, for a sink of its own; `more` are columns and options."""
-        chunk = self.chunk(*bodies, headers=headers)
-        for name in [*more]:
-            if not isinstance(more[name], str):
-                chunk = chunk.append_column(name, more.pop(name))
-        staged = dispatch.stage(self.session(), [chunk], sink=secrets.token_hex(8), batch=0)
-        send = partial(dispatch.dispatch, staged=[staged], options=self.sink(**more))
-        (session or self.session()).run_with_retries(send)
-
-    def chunk(self, *bodies: bytes, headers: str = "{}") -> pa.Table:
-        columns = [None] * len(bodies), [headers] * len(bodies), [*bodies], [None] * len(bodies)
-        return pa.table([*columns], schema=sender.CHUNK_ROW)
-
-
-def before_commit(
-    connection: Connection, work: Callable[[], object], *, lose: bool = False
-) -> None:
-    """Do something before the next commit; or after it, and lose the commit's answer."""
-    rows = connection.rows
+def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:
+    """Work before each commit, or after it and commit again; return what the work will give."""
+    rows, gave = connection.rows, []
 
     def paused(statement: Any, **more: Any) -> Any:  # noqa: ANN401
         if statement == "commit":
-            del vars(connection)["rows"]
-            if lose:
-                rows("commit")
-            work()
-            if lose:
-                raise errors.ConnectionLost(statement="commit", reason="its answer was lost")
+            if after:
+                rows(statement)
+            gave.append(work())
+            time.sleep(PAUSE)  # until a session that was ended is gone
         return rows(statement, **more)
 
     vars(connection)["rows"] = paused
-
-
-class Cut(Session):
-    """A session whose first connection is ended by another session, at a moment."""
-
-    def __init__(self, bench: Bench, moment: str) -> None:
-        super().__init__(bench.source(), "selftest")
-        self.numbers: list[int] = []  # of its connections
-        self.moment, self._desk = moment, bench.open()
-        bench.stack.callback(self.close)
-
-    def _connect(self) -> Connection:
-        connection = super()._connect()
-        known: dict[str, str] = dict(connection.rows("selftest_facts"))
-        self.numbers.append(int(known["session"]))
-        if len(self.numbers) == 1 and self.moment != "in a statement":
-            before_commit(connection, self.end, lose=self.moment == "after a commit")
-        return connection
-
-    def end(self) -> None:
-        self._desk.rows("selftest_end", session=self.numbers[0])
-        time.sleep(PAUSE)
+    return gave
 
 
 # ---------------------------------------------------------------- a run
 
 
-def run(given: Mapping[str, str], chosen: Sequence[Check]) -> Generator[Result, None, None]:
+def run(
+    given: dict[str, str], chosen: Sequence[Callable[[Bench], Seen]]
+) -> Generator[dict[str, Any], None, None]:
     """
-    Run checks, one after the other, in schemas of their own.
+    Run checks, one after the other, in schemas of their own; yield what became of each.
 
     `given` are the options url, credentials and queryTimeout.
     """
-    now, names = int(time.time()), names_of(given["url"])
+    now = int(time.time())
     mark = f"{MARK}{now:08x}_{secrets.token_hex(2)}"
-    with ExitStack() as stack:
+    bench = Bench(given, QueueAddress("q", mark), {}, {}, ExitStack())
+    with bench.stack as stack:
         logging.disable(logging.WARNING)  # of what is made to happen
         stack.callback(logging.disable, logging.NOTSET)
-        state = f"{mark}_state"
-        bench = Bench(given=given, mark=mark, state=state, name="q", facts={}, stack=stack)
         connection = bench.open()
         bench.facts.update(connection.rows("selftest_facts"))
         bench.facts["driver"] = type(connection._raw).__module__  # noqa: SLF001 - of no statement
         with suppress(Exception):  # what another login has left
             drop(connection, MARK, f"{MARK}{now - LONGEST:08x}")
         try:
-            if not bench.lacks(*MAKE):
-                # on SQL Server those whom its roles trust own it
-                owner = " AUTHORIZATION dbo" if names.dialect == "sqlserver" else ""
-                plans.run(connection, f"CREATE SCHEMA {names.quote_name(mark)}{owner}")
-                schema.install(connection, timeout=WAIT)
-                schema.create_queue(connection, bench.table("error"), timeout=WAIT)
             yield from (run_check(check, bench) for check in chosen)
         finally:
-            with Session(bench.source(), "selftest") as session:
-                drop(session.open(), mark, f"{mark}~")
+            drop(bench.open(), mark, f"{mark}~")
 
 
-def run_check(check: Check, bench: Bench) -> Result:
+def run_check(check: Callable[[Bench], Seen], bench: Bench) -> dict[str, Any]:
     """Run one check with a queue of its own; an error is what it saw."""
-    found: dict[str, Any] = {}
-    started = time.monotonic()
+    name, started, outcome = check.__name__, time.monotonic(), "passed"
+    its, seen = replace(bench, stack=ExitStack(), figures={}), []
     try:
-        with ExitStack() as stack:
-            its = replace(bench, name=check.__name__, stack=stack, figures=found)
-            if not bench.lacks(*MAKE):
-                connection = its.open()
-                schema.create_queue(connection, its.queue, timeout=WAIT)
-                schema.create_delayed(connection, its.queue, timeout=WAIT)
-            elif check.__name__ != "facts":
-                bench.need(*MAKE)
-            outcome, seen = "passed", check(its)
+        with its.stack:
+            for what, found, *promised in check(its if check is facts else its.create(name)):
+                seen.append(f"{what}: {found}")
+                if promised and promised != [found]:
+                    outcome = "failed"
+                    seen[-1] += f" (promised: {promised[0]})"
     except errors.Cancelled:
         raise
-    except (Failed, NotChecked) as reason:
-        outcome, seen = reason.outcome, str(reason)
     except Exception as error:  # noqa: BLE001 - the next check runs all the same
-        lacks = isinstance(error, errors.RightMissing) or "permission" in str(error)  # of a driver
+        # in the words of the package or of a driver
+        lacks = isinstance(error, errors.RightMissing) or "permission" in str(error)
         outcome = "not checked" if lacks else "failed"
-        seen = f"{type(error).__name__}: {error}"
-    seconds = round(time.monotonic() - started, 3)
-    return Result(check.__name__, str(check.__doc__), outcome, seen, seconds, found)
+        seen.append(f"{type(error).__name__}: {error}")
+    return {
+        "check": name,
+        "promise": check.__doc__,
+        "outcome": outcome,
+        "seen": ", ".join(seen),
+        "seconds": round(time.monotonic() - started, 3),
+        "figures": its.figures,
+    }
 
 
 def drop(connection: Connection, lowest: str, highest: str) -> None:
     """Drop what runs have made, by its names; a login is kept by a session that is just ending."""
-    for attempt in range(ATTEMPTS):
-        remains = connection.rows("selftest_remains", lowest=lowest, highest=highest)
-        time.sleep(attempt * PAUSE if remains else 0)
-        for (text,) in remains:
-            try:
+    for attempt in stamina.retry_context(on=Exception, attempts=ATTEMPTS, wait_initial=PAUSE):
+        with attempt:
+            for (text,) in connection.rows("selftest_remains", lowest=lowest, highest=highest):
                 plans.run(connection, text)
-            except Exception:
-                if attempt == ATTEMPTS - 1:
-                    raise
+
+
+# ---------------------------------------------------------------- the checks, the cheapest first
+
+
+def facts(bench: Bench) -> Seen:
+    """The server says what it is, and what the login may do."""
+    bench.figures.update(bench.facts)
+    yield "version", " ".join(str(bench.facts["version"]).split())
+
+
+def statements(bench: Bench) -> Seen:
+    """Each statement compiles in each shape of a table, and reads no queue as a whole."""
+    connection, events = bench.open(), bench.table("subscriptions")
+    schema.create_subscriptions(connection, events, timeout=WAIT)
+    for shape, text in plans.SHAPES[connection.names.dialect].items():
+        its, bad = bench.create(f"plans {shape}"), bench.create(f"errors {shape}")
+        for each in (its, bad):
+            plans.run(connection, text.format(queue=connection.names.quote_address(each.queue)))
+        its.send([b"x"] * FILLED, delay=[None, 1] * (FILLED // 2))
+        tables = {"queue": its.queue, "table": its.queue, "errors": bad.queue}
+        tables |= {"delayed": schema.delayed_of(its.queue), "subscriptions": events}
+        yield shape, plans.find_faults(bench.open(), tables), []
+
+
+def new_sinks(bench: Bench) -> Seen:
+    """A second session on a new sink waits, and sends nothing again."""
+
+    def enter(connection: Connection) -> bool:
+        with transaction(connection):
+            dispatch.lock_exclusive(connection, "new")
+            return dispatch.advance(connection, "new", 0)
+
+    gave = at_commit(one := bench.open(), lambda: bench.beside(enter, bench.open()))
+    yield "first", enter(one), True
+    yield "again", gave[0].result(WAIT), False
+
+
+def new_task(bench: Bench) -> Seen:
+    """A second attempt and the acknowledgement wait for the first; a later one gets nothing."""
+    bench.send([b"x"] * 5)
+    task = next(batches := bench.batches())
+
+    def others() -> tuple[Future[Any], Future[Any]]:
+        return bench.beside(bench.receive, task), bench.beside(next, batches, None)
+
+    gave = at_commit(connection := bench.open(), others)
+    yield "received", bench.receive(task, connection).num_rows, 5
+    second, acknowledged = gave[0]
+    yield "second", type(second.exception(WAIT)).__name__, "ReceiptExists"
+    acknowledged.result(WAIT)
+    yield "receipts", connection.rows("receipts", stream=task.stream, queue_name=None), []
+    late = bench.beside(bench.receive, task).exception(WAIT)
+    yield "later", type(late).__name__, "StaleTask"
+
+
+def round_trip(bench: Bench) -> Seen:
+    """Messages come as they were sent, and again from the receipt; the server compares names."""
+    connection, upper = bench.open(), bench.table(bench.queue.table.upper())
+    own, other = map(connection.canonical, (bench.queue, upper))
+    same = {own, other} if connection.columns(upper) else {own}
+    yield "same", find_same(connection, bench.queue, [own, other]), same
+    yield "database", connection.whole(bench.queue).catalog, bench.facts.get("database")
+    bodies = [b"", bytes(range(256)), b"x" * 1_000_000]
+    headers = dumps({MESSAGE_ID: "ü 🚀 \x01 /", "empty": ""})
+    bench.send(bodies, headers=[headers] * 3, asReceived="true")
+    task = next(bench.batches())
+    got, again = bench.receive(task), bench.receive(task)
+    yield "equal bodies", got["body"].to_pylist() == bodies, True
+    yield "equal headers", {*got["headers"].to_pylist()} == {headers}, True
+    yield "again", again.equals(got), True
+
+
+def cut_connection(bench: Bench) -> Seen:
+    """A connection that is cut in a statement, or before or after a commit, costs no message."""
+
+    def end(number: str) -> None:
+        bench.open().rows("selftest_end", session=number)
+
+    bench.send([b"x"] * 5)
+    for moment in ("in a statement", "before a commit", "after a commit"):
+        session, holder = bench.session(), bench.open()
+        task, connection = next(bench.batches()), session.open()
+        number = dict[str, str](connection.rows("selftest_facts"))["session"]
+        if "commit" in moment:
+            at_commit(connection, partial(end, number), after="after" in moment)
+        with transaction(holder):
+            receipts.lock_stream(holder, task.key[0])  # the task waits for it
+            running = bench.beside(session.run_with_retries, partial(bench.receive, task))
+            if "statement" in moment:
+                end(number)
+        yield f"cut {moment}: received", running.result(WAIT).num_rows, 5
+        yield "connected again", session.open() is not connection, True
+        bench.send([b"x"] * 5)
+
+
+def locks(bench: Bench) -> Seen:
+    """Statements over many large messages lock rows, not the table: others work beside them."""
+    session = bench.session()
+    connection = session.open()
+
+    def look() -> list[Any]:
+        bench.beside(bench.send, [b"x"]).result(WAIT)
+        got = bench.beside(bench.receive, next(bench.batches())).result(WAIT)
+        found = connection.rows("selftest_locks", tables={"queue": bench.queue})
+        return [got.num_rows, *found]
+
+    gave = at_commit(connection, look)
+    bench.send([LARGE] * LARGE_ROWS, session)
+    # without a receipt, which would hold no more than 64 MiB
+    task = replace(next(bench.batches()), stream=None, messages=LARGE_ROWS, bytes=1 << 40)
+    yield "received", bench.receive(task, connection).num_rows, LARGE_ROWS
+    yield "received beside, and locks of the table", gave, [[1], [1]]
+
+
+def roles(bench: Bench) -> Seen:
+    """After one run of the printed script each role does all of its work."""
+    connection, mark, topics = bench.open(), bench.queue.schema, ["Shop.Event"]
+    team = replace(bench, queue=replace(bench.queue, schema=f"{mark}_team"))
+    queue, bad, events = team.queue, team.table("error"), team.table("events")
+    named = {use: f"{mark}_{use}" for use in RIGHTS}
+    text = script(
+        Endpoint([queue], [bad]),
+        state=str(queue.schema),
+        subscriptions=events,
+        roles=Roles(**named),
+        delayed=True,
+        dialect=connection.names.dialect,
+    )
+    plans.run(connection, text)
+    reader, writer, operator, producer = map(team.as_login, named.values())
+    desk, write = operator.open(), connection.names.print_address
+    try:
+        subscriptions.subscribe(
+            desk, events, endpoint="Lake", queue=queue, topics=topics, timeout=WAIT
+        )
+        producer.send([b"produced"], delivery="atLeastOnce")
+        bodies = [b"sent", b"event", b"delayed", b"bad"]
+        writer.send(
+            bodies,
+            topics=[None, topics, None, None],
+            delay=[None, None, 1, None],
+            headers=[*[None] * 3, dumps({FORWARD_DESTINATION: "nowhere"})],
+            subscriptionTable=write(events),
+        )
+        batches = reader.batches(delayedDelivery="true", errorQueue=write(bad))
+        got = reader.receive(next(batches))["body"].to_pylist()
+        yield "received", {*got}, {b"produced", *bodies[:-1]}
+        producer.send([b"x"] * 2, delivery="atLeastOnce")
+        reader.receive(task := next(batches))
+        with transaction(desk):
+            yield "returned", receipts.return_(desk, task.key, queue), 2
+        yield "purged", driver.purge(desk, [queue], timeout=WAIT), 2
+        yield "trail", len(desk.rows("trail", entries=10, queue_name=None)), 1
+    except errors.RightMissing as error:
+        yield "refused", str(error), "nothing"
+
+
+def databases(bench: Bench) -> Seen:
+    """The package works in databases of other collations, with row versions and without."""
+    for at, collation in enumerate(COLLATIONS):
+        name = f"{bench.queue.schema}_{at}"
+        text = f"CREATE DATABASE {name} COLLATE {collation}\nGO\nALTER DATABASE {name} SET"
+        plans.run(bench.open(), f"{text} READ_COMMITTED_SNAPSHOT {('OFF', 'ON')[at % 2]}")
+        url = urlsplit(bench.given["url"])._replace(path=f"/{name}").geturl()
+        results = [*run({**bench.given, "url": url}, IN_EACH_DATABASE)]
+        bench.figures[collation] = results
+        yield collation, [each["check"] for each in results if each["outcome"] == "failed"], []
+
+
+def figures(bench: Bench) -> Seen:
+    """Messages of 1 kB are sent exactly once, and received with receipts, in a time to report."""
+    connection, started = bench.open(), time.monotonic()
+    bench.send([b"x" * 1000] * MEASURED)
+    sent = time.monotonic()
+    got = sum(bench.receive(task, connection).num_rows for task in bench.batches())
+    seconds = sent - started, time.monotonic() - sent
+    yield "messages", got, MEASURED
+    yield "sent and received each second", [f"{MEASURED / each:,.0f}" for each in seconds]
+    if "selftest_costs" not in connection.lacks:
+        costs = connection.rows("selftest_costs", schema_name=bench.queue.schema)
+        bench.figures["statements"] = costs
+
+
+CHECKS = (
+    *(facts, statements, new_sinks, new_task, round_trip, cut_connection, locks, roles, databases),
+    figures,
+)
+IN_EACH_DATABASE = facts, statements, new_sinks, new_task, round_trip, locks

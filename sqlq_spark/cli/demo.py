@@ -1,77 +1,51 @@
-"""The screen of the demo: its progress, and what was counted."""
+"""The command `demo`: its progress, and what was counted."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import signal
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003 - typer reads it at run time
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.syntax import Syntax
-from rich.table import Table
-from rich.text import Text
+from rich.progress import Progress, TextColumn
+from typer import Typer
 
-from sqlq_spark.admin.formats import quantity
-from sqlq_spark.cli.screen import out, say_error, show, type_and_time
+from sqlq_spark.cli import screen
+from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, Positive, fail
 
-if TYPE_CHECKING:
-    from sqlq_spark.demo import Result
-
-TEN_LINES = """\
-import os, sys
-os.environ["PYSPARK_PYTHON"] = sys.executable
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.getOrCreate()
-stream = spark.readStream.format("sqlqueue").option("url", os.environ["SQLQUEUE_URL"])
-query = (stream.load("Shop.Orders")
-    .writeStream.format("parquet")
-    .option("checkpointLocation", "orders/checkpoint")
-    .trigger(availableNow=True))
-query.start("orders/table").awaitTermination()
-"""
+app = Typer()
 
 
-def make_bars(*, quiet: bool) -> Progress:
-    """What shows the demo's progress."""
-    console = Console(quiet=True) if quiet else out()
-    return Progress(
-        SpinnerColumn(finished_text="[green]✓"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        TextColumn("{task.fields[count]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
+@app.command("demo", cls=OfflineCommand)
+def demo_(
+    context: Context,
+    *,
+    messages: Positive = 200_000,
+    keep: Path | None = None,
+) -> None:
+    """
+    Send messages, receive them, kill the stream twice within a batch, and count; needs Java.
 
+    Options:
+        messages: Messages to send.
+        keep: Keep table, checkpoint and logs in this new folder.
+    """
+    from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
 
-def show_result(result: Result) -> None:
-    """Show the counts, three rows, and how to receive from your own queue."""
-    good, bad = "bold green", "bold red"
-    console = out()
-    table = Table(box=None, show_header=False, title="Counted by message id", title_justify="left")
-    table.add_column(justify="right")
-    table.add_column()
-    figures = [
-        (f"{result.sent:,}", "sent", ""),
-        (f"{result.received:,}", f"received, over {quantity(result.kills, 'kill')}", ""),
-        (f"{result.lost:,}", "lost", bad if result.lost else good),
-        (f"{result.repeated:,}", "repeated", bad if result.repeated else good),
-        (f"{result.sent_each_second:,.0f}", "messages/s sent, by one write", ""),
-        (
-            f"{result.received_each_second:,.0f}",
-            "messages/s received by the last process, from the start of its stream",
-            "",
-        ),
-    ]
-    for number, what, style in figures:
-        table.add_row(Text(number, style), what)
-    console.print(table)
-    if result.strange or result.left:
-        say_error(f"{result.strange} ids that were never sent, {result.left} still in the queue")
-    rows = ((row["seq"], *type_and_time(row["headers"]), row["body"]) for row in result.rows)
-    console.print()
-    show(("seq", "type", "sent", "body"), rows, "three of its rows")
-    console.print(
-        "\nTo receive from your own queue, run [bold]export SQLQUEUE_URL=postgresql://… "
-        "PGPASSWORD=…[/] and [bold]sqlqueue install[/], then:\n"
-    )
-    console.print(Syntax(TEN_LINES, "python", background_color="default"))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
+    columns = *Progress.get_default_columns(), TextColumn("{task.fields[count]}")
+    bars = Progress(*columns, console=screen.out(quiet=context.obj.as_json))
+    try:
+        result = demo.run(bars, messages=messages, keep=keep)
+    except demo.JobFailed as error:
+        fail(str(error))
+    figures = asdict(result) | {"good": result.good}
+    if context.obj.as_json:
+        screen.print_json(figures)
+    else:
+        counted = [(value, name.replace("_", " ")) for name, value in figures.items()]
+        screen.show(("", "counted by message id"), counted, "figures")
+        if keep is not None:
+            screen.say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
+    if not result.good:
+        context.exit(FOUND)

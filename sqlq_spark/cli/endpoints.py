@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from operator import gt
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from typer import Argument, Option, Typer
+from typer import Argument, Typer
 
-from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin import script as scripts
 from sqlq_spark.admin.checks import subscriptions_of
@@ -29,50 +28,50 @@ from sqlq_spark.admin.formats import Column, quantity
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.options.names import DIALECTS, parse_queue, parse_table
-from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
 from sqlq_spark.send import subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq_spark.admin.inspect import Receipt
+    from sqlq_spark.cli.options import Shared
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import SinkOptions
-    from sqlq_spark.send.subscriptions import Subscription
     from sqlq_spark.wire.address import QueueAddress
 
 app = Typer()
 
 
-@app.command(cls=Command)
-def install(
-    context: Context, *, domain: str | None = None, state_schema: str | None = None
-) -> None:
+@app.command(cls=cli.StateCommand)
+def install(context: Context, *, domain: str | None = None) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
-    state_schema = state_schema or scripts.of_domain(domain)[0]
-    options = context.obj.database(stateSchema=state_schema)
-    connection = context.connect(options, "install")
+    state = context.obj.state_schema or scripts.of_domain(domain)[0]
+    options = replace(context.obj, state_schema=state).database()
+    connection = context.connect(options)
     schema.install(connection, timeout=options.query_timeout)
-    result = {"stateSchema": state_schema, "server": connection.server}
-    place = f"schema {state_schema} of {connection.server}"
-    context.answer(result, f"the state tables are in {place}")
+    result = {"stateSchema": state, "server": connection.server}
+    context.answer(result, f"the state tables are in schema {state} of {connection.server}")
 
 
-@app.command(cls=Command)
-def create(
-    context: Context,
-    queue: str,
-    *,
-    instance: list[str] | None = None,
-    qualifier: list[str] | None = None,
-    error: str | None = None,
-    audit: str | None = None,
-    delayed: bool = False,
-    body_string: bool = False,
-) -> None:
+# what `create` and `script` make beside an endpoint's queue
+QUEUES = ("instance", "qualifier", "error", "audit", "delayed", "body_string")
+
+
+def name_queues(shared: Shared, queue: str) -> scripts.Endpoint:
+    return scripts.endpoint(
+        shared.location,
+        queue,
+        instances=shared.instance or (),
+        qualifiers=shared.qualifier or (),
+        error=shared.error,
+        audit=shared.audit,
+        delayed=shared.delayed,
+    )
+
+
+@app.command(cls=Command.having(*QUEUES))
+def create(context: Context, queue: str) -> None:
     """
     Create an endpoint's missing queues, with the tables that the transport creates.
 
@@ -80,31 +79,21 @@ def create(
     A name without a schema is in the default schema. The queues of instances
     and satellites are in the schema of QUEUE.
     """
-    made = scripts.endpoint(
-        context.obj.location,
-        queue,
-        instances=instance or (),
-        qualifiers=qualifier or (),
-        error=error,
-        audit=audit,
-        delayed=delayed,
-    )
-    options = context.obj.source(queue)
-    timeout, waiting = options.query_timeout, None
-    connection = context.connect(options, "create")
+    shared = context.obj
+    made, options, waiting = name_queues(shared, queue), shared.database(), None
+    connection, timeout = context.connect(options), options.query_timeout
     for each in made.queues:
-        schema.create_queue(connection, each, timeout=timeout, body_string=body_string)
+        schema.create_queue(connection, each, timeout=timeout, body_string=shared.body_string)
     names = [connection.printed(each) for each in made.queues]
-    places = f"in {connection.server}: {', '.join(names)}"
-    if delayed:
+    if shared.delayed:
         schema.create_delayed(connection, made.primary, timeout=timeout)
         waiting = connection.printed(schema.delayed_of(made.primary))
-        places += f", {waiting}"
     result = {"queues": names, "delayed": waiting, "server": connection.server}
-    context.answer(result, places)
+    places = ", ".join(filter(None, (*names, waiting)))
+    context.answer(result, f"in {connection.server}: {places}")
 
 
-@app.command(cls=cli.OfflineCommand)
+@app.command(cls=cli.OfflineCommand.having(*QUEUES, "state_schema"))
 def script(
     context: Context,
     queues: Annotated[
@@ -112,12 +101,6 @@ def script(
     ],
     *,
     dialect: str = "postgresql",
-    instance: list[str] | None = None,
-    qualifier: list[str] | None = None,
-    error: str | None = None,
-    audit: str | None = None,
-    delayed: bool = False,
-    body_string: bool = False,
     domain: str | None = None,
     reader: str | None = None,
     sender: str | None = None,
@@ -125,7 +108,6 @@ def script(
     operator: str | None = None,
     producer: str | None = None,
     subscription_table: str | None = None,
-    state_schema: str | None = None,
 ) -> None:
     """
     Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect.
@@ -139,34 +121,19 @@ def script(
         producer: Also create a role that only sends, for endpoints and ServiceControl.
         subscription_table: Also create this table, and let the sender publish with it.
     """
-    for option, names in (("--instance", instance), ("--qualifier", qualifier)):
-        cli.require(not names or len(queues) == 1, option, names, "one QUEUE with it")
-    for option, role in (("--reader", reader), ("--sender", sender)):
-        cli.require(
-            role is None or domain or state_schema,
-            option,
-            role,
-            "--domain or --state-schema with it, because all roles of one state schema are one "
-            "team",
-        )
-    cli.require(not no_sender or sender is None, "--sender", sender, "no --no-sender with it")
     cli.require(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
     state, own_reader, own_sender = scripts.of_domain(domain)
-    url = f"{dialect}://"
-    options = replace(context.obj, url=url).database(stateSchema=state_schema or state)
+    own = context.obj.state_schema
+    shared = replace(context.obj, url=f"{dialect}://", state_schema=own or state)
+    is_one = len(queues) == 1 or not (shared.instance or shared.qualifier)
+    cli.require(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
+    team = "--domain or --state-schema with it, because all roles of one state schema are one team"
+    named = "--reader" if reader else "--sender"
+    cli.require(not (reader or sender) or domain or own, named, reader or sender, team)
+    cli.require(not no_sender or sender is None, "--sender", sender, "no --no-sender with it")
+    options = shared.database()
     text = scripts.script(
-        *(
-            scripts.endpoint(
-                url,
-                queue,
-                instances=instance or (),
-                qualifiers=qualifier or (),
-                error=error,
-                audit=audit,
-                delayed=delayed,
-            )
-            for queue in queues
-        ),
+        *(name_queues(shared, queue) for queue in queues),
         state=options.state_schema,
         subscriptions=cli.queue_or_none("--subscription-table", subscription_table, options),
         roles=scripts.Roles(
@@ -175,11 +142,11 @@ def script(
             operator=operator,
             producer=producer,
         ),
-        delayed=delayed,
-        body_string=body_string,
+        delayed=shared.delayed,
+        body_string=shared.body_string,
         dialect=dialect,
     )
-    if context.obj.as_json:
+    if shared.as_json:
         print_json({"dialect": dialect, "script": text})
     else:
         sys.stdout.write(text)
@@ -192,14 +159,13 @@ COLUMNS = (Column("topic"), Column("endpoint"), Column("queue", "address"))
 Topics = Annotated[list[str], Argument(metavar="TOPIC...")]
 
 
-@app.command(cls=Command)
+@app.command(cls=Command.having("subscription_table"))
 def subscribe(
     context: Context,
     topics: Topics,
     *,
-    endpoint: Annotated[str, Option()],
-    queue: Annotated[str, Option()],
-    subscription_table: str = SUBSCRIPTION_TABLE,
+    endpoint: cli.Required,
+    queue: cli.Required,
 ) -> None:
     """
     Subscribe an endpoint to topics. Creates the subscription table if it is missing.
@@ -207,67 +173,53 @@ def subscribe(
     Options:
         queue: The endpoint's queue, which must exist.
     """
-    options = context.obj.sink(subscriptionTable=subscription_table)
+    options = context.obj.sink()
     address = parse_queue("--queue", queue, options.naming)
-    connection = context.connect(options, "subscribe")
     made = subscriptions.subscribe(
-        connection,
+        context.connect(options),
         options.subscription_address,
         topics=topics,
         endpoint=endpoint,
         queue=address,
         timeout=options.query_timeout,
     )
-    for its in made:
-        text = f"{its.endpoint} is subscribed to {its.topic} with {its.address}"
-        context.answer(asdict(its), text)
+    context.show(COLUMNS, made, "subscriptions")
 
 
-@app.command(cls=AskingCommand)
-def unsubscribe(
-    context: Context,
-    topics: Topics,
-    *,
-    endpoint: Annotated[str, Option()],
-    subscription_table: str = SUBSCRIPTION_TABLE,
-) -> None:
+@app.command(cls=AskingCommand.having("subscription_table"))
+def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
-    options = context.obj.sink(subscriptionTable=subscription_table)
+    options = context.obj.sink()
     table, timeout = options.subscription_address, options.query_timeout
-    connection = context.connect(options, "unsubscribe")
+    connection = context.connect(options)
     with transaction(connection):
         listed = subscriptions.list_subscriptions(connection, table)
-    found = [each for each in listed if each.endpoint == endpoint and each.topic in topics]
-    if found:
-        names = ", ".join(each.topic for each in found)
-        queues = ", ".join(sorted({each.address for each in found}))
-        context.confirm(f"end the subscription of {endpoint} with {queues} to {names}")
-    for each in found:
-        subscriptions.unsubscribe(connection, table, each.topic, endpoint, timeout=timeout)
-    ended = {each.topic for each in found}
+    queues = {
+        each.topic: each.address
+        for each in listed
+        if each.endpoint == endpoint and each.topic in topics
+    }
+    if queues:
+        names = ", ".join(sorted({*queues.values()}))
+        context.confirm(f"end the subscription of {endpoint} with {names} to {', '.join(queues)}")
     stop = f"publishers stop within {quantity(PATIENCE, 'second')}"
-    for topic in topics:
-        was = topic in ended
-        if was or context.obj.as_json:
-            result = {"topic": topic, "endpoint": endpoint, "unsubscribed": was}
-            context.answer(result, f"{endpoint} is no longer subscribed to {topic}; {stop}")
-        if not was:
-            lists = "`sqlqueue subscribers` lists who is"
-            say_error(f"{endpoint} is not subscribed to {topic}; {lists}")
-    if not ended.issuperset(topics):
-        context.exit(cli.FOUND)
+    for topic in queues:
+        subscriptions.unsubscribe(connection, table, topic, endpoint, timeout=timeout)
+        result = {"topic": topic, "endpoint": endpoint, "unsubscribed": True}
+        context.answer(result, f"{endpoint} is no longer subscribed to {topic}; {stop}")
+    if missing := ", ".join(sorted({*topics} - {*queues})):
+        lists = "`sqlqueue subscribers` lists who is"
+        cli.fail(f"{endpoint} is not subscribed to {missing}; {lists}")
 
 
-@app.command(cls=Command)
+@app.command(cls=Command.having("subscription_table"))
 def subscribers(
     context: Context,
     topic: Annotated[str | None, Argument(help="Show only this topic.")] = None,
-    *,
-    subscription_table: str = SUBSCRIPTION_TABLE,
 ) -> None:
     """List who is subscribed, to one topic or to any."""
-    options = context.obj.sink(subscriptionTable=subscription_table)
-    connection = context.connect(options, "subscribers")
+    options = context.obj.sink()
+    connection = context.connect(options)
     with transaction(connection):
         found = subscriptions.list_subscriptions(connection, options.subscription_address, topic)
     context.show(COLUMNS, found, "subscriptions")
@@ -276,21 +228,8 @@ def subscribers(
 # ---------------------------------------------------------------- retire
 
 
-class StillUsed(errors.SqlQueueError):
-    """The queue cannot be dropped. Neither it nor its table of delayed messages was dropped."""
-
-    template = "queue {queue} was not dropped: {reason}"
-
-
-@app.command(cls=AskingCommand)
-def retire(
-    context: Context,
-    queue: str,
-    *,
-    discard_messages: bool = False,
-    subscription_table: str = SUBSCRIPTION_TABLE,
-    state_schema: str | None = None,
-) -> None:
+@app.command(cls=AskingCommand.having("subscription_table", "state_schema"))
+def retire(context: Context, queue: str, *, discard_messages: bool = False) -> None:
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
 
@@ -303,95 +242,54 @@ def retire(
         discard_messages: Also delete the messages that are left.
         state_schema: Look at this schema only; by default at all that you may enter.
     """
-    options = context.obj.sink(stateSchema=state_schema, subscriptionTable=subscription_table)
+    options, state_schema = context.obj.sink(), context.obj.state_schema
     address = parse_table("QUEUE", queue, options.naming)
-    dropped: list[str] = []
-    trails: list[str] = []
-    connection = context.connect(options, "retire")
+    connection = context.connect(options)
     # code that an INSERT would run does not matter here
     known = Destinations(connection, [connection.names.qualify(address)])
     known.check([address], RETURNED)
-    name = connection.printed(address)
-    states, unread = find_schemas(connection, state_schema)
+    name, table = connection.printed(address), options.subscription_address
+    with transaction(connection):
+        ended = subscriptions_of(connection, table, address)
+    if ended:
+        if not context.obj.as_json:
+            context.show(COLUMNS, ended, "subscriptions")
+        context.confirm(f"end {quantity(len(ended), 'subscription')} of {name}")
+        for each in ended:
+            subscriptions.unsubscribe(
+                connection, table, each.topic, each.endpoint, timeout=options.query_timeout
+            )
+        keep = "endpoints keep the subscribers that they have read for so long"
+        context.note(f"waiting {quantity(PATIENCE, 'second')}: {keep}")
+        time.sleep(PATIENCE)
+    states, unread = ([state_schema], {}) if state_schema else schema.find_states(connection)
     for state, why in unread.items():
         say_error(f"receipts in state schema {state} are not looked for: {why}")
-    look = partial(look_at, connection, address, options.subscription_address, states)
+    look = partial(look_at, connection, address, table, states)
     with transaction(connection):
-        ended = look().subscriptions
-    if ended:
-        end_subscriptions(context, options, ended, name)
+        left = look(None if discard_messages else Remains([], 0, 0, 0))
+    tables = [*map(connection.printed, left.tables)]
+    lost = f" with {quantity(left.total, 'message')}" if left.total else ""
+    context.confirm(f"drop {' and '.join(reversed(tables))}{lost} permanently")
+    recorded = cli.keeps_trail(connection)
     with transaction(connection):
-        left = look()
-    expected = left if discard_messages else None
-    reasons = find_reasons(left, expected)
-    if not reasons:
-        tables = " and ".join(map(connection.printed, reversed(left.tables)))
-        lost = f" with {quantity(left.total, 'message')}" if left.total else ""
-        context.confirm(f"drop {tables}{lost} permanently")
-        trails = [each for each in states if schema.has_trail(connection, each)]
-        if not trails:
-            say_error(schema.NO_TRAIL.format(options.state_schema, connection.server))
-        with transaction(connection):
-            for table in left.tables:
-                connection.rows("lock_queue", tables={"queue": table})
-            last = look()
-            reasons = find_reasons(last, expected)
-            if not reasons:
-                drop_tables(connection, name, last, trails)
-                dropped = [*map(connection.printed, last.tables)]
+        for locked in left.tables:
+            connection.rows("lock_queue", tables={"queue": locked})
+        last = look(left)
+        for unused in left.tables:
+            connection.rows("drop_queue", tables={"queue": unused})
+        if recorded:
+            schema.record_action(connection, "retire", name, last.total)
     result = {
         "queue": name,
         "unsubscribed": [asdict(each) for each in ended],
-        "messages": left.messages,
-        "delayed": left.delayed,
-        "receipts": len(left.receipts),
-        "dropped": dropped,
-        "recorded": bool(trails and dropped),
+        "messages": last.messages,
+        "delayed": last.delayed,
+        "dropped": tables,
+        "recorded": recorded,
         "unread": [*unread],
     }
-    if dropped or context.obj.as_json:
-        context.answer(result, f"{' and '.join(dropped)} dropped")
-    if reasons:
-        cli.fail(str(StillUsed(queue=name, reason="; ".join(reasons))))
-
-
-def find_schemas(connection: Connection, state: str | None) -> tuple[list[str], dict[str, str]]:
-    """
-    Find the state schemas in which receipts are looked for, and why others are not read.
-
-    No transaction is open. Without `state` all schemas are looked into.
-    """
-    states, unread = schema.find_states(connection) if state is None else ([state], {})
-    readable = []
-    for each in states:
-        try:
-            with schema.use_state(connection, each):
-                schema.check_state(connection)
-                inspect.receipts(connection, stream="")
-        except errors.DatabaseFailure as error:
-            if state is not None and not isinstance(error, errors.StateNotInstalled):
-                raise
-            unread[each] = str(error)
-        else:
-            readable.append(each)
-    return readable, unread
-
-
-def end_subscriptions(
-    context: Context, options: SinkOptions, found: Sequence[Subscription], queue: str
-) -> None:
-    """Ask, unsubscribe a queue, and wait until no endpoint publishes to it."""
-    if not context.obj.as_json:
-        context.show(COLUMNS, found, "subscriptions")
-    context.confirm(f"end {quantity(len(found), 'subscription')} of {queue}")
-    table, timeout = options.subscription_address, options.query_timeout
-    for each in found:
-        subscriptions.unsubscribe(
-            context.connection, table, each.topic, each.endpoint, timeout=timeout
-        )
-    keep = "endpoints keep the subscribers that they have read for so long"
-    context.note(f"waiting {quantity(PATIENCE, 'second')}: {keep}")
-    time.sleep(PATIENCE)
+    context.answer(result, f"{' and '.join(tables)} dropped")
 
 
 class Remains(NamedTuple):
@@ -399,70 +297,55 @@ class Remains(NamedTuple):
 
     tables: list[QueueAddress]  # in the order in which a mover of delayed messages locks
     messages: int
+    delayed: int  # messages
     last: int  # the highest seq; 0 where no message waits
-    delayed: int | None  # messages; None: there is no table of delayed messages
-    receipts: list[Receipt]
-    subscriptions: list[Subscription]
 
     @property
     def total(self) -> int:
         """Messages in both tables."""
-        return self.messages + (self.delayed or 0)
+        return self.messages + self.delayed
 
 
 def look_at(
-    connection: Connection, queue: QueueAddress, table: QueueAddress, states: Sequence[str]
+    connection: Connection,
+    queue: QueueAddress,
+    table: QueueAddress,
+    states: Sequence[str],
+    expected: Remains | None,
 ) -> Remains:
-    """Count what is left of a queue, in the open transaction."""
+    """
+    Count what is left of a queue, in the open transaction.
+
+    It ends the command if the queue is used, or if more than the expected messages would be lost;
+    None expects any.
+    """
     delayed, name = schema.delayed_of(queue), inspect.delayed_name(connection, queue)
-    tables, waiting = [queue], None
+    tables, waiting, depth = [queue], 0, inspect.depth(connection, queue)
     if name is not None and "due" in connection.columns(delayed):
         values = {"table_name": name, "zone": None, "largest": None}
         waiting = connection.rows("stats_delayed", tables={"queue": delayed}, **values)[0][0]
         tables = [delayed, queue]
-    found: list[Receipt] = []
+    left = Remains(tables, depth.messages, waiting, depth.last or 0)
+    reasons = [
+        f"endpoint {each.endpoint} has subscribed to {each.topic} again; stop it first"
+        for each in subscriptions_of(connection, table, queue)
+    ]
     for state in states:
         with schema.use_state(connection, state):
-            found += inspect.receipts(connection)
-    names: dict[str, QueueAddress] = {}
-    for each in found:
-        with suppress(errors.BadAddress):
-            names[each.queue] = connection.names.parse_table(each.queue)
-    own, *others = connection.identities([queue, *names.values()])
-    same = {name for name, other in zip(names, others, strict=True) if other == own}
-    receipts = [each for each in found if each.queue in same]
-    depth, ended = inspect.depth(connection, queue), subscriptions_of(connection, table, queue)
-    return Remains(tables, depth.messages, depth.last or 0, waiting, receipts, ended)
-
-
-def find_reasons(left: Remains, expected: Remains | None) -> list[str]:
-    """Say why a queue cannot be dropped, if only the expected messages may be lost."""
-    reasons = []
-    if left.subscriptions:
-        endpoint = left.subscriptions[0].endpoint
-        reasons.append(f"endpoint {endpoint} has subscribed again; stop it first")
-    if left.receipts:
-        held = quantity(sum(each.messages for each in left.receipts), "message")
-        streams = ", ".join(sorted({each.stream for each in left.receipts}))
+            receipts = inspect.receipts(connection)
+        same = find_same(connection, queue, {each.queue for each in receipts})
+        reasons += [
+            f"receipt {each.name} with {quantity(each.messages, 'message')} of it is open; let the "
+            "stream acknowledge it, or see `sqlqueue receipts`"
+            for each in receipts
+            if each.queue in same
+        ]
+    if expected is not None and any(map(gt, left[1:], expected[1:])):
         reasons.append(
-            f"{quantity(len(left.receipts), 'receipt')} with {held} of it are open (stream "
-            f"{streams}); let the stream acknowledge them, or see `sqlqueue receipts`"
+            f"{quantity(left.total, 'message')} would be lost; receive or move them, or run this "
+            "again with --discard-messages"
         )
-    if expected is None and left.total:
-        lost = f"{quantity(left.total, 'message')} would be lost"
-        reasons.append(f"{lost}; receive or move them, or use --discard-messages")
-    if expected is not None and (
-        left.last > expected.last
-        or left.messages > expected.messages
-        or (left.delayed or 0) > (expected.delayed or 0)
-    ):
-        reasons.append("messages have arrived meanwhile; run the command again")
-    return reasons
-
-
-def drop_tables(connection: Connection, name: str, last: Remains, trails: Sequence[str]) -> None:
-    for table in last.tables:
-        connection.rows("drop_queue", tables={"queue": table})
-    for state in trails:
-        with schema.use_state(connection, state):
-            schema.record_action(connection, "retire", name, last.total)
+    if reasons:
+        printed = connection.printed(queue)
+        cli.fail(f"queue {printed} was not dropped: {'; '.join(reasons)}")
+    return left

@@ -17,30 +17,25 @@ Names, headers and bodies are untrusted: they are shown without markup or contro
 
 from __future__ import annotations
 
-import signal
-from dataclasses import asdict
-from pathlib import Path  # noqa: TC003 - typer reads it at run time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sqlq_spark import __version__
-from sqlq_spark.cli import endpoints, messages, queues, screen, selftest
-from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, end_by, fail
+from sqlq_spark.cli import demo, endpoints, messages, queues, selftest
+from sqlq_spark.cli.options import end_by
 from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HELP = "Operate NServiceBus queues in PostgreSQL or SQL Server tables, without Spark."
-
 app = typer.Typer(
     name="sqlqueue",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # it would print local variables
 )
-for each in (endpoints, messages, queues, selftest):
+for each in (endpoints, messages, queues, selftest, demo):
     app.add_typer(each.app)
 app.add_typer(messages.receipts, name="receipts")
 
@@ -59,7 +54,7 @@ def print_version(show: bool) -> None:  # noqa: FBT001 - typer calls it
         raise typer.Exit
 
 
-@app.callback(help=HELP)
+@app.callback(help="Operate NServiceBus queues in PostgreSQL or SQL Server tables, without Spark.")
 def options(
     *,
     version: Annotated[
@@ -68,44 +63,3 @@ def options(
     ] = False,
 ) -> None:
     """Read the options that precede a command."""
-
-
-# ---------------------------------------------------------------- the demo
-
-
-@app.command("demo", cls=OfflineCommand)
-def demo_(
-    context: Context,
-    *,
-    messages: Annotated[int, typer.Option(min=1)] = 200_000,
-    keep: Path | None = None,
-    delta: bool = False,
-) -> None:
-    """
-    Send messages, receive them, kill the stream twice within a batch, and count; needs Java.
-
-    Options:
-        messages: Messages to send.
-        keep: Keep table, checkpoint and logs in this new folder.
-        delta: Write a Delta table instead of Parquet files.
-    """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # clean up, as after Ctrl-C
-    from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
-    from sqlq_spark.cli import demo as demo_screen  # noqa: PLC0415 - as above
-
-    bars = demo_screen.make_bars(quiet=context.obj.as_json)
-    table = "delta" if delta else "parquet"
-    try:
-        result = demo.run(bars, messages=messages, table=table, keep=keep)
-    except demo.JobFailed as error:
-        fail(str(error))
-    if context.obj.as_json:
-        figures = {name: value for name, value in asdict(result).items() if name != "rows"}
-        screen.print_json(figures | {"good": result.good})
-    else:
-        demo_screen.show_result(result)
-        if keep is not None:
-            say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
-    if not result.good:
-        context.exit(FOUND)

@@ -6,59 +6,54 @@ Receipts hold what streams received and have not acknowledged.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from operator import attrgetter
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option, Typer
+from typer import Argument, FileBinaryRead, Option, Typer
 
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import Column, ago, byte_size, quantity
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import (
-    AskingStateCommand,
-    Command,
-    Context,
-    StateCommand,
-    require,
-)
+from sqlq_spark.cli.options import Command, Context, require
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
-from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
-from sqlq_spark.errors import MissingOption, ReceiptRefused, ReceiptSettled
+from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.names import parse_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlq_spark.admin.inspect import Receipt
+    from sqlq_spark.database import Connection
     from sqlq_spark.options.connection import DatabaseOptions
 
 app = Typer()
 
 SHOWN_IDS = 5  # of messages that stay
-GROUP = ("messages", "failedQueue", "exception")  # of failed messages
+GROUP = ("messages", "failed queue", "exception")  # of failed messages
+BODY = 200  # characters of one at most; the terminal's width cuts further
 
 
-@app.command(cls=Command)
+@app.command(
+    cls=Command.having(
+        "topics", "message_type", "content_type", "time_to_be_received", "subscription_table"
+    )
+)
 def send(
     context: Context,
     queue: Annotated[str | None, Argument()] = None,
     source: Annotated[
-        Path | None, Argument(help="A file of JSON lines; default: standard input.")
+        FileBinaryRead | None,
+        Argument(metavar="FILE", help="A file of JSON lines; default: standard input."),
     ] = None,
     *,
-    topic: list[str] | None = None,
-    file: Path | None = None,
-    message_type: str | None = None,
-    content_type: str | None = None,
-    time_to_be_received: str | None = None,
+    file: Annotated[FileBinaryRead | None, Option(metavar="FILE")] = None,
     header: list[str] | None = None,
-    subscription_table: str | None = None,
 ) -> None:
     """
     Send messages in one transaction: each line is a JSON object with the field body.
@@ -77,51 +72,35 @@ def send(
     {"body": "published", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
 
     Options:
-        topic: Publish to this topic; then omit QUEUE. Most derived type first.
+        topics: Publish to this topic; then omit QUEUE. Most derived type first.
         file: Send one message with this file as its body.
         message_type: The .NET type's full name.
         content_type: Content type, for example application/json.
         time_to_be_received: hh:mm:ss, after which the message expires.
         header: KEY=VALUE, added to each message.
-        subscription_table: The subscription table: a table, or "schema"."table".
     """
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
 
-    if topic:  # there is no queue, and the first argument is the file
-        expected = "a file of lines, but no QUEUE, with it"
-        require(source is None, "--topic", ", ".join(topic), expected)
-        source = None if queue is None else Path(queue)
-        queue = None
-    elif queue is None and file is not None:
-        example = "a queue's name, or publish with --topic"
-        raise MissingOption(option="QUEUE", example=example)
-    expected = "a file of JSON lines or --file, not both"
-    require(source is None or file is None, "--file", file, expected)
+    fits = file is None or source is None
+    require(fits, "--file", file and file.name, "no file of JSON lines with it")
     headers = {}
     for text in header or ():
         key, equals, headers[key] = text.partition("=")
         require(key and equals, "--header", text, "KEY=VALUE")
-    options = context.obj.sink(
-        queue=queue,
-        topics=topic,
-        subscriptionTable=subscription_table,
-        messageType=message_type,
-        contentType=content_type,
-        timeToBeReceived=time_to_be_received,
-    )
-    session = context.with_resource(Session(options, "send"))
-    chunks = sending.read(session, options, source, file, headers)
+    options = context.obj.sink(queue)
+    session = context.session(options)
+    stream = file or source or sys.stdin.buffer
+    chunks = sending.read(session, options, stream, headers, is_body=file is not None)
     sending.insert(context, session.open(), options, chunks)
 
 
-@app.command(cls=Command)
+@app.command(cls=Command.having("endpoint_time_zone"))
 def browse(
     context: Context,
     queue: str,
     *,
-    limit: Annotated[int, Option(min=1)] = 20,
+    limit: cli.Positive = 20,
     delayed: bool = False,
-    endpoint_time_zone: str | None = None,
 ) -> None:
     """
     Show the messages that wait, lowest seq first. Deletes and locks nothing.
@@ -130,8 +109,8 @@ def browse(
         limit: Messages to show.
         delayed: Show delayed messages, in the order of due times.
     """
-    options = context.obj.source(queue, endpointTimeZone=endpoint_time_zone)
-    where = context.connect(options, "browse"), options.address
+    options = context.obj.source(queue)
+    where = context.connect(options), options.address
     found = (
         inspect.delayed_messages(*where, limit=limit, zone=options.endpoint_time_zone)
         if delayed
@@ -140,14 +119,25 @@ def browse(
     if context.obj.as_json:
         for each in found:
             screen.print_json(screen.message_as_json(each))
-    else:
-        screen.show_messages(found, "due" if delayed else "seq")
+        return
+    rows = (
+        (
+            each.due or each.seq,
+            *screen.type_and_time(each.headers),
+            each.expires,
+            byte_size(len(each.body or b"")),
+            None if each.body is None else each.body[:BODY].decode(errors="replace"),
+        )
+        for each in found
+    )
+    first = "due" if delayed else "seq"
+    screen.show((first, "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
 # ---------------------------------------------------------------- retry
 
 
-@app.command(cls=cli.AskingCommand)
+@app.command(cls=cli.AskingCommand.having("allowed_destinations"))
 def retry(
     context: Context,
     queue: str,
@@ -159,8 +149,7 @@ def retry(
     since: str | None = None,
     until: str | None = None,
     limit: Annotated[int | None, Option(min=1)] = None,
-    batch: Annotated[int, Option(min=1)] = 1000,
-    allow: list[str] | None = None,
+    batch: cli.Positive = 1000,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.
@@ -181,7 +170,7 @@ def retry(
     """
     from sqlq_spark.admin.failed_messages import Choice, give_back, plan  # noqa: PLC0415 - see cli
 
-    options = context.obj.source(queue, allowedDestinations=allow)
+    options = context.obj.source(queue)
     choice = Choice(
         ids=frozenset(ids or ()),
         exceptions=frozenset(exception or ()),
@@ -189,18 +178,18 @@ def retry(
         since=cli.read_moment("--since", since),
         until=cli.read_moment("--until", until),
     )
-    chooses = choice != Choice()
-    require(not (everything and chooses), "--all", "true", "no other choice of messages with it")
-    if not everything and not chooses:
-        example = "the messages to return, or --exception, --failed-queue, or --all"
-        raise MissingOption(option="ID", example=example)
-    session = context.with_resource(Session(options, "retry"))
+    expected = "either this, or the messages by ID, --exception, --failed-queue or time"
+    require(everything == (choice == Choice()), "--all", str(everything).lower(), expected)
+    session = context.session(options)
     connection = session.open()
     name = connection.printed(options.address)
     planned = plan(connection, options.address, choice, options, limit=limit)
-    groups = [(messages, *failures) for *failures, messages in planned.groups]
+    groups = [
+        {"messages": messages, "failedQueue": failed, "exception": kind}
+        for failed, kind, messages in planned.groups
+    ]
     if not context.obj.as_json:
-        screen.show(("messages", "failed queue", "exception"), groups, "messages to return")
+        screen.show(GROUP, (each.values() for each in groups), "messages to return")
         for reason, some in planned.staying.items():
             stay, first = quantity(len(some), "message"), [its.id for its in some[:SHOWN_IDS]]
             say_error(f"{stay} cannot be returned: {reason} ({', '.join(first)})")
@@ -210,29 +199,28 @@ def retry(
         queues = quantity(len(planned.returning), "queue")
         messages = quantity(planned.messages, "message")
         context.confirm(f"return {messages} of {name} to {queues}")
-    batches = give_back(session, options.address, planned, batch=batch)
-    count = attrgetter("messages")
-    done = context.follow(batches, "message", planned.messages, "returned", count)
+    refused: Counter[str] = Counter()
+
+    def give() -> Iterator[int]:
+        for each in give_back(session, options.address, planned, batch=batch):
+            refused[f"{each.reason} ({connection.printed(each.destination)})"] += each.left
+            refused["another session has locked or received them"] += each.skipped
+            yield each.messages
+
+    returned = context.follow(give(), "message", planned.messages, "returned")
     staying = Counter({reason: len(some) for reason, some in planned.staying.items()})
-    for each in done:
-        if each.reason is not None:
-            staying[str(each.reason)] += each.left
-            stay, where = quantity(each.left, "message"), connection.printed(each.destination)
-            say_error(f"{stay} of {where} cannot be returned: {each.reason}")
-    returned, skipped = sum(map(count, done)), sum(each.skipped for each in done)
-    if skipped:
-        text = "skipped: another session has locked or received them"
-        say_error(f"{quantity(skipped, 'message')} {text}")
+    for reason, count in (+refused).items():  # without zeros
+        say_error(f"{quantity(count, 'message')} cannot be returned: {reason}")
+        staying[reason] = count
     result = {
         "queue": name,
         "returned": returned,
-        "skipped": skipped,
-        "chosen": [dict(zip(GROUP, each, strict=True)) for each in groups],
+        "chosen": groups,
         "staying": staying,
         "missing": planned.missing,
     }
     context.answer(result, f"{quantity(returned, 'message')} returned")
-    if staying or planned.missing or skipped:
+    if staying or planned.missing:
         context.exit(cli.FOUND)
 
 
@@ -243,6 +231,7 @@ receipts = Typer(
     no_args_is_help=True,
 )
 
+OneStreamCommand = cli.StateCommand.having("batch", "task")
 AGAIN = (
     "Messages that the stream has already written will be received a second time, and its "
     "checkpoint can no longer be used for these batches"
@@ -257,30 +246,23 @@ COLUMNS = (
 )
 
 
-@receipts.command("list", cls=StateCommand)
-def list_(
-    context: Context,
-    queue: cli.MaybeQueue = None,
-    *,
-    stream: str | None = None,
-) -> None:
+@receipts.command("list", cls=cli.StateCommand)
+def list_(context: Context, queue: cli.MaybeQueue = None, *, stream: str | None = None) -> None:
     """List receipts, the oldest first."""
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
-    connection = context.connect(options, "receipts", StateSession)
+    connection = context.connect(options, StateSession)
     with transaction(connection):
         found = inspect.receipts(connection, stream=stream, queue=address)
     context.show(COLUMNS, found, "receipts")
 
 
-@receipts.command(cls=StateCommand)
+@receipts.command(cls=OneStreamCommand)
 def show(
     context: Context,
     stream: str,
     *,
-    message: Annotated[str, Option()],
-    batch: int | None = None,
-    task: int | None = None,
+    message: cli.Required,
 ) -> None:
     """
     Show headers and body of a message that a stream has received and not acknowledged.
@@ -292,10 +274,10 @@ def show(
     from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
-    options, found = context.obj.database(), 0
-    connection = context.connect(options, "receipts show", StateSession)
+    found, shared = 0, context.obj
+    connection = context.connect(shared.database(), StateSession)
     with transaction(connection):
-        receipts = inspect.receipts(connection, stream=stream, batch=batch, task=task)
+        receipts = inspect.receipts(connection, stream=stream, batch=shared.batch, task=shared.task)
     for each in receipts:
         with transaction(connection):
             stored = find_receipt(connection, each.key)
@@ -305,137 +287,121 @@ def show(
         # ids are not unique: a message may have been sent twice
         for row in without_odd_expiries(rows.filter(has_id(rows, [message]))).to_pylist():
             found += 1
-            show_message(context, each, screen.message_as_json(inspect.message(row)))
+            shown = {"receipt": each.name, **screen.message_as_json(inspect.message(row))}
+            if shared.as_json:
+                screen.print_json(shown)
+                continue
+            for name, value in shown.items():
+                for key, text in value.items() if isinstance(value, dict) else [(name, value)]:
+                    say(f"{key}: {text}")
     if not found:
         cli.fail(f"no receipt of stream {stream} holds message {message}")
 
 
-def show_message(context: Context, receipt: Receipt, shown: dict[str, object]) -> None:
-    """Show a message of a receipt: the receipt, each header, and the whole body."""
-    if context.obj.as_json:
-        screen.print_json({"receipt": receipt.name, **shown})
-        return
-    say(f"receipt {receipt.name} of {receipt.queue}, login {receipt.login}")
-    for name, value in shown.items():
-        for key, text in value.items() if isinstance(value, dict) else [(name, value)]:
-            say(f"{key}: {text}")
-
-
-@receipts.command("return", cls=AskingStateCommand)
-def return_(
-    context: Context,
-    *,
-    stream: Annotated[str, Option()],
-    batch: int | None = None,
-    task: int | None = None,
-    without: list[str] | None = None,
-    allow: list[str] | None = None,
-) -> None:
+@receipts.command("return", cls=OneStreamCommand.having("yes", "allowed_destinations"))
+def return_(context: Context, *, stream: cli.Required, without: list[str] | None = None) -> None:
     """
     Return the messages of receipts to their queue, if the stream's checkpoint is lost.
 
     Options:
         without: Delete this message instead of returning it: a row's id, or the header.
     """
-    options = context.obj.database(allowedDestinations=allow)
-    chosen = {"stream": stream, "batch": batch, "task": task}
-    end(context, options, "return", chosen, without or ())
+    from sqlq_spark.receive.receipts import return_ as give_back  # noqa: PLC0415 - see cli
 
-
-@receipts.command(cls=AskingStateCommand)
-def drop(
-    context: Context,
-    *,
-    stream: Annotated[str, Option()],
-    batch: int | None = None,
-    task: int | None = None,
-) -> None:
-    """Delete receipts with their messages. They cannot be restored."""
-    chosen = {"stream": stream, "batch": batch, "task": task}
-    end(context, context.obj.database(), "drop", chosen)
-
-
-def end(
-    context: Context,
-    options: DatabaseOptions,
-    action: Literal["return", "drop"],
-    chosen: dict[str, Any],
-    without: Sequence[str] = (),
-) -> None:
-    """Ask, and return or drop the chosen receipts, each in its own transaction."""
-    returns, done = action == "return", {"return": "returned", "drop": "dropped"}[action]
-    connection = context.connect(options, f"receipts {action}", StateSession)
-    with transaction(connection):
-        found = inspect.receipts(connection, **chosen)
-        if returns:
-            check_logins(context, found)
-    if not found:
-        stream = chosen["stream"]
-        cli.fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
-    if not context.obj.as_json:
-        context.show(COLUMNS, found, "receipts")
-    settled = [each for each in found if returns and each.settled]
+    options = context.obj.database()
+    connection, found = choose(context, options, stream)
+    check_logins(connection, options, found)
+    settled = [each for each in found if each.settled]
     for each in settled:
         error = ReceiptSettled(stream=each.stream, batch=each.batch, task=each.task)
         say_error(str(error))
-    left = [each for each in found if each not in settled]
-    messages = sum(each.messages for each in left)
-    what = f"{quantity(messages, 'message')} of {quantity(len(left), 'receipt')}"
-    if left and returns:
+    left = [each for each in found if not each.settled]
+    if left:
         queues = ", ".join(sorted({each.queue for each in left}))
         gone = f", and delete {', '.join(without)} of them" if without else ""
-        context.confirm(f"return {what} to {queues}{gone}. {AGAIN}")
-    elif left:
-        context.confirm(f"delete {what} permanently")
-    recorded = cli.keeps_trail(connection)
-    batches = end_each(context, action, left, without, recorded=recorded)
-    ended = sum(context.follow(batches, "message", messages, done))
-    result: dict[str, object] = {done: ended, "receipts": len(left), "recorded": recorded}
-    if returns:
-        result["settled"] = [each.name for each in settled]
-    context.answer(result, f"{quantity(ended, 'message')} {done}")
+        context.confirm(f"return {describe(left)} to {queues}{gone}. {AGAIN}")
+
+    def give(its: Receipt) -> int:
+        queue = parse_queue("queue", its.queue, options.naming)
+        return give_back(connection, its.key, queue, without=without or (), allowed=options.allowed)
+
+    names = [each.name for each in settled]
+    end(context, connection, left, "return", give, without=without, settled=names)
     if settled:
         context.exit(cli.FOUND)
 
 
-def check_logins(context: Context, found: Sequence[Receipt]) -> None:
+@receipts.command("drop", cls=OneStreamCommand.having("yes"))
+def drop_(context: Context, *, stream: cli.Required) -> None:
+    """Delete receipts with their messages. They cannot be restored."""
+    from sqlq_spark.receive.receipts import drop  # noqa: PLC0415 - see cli
+
+    connection, found = choose(context, context.obj.database(), stream)
+    context.confirm(f"delete {describe(found)} permanently")
+    end(context, connection, found, "drop", lambda its: drop(connection, its.key))
+
+
+def choose(
+    context: Context, options: DatabaseOptions, stream: str
+) -> tuple[Connection, list[Receipt]]:
+    """Find and show the receipts that the options choose; the command ends if there is none."""
+    connection, shared = context.connect(options, StateSession), context.obj
+    with transaction(connection):
+        found = inspect.receipts(connection, stream=stream, batch=shared.batch, task=shared.task)
+    if not found:
+        cli.fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
+    if not shared.as_json:
+        context.show(COLUMNS, found, "receipts")
+    return connection, found
+
+
+def describe(found: Sequence[Receipt]) -> str:
+    messages = quantity(sum(each.messages for each in found), "message")
+    return f"{messages} of {quantity(len(found), 'receipt')}"
+
+
+def check_logins(
+    connection: Connection, options: DatabaseOptions, found: Sequence[Receipt]
+) -> None:
     """Refuse receipts whose login may not receive from their queue, unless the options allow it."""
-    options = context.options
     foreign = {
         parse_queue("queue", each.queue, options.naming): each
         for each in found
         if not each.entitled
     }
-    for queue, table in find_destinations(context.connection, [*foreign], SENT).items():
+    with transaction(connection):
+        tables = find_destinations(connection, [*foreign], SENT)
+    for queue, table in tables.items():
         its = foreign[queue]
         if not is_allowed(table, options.allowed):
             raise ReceiptRefused(receipt=its.name, login=its.login, queue=its.queue)
 
 
-def end_each(
+def end(
     context: Context,
-    action: Literal["return", "drop"],
+    connection: Connection,
     found: Sequence[Receipt],
-    without: Sequence[str],
+    action: Literal["return", "drop"],
+    end_one: Callable[[Receipt], int],
     *,
-    recorded: bool,
-) -> Iterator[int]:
-    """Return or drop receipts, each in its own transaction; the number of messages of each."""
-    from sqlq_spark.receive import receipts as stored  # noqa: PLC0415 - see cli
+    without: Sequence[str] | None = None,
+    **more: object,
+) -> None:
+    """Return or drop receipts, each in its own transaction, which also records it."""
+    done, recorded = {"return": "returned", "drop": "dropped"}[action], cli.keeps_trail(connection)
 
-    connection, options = context.connection, context.options
-    for each in found:
-        with transaction(connection):
-            if action == "return":
-                queue = parse_queue("queue", each.queue, options.naming)
-                ended = stored.return_(
-                    connection, each.key, queue, without=without, allowed=options.allowed
-                )
-            else:
-                ended = stored.drop(connection, each.key)
-            if recorded:
-                record_action(connection, action, each.queue, ended, each.key)
-                if without and ended < each.messages:
-                    dropped = each.messages - ended
+    def batches() -> Iterator[int]:
+        for each in found:
+            with transaction(connection):
+                messages = end_one(each)
+                if recorded:
+                    record_action(connection, action, each.queue, messages, each.key)
+                if recorded and without and messages < each.messages:
+                    dropped = each.messages - messages
                     record_action(connection, "drop", each.queue, dropped, each.key)
-        yield ended
+            yield messages
+
+    total = sum(each.messages for each in found)
+    ended = context.follow(batches(), "message", total, done)
+    result = {done: ended, "receipts": len(found), "recorded": recorded, **more}
+    context.answer(result, f"{quantity(ended, 'message')} {done}")

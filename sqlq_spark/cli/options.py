@@ -11,9 +11,10 @@ import os
 import re
 import sys
 from contextlib import suppress
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import typer
 import typer.main
@@ -29,18 +30,18 @@ from sqlq_spark.database.schema import NO_TRAIL, has_trail
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.fields import option_names
 from sqlq_spark.options.names import EXAMPLES, parse_queue, with_password
 from sqlq_spark.versions import NoJava
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from sqlq_spark.admin.formats import Column
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
-T = TypeVar("T")
-Text: TypeAlias = "str | list[str] | None"  # a list is joined by commas
+Kind = TypeVar("Kind", bound=DatabaseOptions)
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 
@@ -56,9 +57,9 @@ HELP = {
     "Set the password in SQLQUEUE_PASSWORD.",
     "credentials": "What gives the password: azure, aws or package.module:function.",
     "state_schema": "Schema of the state tables, sqlqueue by default.",
-    "subscription_table": 'A table, or "schema"."table".',
+    "subscription_table": 'A table, or "schema"."table"; SubscriptionRouting by default.',
     "endpoint_time_zone": "Time zone of the .NET endpoints' database sessions.",
-    "allow": "Also return to this table of another owner; * and ? are wildcards.",
+    "allowed_destinations": "Also return to this table of another owner; * and ? are wildcards.",
     "instance": "NAME of an instance's queue QUEUE.NAME, or its address.",
     "qualifier": "NAME of a satellite's queue QUEUE.NAME, or its address.",
     "error": "The error queue, also for poison messages.",
@@ -75,6 +76,8 @@ HELP = {
 }
 MaybeQueue = Annotated[str | None, Argument(help="Show only this queue.")]
 Queues = Annotated[list[str] | None, Argument()]
+Required = Annotated[str, Option()]
+Positive = Annotated[int, Option(min=1)]
 
 
 # ---------------------------------------------------------------- shared options
@@ -86,10 +89,28 @@ class Shared:
 
     yes: bool = False
     as_json: Annotated[bool, Option("--json")] = False
+    # of the data source, where they are called queryTimeout and so on
     query_timeout: str = "30s"
     url: Annotated[str | None, Option(envvar="SQLQUEUE_URL")] = field(default=None, repr=False)
     credentials: Annotated[str | None, Option(envvar="SQLQUEUE_CREDENTIALS")] = None
-    state_schema: str = DatabaseOptions.state_schema
+    state_schema: str | None = None
+    subscription_table: str | None = None
+    endpoint_time_zone: str | None = None
+    allowed_destinations: Annotated[list[str] | None, Option("--allow")] = None
+    topics: Annotated[list[str] | None, Option("--topic")] = None
+    message_type: str | None = None
+    content_type: str | None = None
+    time_to_be_received: str | None = None
+    # of an endpoint's queues
+    instance: list[str] | None = None
+    qualifier: list[str] | None = None
+    error: str | None = None
+    audit: str | None = None
+    delayed: bool = False
+    body_string: bool = False
+    # of receipts
+    batch: int | None = None
+    task: int | None = None
 
     @property
     def location(self) -> str:
@@ -101,47 +122,42 @@ class Shared:
             return self.url
         return with_password(self.url, os.environ.get("SQLQUEUE_PASSWORD"))
 
-    def database(self, **more: Text) -> DatabaseOptions:
-        """Validate the options as the data source does, with `more` by their names there."""
-        return DatabaseOptions.parse(self._texts(more))
+    def database(self) -> DatabaseOptions:
+        """Validate the options as the data source does."""
+        return self._parse(DatabaseOptions)
 
-    def source(self, queue: str, **more: Text) -> SourceOptions:
+    def source(self, queue: str) -> SourceOptions:
         """As `database`, for a command on one queue."""
-        return SourceOptions.parse(self._texts(more) | {"queue": queue})
+        return self._parse(SourceOptions, queue)
 
-    def sink(self, **more: Text) -> SinkOptions:
-        """As `database`, for a command that sends."""
-        return SinkOptions.parse(self._texts(more))
+    def sink(self, queue: str | None = None) -> SinkOptions:
+        """As `database`, for a command that sends or that reads subscriptions."""
+        return self._parse(SinkOptions, queue)
 
-    def _texts(self, more: dict[str, Text]) -> dict[str, str]:
-        texts: dict[str, Text] = {
-            "url": self.location,
-            "credentials": self.credentials,
-            "stateSchema": self.state_schema,
-            "queryTimeout": self.query_timeout,
-            **more,
-        }
-        return {
-            name: text if isinstance(text, str) else ",".join(text)
-            for name, text in texts.items()
-            if text or text == ""
-        }
+    def _parse(self, kind: type[Kind], queue: str | None = None) -> Kind:
+        own = {public_name(name): value for name, value in vars(self).items()}
+        known, texts = {*option_names(kind).values()}, own | {"url": self.location, "queue": queue}
+        return kind.parse(
+            {
+                name: text if isinstance(text, str) else ",".join(text)
+                for name, text in texts.items()
+                if name in known and (text or text == "")
+            }
+        )
 
 
 class Context(typer.Context):
     """The context of a command: the shared options, and how it asks and answers by them."""
 
     obj: Shared
-    options: DatabaseOptions
-    connection: Connection
 
-    def connect(
-        self, options: DatabaseOptions, application: str, session: type[Session] = Session
-    ) -> Connection:
+    def connect(self, options: DatabaseOptions, session: type[Session] = Session) -> Connection:
         """Open a connection until the command ends; nothing is retried."""
-        self.options = options
-        self.connection = self.with_resource(session(options, application)).open()
-        return self.connection
+        return self.session(options, session).open()
+
+    def session(self, options: DatabaseOptions, session: type[Session] = Session) -> Session:
+        """Give a session until the command ends."""
+        return self.with_resource(session(options, str(self.info_name)))
 
     def confirm(self, what: str) -> None:
         """
@@ -157,32 +173,24 @@ class Context(typer.Context):
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             fail("nothing was done; --yes answers the question")
 
-    def follow(
-        self,
-        batches: Iterable[T],
-        what: str,
-        total: int,
-        done: str,
-        count: Callable[[T], int] = int,  # type: ignore[assignment]
-    ) -> list[T]:
+    def follow(self, batches: Iterable[int], what: str, total: int, done: str) -> int:
         """
-        Show the progress of batches on standard error, on a terminal only; return them.
+        Show the progress of batches on standard error, on a terminal only; return their sum.
 
-        They are done one by one as they are read, and `count` says how many each has: of `what`, in
-        all `total`. Ctrl-C prints how many were `done`, for example `deleted`.
+        They are done one by one as they are read. Each is a number: of `what`, in all `total`.
+        Ctrl-C prints how many were `done`, for example `deleted`.
         """
-        gone, finished = 0, []
+        gone = 0
         status = Console(stderr=True, quiet=self.obj.as_json).status(part(0, total, what))
         try:
             with status:
                 for each in batches:
-                    finished.append(each)
-                    gone += count(each)
+                    gone += each
                     status.update(part(gone, total, what))
         except screen.CTRL_C:
             say_error(f"stopped: {part(gone, total, what)} {done}")
             raise
-        return finished
+        return gone
 
     def note(self, text: str) -> None:
         """Print a line beside the answer."""
@@ -195,43 +203,45 @@ class Context(typer.Context):
         else:
             say(text)
 
-    def show(
-        self,
-        columns: Sequence[Column],
-        rows: Iterable[Any],
-        title: str,
-        as_json: Callable[[Any], object] = asdict,
-    ) -> None:
-        """Print rows as JSON lines, or as a table of some columns."""
+    def show(self, columns: Sequence[Column], rows: Sequence[Any], title: str) -> None:
+        """Print rows, which are dataclasses, as JSON lines or as a table of some columns."""
         if not self.obj.as_json:
-            screen.out().print(screen.draw_rows(columns, [*rows], title))
+            screen.out().print(screen.draw_rows(columns, rows, title))
             return
         for row in rows:
-            screen.print_json(as_json(row))
+            screen.print_json(asdict(row))
 
 
-def _parameters() -> dict[str | None, Any]:
-    """Let typer read the fields of `Shared` as it reads the parameters of a command."""
-    app = typer.Typer(add_completion=False)
-    app.command()(Shared)
-    return {each.name: each for each in typer.main.get_command(app).params}
+def public_name(name: str) -> str:
+    """Return the data source's name of an option: `stateSchema` for `state_schema`."""
+    return re.sub("_(.)", lambda found: found[1].upper(), name)
 
 
-PARAMETERS = _parameters()
+# typer reads the fields as it reads the parameters of a command
+app = typer.Typer(add_completion=False)
+app.command()(Shared)
+PARAMETERS: dict[str, Any] = {str(each.name): each for each in typer.main.get_command(app).params}
+# how the commands spell options of the data source
+FLAGS = {public_name(name): each.opts[0] for name, each in PARAMETERS.items()}
 
 
 class Command(TyperCommand):
-    """A command that connects: it has the shared options but --state-schema."""
+    """A command that connects, with the shared options that it needs for that."""
 
     context_class = Context
     shared: ClassVar[tuple[str, ...]] = ("as_json", "query_timeout", "url", "credentials")
+
+    @classmethod
+    def having(cls, *names: str) -> type[Command]:
+        """Return the class of a command with these shared options too."""
+        return type(cls.__name__, (cls,), {"shared": (*names, *cls.shared)})
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer passes them
         """Add the shared options, and the help of each option."""
         settings["help"], _, texts = settings["help"].partition("\n\nOptions:\n")
         own = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", texts, re.MULTILINE))
         super().__init__(*args, **settings)
-        self.params += [PARAMETERS[name] for name in self.shared]
+        self.params += [copy(PARAMETERS[name]) for name in self.shared]
         each: Any
         for each in self.params:
             each.help = each.help or " ".join((HELP | own).get(each.name, "").split())
@@ -246,28 +256,14 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
-class StateCommand(Command):
-    """A command on the state tables."""
-
-    shared = (*Command.shared, "state_schema")
-
-
-class AskingCommand(Command):
-    """A command that asks before it changes something, unless --yes is given."""
-
-    shared = ("yes", *Command.shared)
-
-
-class AskingStateCommand(AskingCommand):
-    """Both."""
-
-    shared = (*AskingCommand.shared, "state_schema")
-
-
 class OfflineCommand(Command):
     """A command that connects to no database that the user names."""
 
     shared = ("as_json",)
+
+
+AskingCommand = Command.having("yes")  # it asks before it changes something
+StateCommand = Command.having("state_schema")
 
 
 # ---------------------------------------------------------------- options of one command
@@ -304,19 +300,6 @@ def keeps_trail(connection: Connection) -> bool:
 
 
 # ---------------------------------------------------------------- errors
-
-# how the commands spell options of the data source
-FLAGS = {
-    "url": "--url",
-    "credentials": "--credentials",
-    "stateSchema": "--state-schema",
-    "queryTimeout": "--query-timeout",
-    "subscriptionTable": "--subscription-table",
-    "endpointTimeZone": "--endpoint-time-zone",
-    "messageType": "--message-type",
-    "contentType": "--content-type",
-    "timeToBeReceived": "--time-to-be-received",
-}
 
 
 def end_by(error: errors.SqlQueueError) -> NoReturn:

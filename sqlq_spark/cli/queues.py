@@ -32,9 +32,8 @@ from sqlq_spark.cli.options import Command, Context, StateCommand, require
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import find_states
-from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.options.names import parse_queue, parse_table
-from sqlq_spark.options.sink import SUBSCRIPTION_TABLE
+from sqlq_spark.database.sessions import StateSession
+from sqlq_spark.options.names import parse_table
 from sqlq_spark.send import DUE_BATCH
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sqlq_spark.admin.watch import Look
+    from sqlq_spark.database.sessions import Session
     from sqlq_spark.options.connection import DatabaseOptions
-    from sqlq_spark.send.delayed import Moved
 
 app = Typer()
 
@@ -57,16 +56,12 @@ PASSING = (
     errors.NotReachable,
     errors.TimedOut,
 )
-LEGEND = (
-    "in/s: growth of the highest seq. out/s: in/s less the change of the backlog. "
-    "lag: waiting and held messages. Press Ctrl-C to end."
-)
 
 
 # ---------------------------------------------------------------- stats
 
 
-@app.command(cls=StateCommand)
+@app.command(cls=StateCommand.having("endpoint_time_zone"))
 def stats(
     context: Context,
     queues: cli.Queues = None,
@@ -75,16 +70,15 @@ def stats(
     interval: Annotated[float, Option(min=0.1)] = 2.0,
     count: Annotated[int | None, Option(min=1)] = None,
     openmetrics: Annotated[str | None, Option(metavar="FILE")] = None,
-    endpoint_time_zone: str | None = None,
 ) -> None:
     """
     Show the depth of queues, delayed messages and streams, and what is wrong.
 
     Without a name it shows all queues that this login may read.
     A number with ~ is an estimate: tables of more than 256 MiB are not counted.
-    --watch shows a live screen on a terminal, and prints lines elsewhere.
+    --watch redraws the screen of a terminal, and prints each look elsewhere.
     in/s is the growth of the highest seq. out/s is in/s less the change of the
-    backlog.
+    backlog. lag is waiting and held messages.
     --openmetrics replaces the file at once, also at each look of --watch.
 
     Options:
@@ -93,89 +87,56 @@ def stats(
         count: End --watch after so many looks.
         openmetrics: Write gauges for Prometheus; - is the standard output.
     """
-    as_json, state_schema = context.obj.as_json, context.obj.state_schema
-    options = context.obj.database(endpointTimeZone=endpoint_time_zone)
+    as_json, options = context.obj.as_json, context.obj.database()
     require(count is None or watch_, "--count", count, "--watch with it")
     require(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
-    on_screen = watch_ and openmetrics is None and not as_json and sys.stdout.isatty()
-    live = Live(console=screen.out(), screen=True, auto_refresh=False) if on_screen else None
-    session = context.with_resource(Session(options, "stats"))
-    with screen.until_stopped() if watch_ else nullcontext(), live or nullcontext():
-        for done, now in enumerate(looks(session, queues or [], options, interval, live), 1):
-            if live is not None:
-                live.update(draw(now, state_schema, interval), refresh=True)
-            elif openmetrics == "-":
+    on_screen = watch_ and not openmetrics and not as_json and sys.stdout.isatty()
+    # an error is shown below it until the next look
+    live = Live(console=screen.out(), screen=True, auto_refresh=False, redirect_stderr=False)
+    show = (
+        partial(live.update, refresh=True)
+        if on_screen
+        else partial(live.console.print, soft_wrap=True)
+    )
+    session, state_schema = context.session(options), options.state_schema
+    with screen.until_stopped() if watch_ else nullcontext(), live if on_screen else nullcontext():
+        for done, now in enumerate(looks(session, queues or [], options, interval), 1):
+            if openmetrics == "-":
                 sys.stdout.write(watch.to_metrics(now, state_schema))
-            elif openmetrics is not None:  # the collector's login may read the file
+            elif openmetrics:  # the collector's login may read the file
                 write(openmetrics, watch.to_metrics(now, state_schema), "--openmetrics", 0o644)
             elif as_json:
                 screen.print_json(watch.to_json(now))
             else:
-                print_look(now, state_schema, as_lines=watch_)
+                show(draw(now, state_schema, "watch" if watch_ else "once"))
             sys.stdout.flush()
             if not watch_ or done == count:
                 return
 
 
 def looks(
-    session: Session,
-    names: Sequence[str],
-    options: DatabaseOptions,
-    interval: float,
-    live: Live | None = None,
+    session: Session, names: Sequence[str], options: DatabaseOptions, interval: float
 ) -> Iterator[Look]:
     """Look and pause. Says that it tries again after a temporary error, but not of the first."""
     before: Look | None = None
     while True:
         began = time.monotonic()
-        now: Look | None = None
         try:
-            now = watch.look(session.open(), names, options)
+            before = watch.add_rates(before, watch.look(session.open(), names, options))
         except PASSING as error:
             if before is None:
                 raise
             session.close()
-            text = f"{error.describe(cli.FLAGS).removesuffix('.')}. Trying again."
-            if live is None:
-                say_error(text)
-            else:
-                live.update(Text(f"{clean(text)} Press Ctrl-C to end.", "red"), refresh=True)
-        took = time.monotonic() - began
-        if now is not None:
-            before = watch.add_rates(before, now)
+            say_error(f"{error.describe(cli.FLAGS).removesuffix('.')}. Trying again.")
+        else:
             yield before
-        time.sleep(max(interval, SHARE * took))
+        time.sleep(max(interval, SHARE * (time.monotonic() - began)))
 
 
-def print_look(now: Look, state_schema: str, *, as_lines: bool) -> None:
-    """Print a line for each queue; or tables, and on standard error what is wrong."""
-    if not as_lines:
-        for table in tables(now, state_schema, "once"):
-            screen.out().print(table)
-        for its in now.problems:
-            say_error(f"{its.where}: {its.found}. Fix: {' '.join(its.fix.splitlines())}")
-        return
-    columns = view(watch.QUEUE, "watch")[:-1]
-    lines = [
-        f"{each.queue}: {', '.join(f'{its.name} {its.cell(each).text}' for its in columns)}"
-        for each in now.queues
-    ]
-    for line in lines or [screen.NO_QUEUES]:
-        say(f"{now.at:%Y-%m-%d %H:%M:%S} {line}")
-
-
-def draw(now: Look, state_schema: str, interval: float) -> Group:
-    """The live screen."""
-    head = Text.assemble((f"{now.at:%H:%M:%S} UTC", "bold"), f"  every {interval:g} s")
-    queues, streams = tables(now, state_schema, "watch")
-    wrong = [line for each in now.problems for line in screen.finding_lines(each)]
-    return Group(head, queues, streams, Text(LEGEND, "dim"), *wrong)
-
-
-def tables(now: Look, state_schema: str, name: str) -> tuple[RenderableType, RenderableType]:
-    """The tables of queues and of streams, with the columns of a view."""
-    return (
-        screen.draw_rows(view(watch.QUEUE, name), now.queues, "queues")
+def draw(now: Look, state_schema: str, view_name: str) -> Group:
+    """The tables of queues and of streams, with the columns of a view, and what is wrong."""
+    parts: list[RenderableType] = [
+        screen.draw_rows(view(watch.QUEUE, view_name), now.queues, "queues")
         if now.queues
         else Text(screen.NO_QUEUES),
         Text(
@@ -183,14 +144,18 @@ def tables(now: Look, state_schema: str, name: str) -> tuple[RenderableType, Ren
             "(`sqlqueue install` creates them)"
         )
         if now.streams is None
-        else screen.draw_rows(view(watch.STREAM, name), now.streams, "streams"),
-    )
+        else screen.draw_rows(view(watch.STREAM, view_name), now.streams, "streams"),
+    ]
+    parts += [line for each in now.problems for line in screen.finding_lines(each)]
+    if view_name == "watch":
+        parts.insert(0, Text(f"{now.at:%Y-%m-%d %H:%M:%S} UTC. Press Ctrl-C to end.", "dim"))
+    return Group(*parts)
 
 
 # ---------------------------------------------------------------- report
 
 
-@app.command(cls=StateCommand)
+@app.command(cls=StateCommand.having("endpoint_time_zone"))
 def report(
     context: Context,
     queues: cli.Queues = None,
@@ -198,7 +163,6 @@ def report(
     html: Path | None = None,
     error_queue: str | None = None,
     sample: Annotated[int, Option(min=100)] = 20_000,
-    endpoint_time_zone: str | None = None,
 ) -> None:
     """
     Write one page: what waits, what failed, what is wrong; types, ages, bloat.
@@ -217,9 +181,9 @@ def report(
     if html is None and not context.obj.as_json:
         example = "a file for the page, or use --json to print the figures"
         raise errors.MissingOption(option="--html", example=example)
-    options = context.obj.database(endpointTimeZone=endpoint_time_zone)
+    options = context.obj.database()
     failures = cli.queue_or_none("--error-queue", error_queue, options)
-    connection = context.connect(options, "report")
+    connection = context.connect(options)
     found = its.report(connection, queues or (), options, errors=failures, most=sample)
     if html is not None:
         # the page names queues, logins and failures, and others may be able to read the folder
@@ -245,7 +209,7 @@ def write(name: str, text: str, option: str, mode: int) -> None:
 # ---------------------------------------------------------------- purge
 
 
-@app.command("purge", cls=cli.AskingStateCommand)
+@app.command("purge", cls=StateCommand.having("yes"))
 def purge_(context: Context, queue: str) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
@@ -254,7 +218,7 @@ def purge_(context: Context, queue: str) -> None:
     stay. A deleted message cannot be restored.
     """
     options = context.obj.source(queue)
-    connection = context.connect(options, "purge")
+    connection = context.connect(options)
     with transaction(connection):
         depth = inspect.depth(connection, options.address)
     messages = depth.messages
@@ -262,7 +226,7 @@ def purge_(context: Context, queue: str) -> None:
         context.confirm(f"delete {quantity(messages, 'message')} of {depth.queue} permanently")
     recorded = messages > 0 and cli.keeps_trail(connection)
     batches = purge.purge_parts(connection, options.address, depth, recorded=recorded)
-    gone = sum(context.follow(batches, "message", messages, "deleted"))
+    gone = context.follow(batches, "message", messages, "deleted")
     result = {"queue": depth.queue, "deleted": gone, "recorded": recorded}
     context.answer(result, f"{quantity(gone, 'message')} deleted")
 
@@ -271,11 +235,11 @@ def purge_(context: Context, queue: str) -> None:
 def purge_expired(context: Context, queue: str) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
     options = context.obj.source(queue)
-    connection = context.connect(options, "purge")
+    connection = context.connect(options)
     with transaction(connection):
         depth = inspect.depth(connection, options.address)
     batches = purge.purge_expired(connection, options.address)
-    gone = sum(context.follow(batches, "expired message", depth.expired or 0, "deleted"))
+    gone = context.follow(batches, "expired message", depth.expired or 0, "deleted")
     result = {"queue": depth.queue, "deleted": gone}
     context.answer(result, f"{quantity(gone, 'expired message')} deleted from {depth.queue}")
 
@@ -283,20 +247,19 @@ def purge_expired(context: Context, queue: str) -> None:
 # ---------------------------------------------------------------- move-due
 
 
-@app.command(cls=Command)
+@app.command(cls=Command.having("endpoint_time_zone"))
 def move_due(
     context: Context,
     queue: str,
     *,
     watch: bool = False,
-    batch: Annotated[int, Option(min=1)] = DUE_BATCH,
-    endpoint_time_zone: str | None = None,
+    batch: cli.Positive = DUE_BATCH,
 ) -> None:
     """
     Move the delayed messages that are due into their queue. The receiver forwards them.
 
     With --watch the command looks again after 1 s, then 2 s, up to 60 s, and
-    no later than the next due time.
+    no later than the next due time. It prints each look that moved messages.
 
     Options:
         watch: Continue until Ctrl-C.
@@ -304,53 +267,37 @@ def move_due(
     """
     from sqlq_spark.send.delayed import Moved, Mover, pause  # noqa: PLC0415 - see cli
 
-    options = context.obj.source(queue, endpointTimeZone=endpoint_time_zone)
-    mover, moved = Mover(options.address, options), Moved(0, None)
-    move = partial(mover.move, most=batch)
-    messages, slept, is_done = 0, 0.0, False
-    session = context.with_resource(Session(options, "move-due"))
-    name = session.open().printed(options.address)
-    with screen.until_stopped():
-        while not is_done:
-            moved = session.run_with_retries(move)
-            messages += moved.messages
-            if watch and moved.messages:
-                report_moved(context, name, moved)
-            is_full = moved.messages == batch
-            is_done = not (is_full or watch)
-            if watch:
-                slept = 0.0 if is_full else pause(slept, moved)
-                time.sleep(slept)
-    report_moved(context, name, Moved(messages, moved.next_due), " in total")
-    if not (is_done or watch):
-        context.exit(cli.STOPPED)
-
-
-def report_moved(context: Context, queue: str, moved: Moved, scope: str = "") -> None:
-    """Print how many messages one round, or all of them, moved, and when the next are due."""
-    if moved.next_due is None:
-        then = "no message waits"
-    elif moved.next_due <= 0:
-        then = "more are due, but another process is moving them"
-    else:
-        then = f"the next is due in {span(moved.next_due)}"
-    shown = {"queue": queue, "moved": moved.messages, "nextDueSeconds": moved.next_due}
-    text = f"{quantity(moved.messages, 'message')} moved into {queue}{scope}; {then}"
-    context.answer(shown | {"total": bool(scope)}, text)
+    options = context.obj.source(queue)
+    move = partial(Mover(options.address, options).move, most=batch)
+    session = context.session(options)
+    name, slept = session.open().printed(options.address), 0.0
+    with screen.until_stopped() if watch else nullcontext():
+        while True:
+            messages, is_full = 0, True
+            while is_full:
+                moved = session.run_with_retries(move)
+                messages += moved.messages
+                is_full = moved.messages == batch
+            if moved.next_due is None:
+                then = "no message waits"
+            elif moved.next_due <= 0:
+                then = "more are due, but another process is moving them"
+            else:
+                then = f"the next is due in {span(moved.next_due)}"
+            if messages or not watch:
+                shown = {"queue": name, "moved": messages, "nextDueSeconds": moved.next_due}
+                context.answer(shown, f"{quantity(messages, 'message')} moved into {name}; {then}")
+            if not watch:
+                return
+            slept = pause(slept, Moved(messages, moved.next_due))
+            time.sleep(slept)
 
 
 # ---------------------------------------------------------------- doctor
 
 
-@app.command(cls=Command)
-def doctor(
-    context: Context,
-    queues: cli.Queues = None,
-    *,
-    warn_if_shared: bool = True,
-    subscription_table: str = SUBSCRIPTION_TABLE,
-    state_schema: str | None = None,
-) -> None:
+@app.command(cls=Command.having("subscription_table", "state_schema"))
+def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool = True) -> None:
     """
     Check queues, subscriptions, streams and the server, and print the fix of each problem.
 
@@ -362,11 +309,10 @@ def doctor(
         warn_if_shared: Warn if an endpoint seems to own the queue of a stream.
         state_schema: Look at this schema only; by default at all that you may enter.
     """
-    options = context.obj.database(stateSchema=state_schema)
-    table = parse_queue("--subscription-table", subscription_table, options.naming)
+    options = context.obj.sink()
     asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
-    connection = context.connect(options, "doctor")
-    states, unread = find_states(connection) if state_schema is None else ([], {})
+    connection = context.connect(options)
+    states, unread = ([], {}) if context.obj.state_schema else find_states(connection)
     states = states or ([] if unread else [options.state_schema])
     unnamed, found = ([], []) if asked else checks.queues_of_streams(connection, states)
     if not asked:
@@ -382,7 +328,7 @@ def doctor(
         unnamed=unnamed,
         states=states,
     )
-    found += checks.of_subscriptions(connection, table)
+    found += checks.of_subscriptions(connection, options.subscription_address)
     is_fine = not any(each.is_problem for each in found)
     if context.obj.as_json:
         for each in found:
@@ -391,8 +337,7 @@ def doctor(
         if not (asked or unnamed):
             say(screen.NO_QUEUES)
         for each in sorted(found, key=attrgetter("rank")):
-            for line in screen.finding_lines(each):
-                screen.out().print(line, soft_wrap=True)
+            screen.out().print(*screen.finding_lines(each), sep="\n", soft_wrap=True)
         if is_fine:
             screen.out().print("no problems found", style="green")
     if not is_fine:
@@ -409,7 +354,7 @@ def trail(
     context: Context,
     queue: cli.MaybeQueue = None,
     *,
-    last: Annotated[int, Option(min=1)] = 100,
+    last: cli.Positive = 100,
 ) -> None:
     """
     Show the audit trail, the latest entry first.
@@ -422,13 +367,12 @@ def trail(
     """
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
-    connection = context.connect(options, "trail", StateSession)
+    connection = context.connect(options, StateSession)
     with transaction(connection):
         name = None if address is None else connection.printed(address)
         found = connection.rows("trail", queue_name=name, entries=last)
-    rows = [(*row[:4], *row[5:], row[4]) for row in found]  # the queue last
     if context.obj.as_json:
-        for row in rows:
+        for row in found:
             screen.print_json(dict(zip(KEYS, row, strict=True)))
     else:
-        screen.show(KEYS, rows, "entries")
+        screen.show(KEYS, found, "entries")

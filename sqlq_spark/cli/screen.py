@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sqlq_spark.admin.formats import byte_size, clean, make_cell
+from sqlq_spark.admin.formats import clean, make_cell
 from sqlq_spark.errors import Cancelled
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
 
@@ -37,15 +37,15 @@ NO_TERMINAL = 160  # columns, so that little is cut in what a program reads
 NO_QUEUES = (
     "no queues: this login may read no table of this database that has the columns of a queue"
 )
-BODY = 200  # characters at most; the terminal's width cuts further
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "dim", "ok": "green"}
 
 
 # ---------------------------------------------------------------- lines
 
 
-def out() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else NO_TERMINAL)
+def out(*, quiet: bool = False) -> Console:
+    width = None if sys.stdout.isatty() else NO_TERMINAL
+    return Console(highlight=False, width=width, quiet=quiet)
 
 
 def say(text: str) -> None:
@@ -122,21 +122,6 @@ def lay_out(columns: Sequence[tuple[str, Sequence[Cell]]], title: str) -> Table:
 # ---------------------------------------------------------------- messages
 
 
-def show_messages(messages: Iterable[Message], first: str) -> None:
-    """Show messages, one per row; the first column is `seq` or `due`."""
-    rows = (
-        (
-            each.due or each.seq,
-            *type_and_time(each.headers),
-            each.expires,
-            byte_size(len(each.body or b"")),
-            None if each.body is None else each.body[:BODY].decode(errors="replace"),
-        )
-        for each in messages
-    )
-    show((first, "type", "sent", "expires", "size", "body"), rows, "messages")
-
-
 def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None, str | None]:
     """The type's short name and the time when the message was sent."""
     if headers is None:
@@ -148,10 +133,11 @@ def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None,
 
 def message_as_json(message: Message) -> dict[str, Any]:
     """A message as a JSON object; `sqlqueue send` accepts one of a queue."""
+    shown: dict[str, Any] = {"id": message.id}
     if message.due is not None:
-        shown: dict[str, Any] = {"id": message.id, "due": message.due.replace(tzinfo=UTC)}
+        shown["due"] = message.due.replace(tzinfo=UTC)
     else:
-        shown = {"id": message.id, "seq": message.seq, "expires": message.expires}
+        shown |= {"seq": message.seq, "expires": message.expires}
     if message.headers is None:
         shown["corruptHeaders"] = message.corrupt_headers
     else:

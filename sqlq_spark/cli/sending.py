@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
-from collections import Counter
-from contextlib import nullcontext
 from functools import partial
 from itertools import islice
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,12 +24,10 @@ from sqlq_spark.cli.screen import say_error
 from sqlq_spark.errors import BadInput, BadMessage, BadOption
 from sqlq_spark.send import delayed, frame, publish
 from sqlq_spark.send.insert import rows_by_queue, send_in_transaction
-from sqlq_spark.send.sender import Sender
+from sqlq_spark.send.sender import CHUNK_ROW, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
     from typing import BinaryIO
 
     from sqlq_spark.cli.options import Context
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
     from sqlq_spark.database.sessions import Session
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.insert import Inserts
-    from sqlq_spark.wire.address import QueueAddress
 
 BATCH = 5_000  # lines
 TEXTS = ("id", "correlationId", "replyToAddress", "queue", "timeToBeReceived", "delay")
@@ -64,9 +59,10 @@ class BadLine(BadInput):
 def read(
     session: Session,
     options: SinkOptions,
-    source: Path | None,
-    file: Path | None,
+    source: BinaryIO,
     headers: dict[str, str],
+    *,
+    is_body: bool,
 ) -> list[pa.Table]:
     """
     Read all messages into tables of CHUNK_ROW.
@@ -74,9 +70,9 @@ def read(
     Args:
         session: writes addresses as the database does; not opened where no row has one.
         options: have the defaults for all messages.
-        source: a file of JSON lines; None: standard input. Blank lines are skipped.
-        file: the body of the only message, instead of lines.
+        source: JSON lines, or the body of the only message. Blank lines are skipped.
         headers: added to every message that does not have them.
+        is_body: whether the source is the body.
 
     Raises:
         BadLine, BadOption.
@@ -88,49 +84,48 @@ def read(
         rows_choose=True,
     )
     numbers: list[int] = []  # of the lines that became rows
-    with _open("SOURCE", source) if file is None else _open("--file", file) as stream:
-        if file is None:
-            homeless = options.address is None and options.topics is None
-            rows = _rows(stream, headers, numbers, homeless=homeless)
-        else:
-            rows = iter([{"body": stream.read(), "headers": [*headers.items()]}])
-            numbers.append(1)
-        batches = iter(lambda: [*islice(rows, BATCH)], [])
-        try:
-            tables = (pa.RecordBatch.from_pylist(some, schema=SCHEMA) for some in batches)
-            return [*sender.chunks(tables)]
-        except BadMessage as error:
-            raise BadLine(line=numbers[error.row], reason=error.reason) from None
+    if is_body:
+        rows = iter([{"body": source.read(), "headers": [*headers.items()]}])
+        numbers.append(1)
+    else:
+        rows = _rows(source, headers, numbers)
+    batches = iter(lambda: [*islice(rows, BATCH)], [])
+    try:
+        tables = (pa.RecordBatch.from_pylist(some, schema=SCHEMA) for some in batches)
+        return [*sender.chunks(tables)]
+    except BadMessage as error:
+        raise BadLine(line=numbers[error.row], reason=error.reason) from None
 
 
 def insert(
     context: Context, connection: Connection, options: SinkOptions, chunks: list[pa.Table]
 ) -> None:
     """Insert all messages in one transaction, and print how many went where."""
-    queues: Counter[QueueAddress] = Counter()
-    counts = Counter(sent=sum(chunk.num_rows for chunk in chunks), published=0, delayed=0)
-
-    def batches(inserts: Inserts) -> Iterator[int]:
-        for chunk in chunks:
-            inserts.insert(chunk)
-            yield chunk.num_rows
-            waiting, topics = delayed.find_waiting(chunk), publish.topics_of(chunk)
-            counts["delayed"] += 0 if waiting is None else pc.sum(waiting).as_py()
-            counts["published"] += 0 if topics is None else len(topics) - topics.null_count
-            for queue, own in rows_by_queue(chunk, options).items():
-                queues[queue] += pc.sum(own).as_py() or 0
+    whole = pa.concat_tables([CHUNK_ROW.empty_table(), *chunks], promote_options="default")
+    waiting, topics = delayed.find_waiting(whole), publish.topics_of(whole)
+    waits = 0 if waiting is None else pc.sum(waiting).as_py()
+    published = 0 if topics is None else len(topics) - topics.null_count
 
     def work(inserts: Inserts) -> None:
-        context.follow(batches(inserts), "message", counts["sent"], "inserted, and undone")
+        def batches() -> Iterator[int]:
+            for chunk in chunks:
+                inserts.insert(chunk)
+                yield chunk.num_rows
+
+        context.follow(batches(), "message", whole.num_rows, "inserted, and undone")
 
     # no retry: if the answer to a commit is lost, a retry would send twice
     lost = send_in_transaction(connection, options, work).without_subscriber
-    names = {connection.printed(queue): count for queue, count in queues.items()}
+    names = {
+        connection.printed(queue): pc.sum(own).as_py()
+        for queue, own in rows_by_queue(whole, options).items()
+    }
     places = [f"{quantity(count, 'message')} sent to {name}" for name, count in names.items()]
-    if counts["published"]:
-        places.insert(0, f"{quantity(counts['published'], 'message')} published")
-    if counts["delayed"]:
-        places[-1] += f", {counts['delayed']:,} of them delayed"
+    if published:
+        places.insert(0, f"{quantity(published, 'message')} published")
+    if waits:
+        places[-1] += f", {waits:,} of them delayed"
+    counts = {"sent": whole.num_rows, "published": published, "delayed": waits}
     result = {**counts, "queues": names, "unheard": lost.total()}
     context.answer(result, "; ".join(places) or "no message sent")
     if lost:
@@ -140,35 +135,18 @@ def insert(
 # ---------------------------------------------------------------- input
 
 
-def _open(option: str, path: Path | None) -> AbstractContextManager[BinaryIO]:
-    """Open a file, or standard input."""
-    if path is None:
-        return nullcontext(sys.stdin.buffer)
-    try:
-        return path.open("rb")
-    except OSError as error:
-        expected = f"a file to read ({error.strerror})"
-        raise BadOption(option=option, found=str(path), expected=expected) from None
-
-
 def _rows(
-    lines: Iterable[bytes], headers: dict[str, str], numbers: list[int], *, homeless: bool
+    lines: Iterable[bytes], headers: dict[str, str], numbers: list[int]
 ) -> Iterator[dict[str, Any]]:
     """Read lines into rows, and add the number of each to a list."""
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = _row(line, headers)
-        except ValueError as error:
-            raise BadLine(line=number, reason=str(error)) from None
-        if homeless and row.keys().isdisjoint({"queue", "topics"}):
-            reason = (
-                "it has neither queue nor topics, and the command has neither QUEUE nor --topic"
-            )
-            raise BadLine(line=number, reason=reason)
-        numbers.append(number)
-        yield row
+        if line.strip():
+            try:
+                row = _row(line, headers)
+            except ValueError as error:
+                raise BadLine(line=number, reason=str(error)) from None
+            numbers.append(number)
+            yield row
 
 
 def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
@@ -185,9 +163,10 @@ def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
     for name in FIELDS:
         if (value := found.get(name)) is None:
             continue
-        column, read, expected = READERS.get(name, (name, lambda text: text, "text"))
+        column = name.removesuffix("Base64")
         if column in row:
             raise ValueError("it has both body and bodyBase64")
+        read, expected = READERS.get(name, (lambda text: text, "text"))
         try:
             row[column] = read(value)
             pa.array([row[column]], SCHEMA.field(column).type)
@@ -206,17 +185,11 @@ def _body(value: Any) -> bytes:  # noqa: ANN401 - JSON
     return str(value).encode()
 
 
-def _topics(value: object) -> object:
-    if isinstance(value, str):  # Arrow would make a list of its characters
-        raise TypeError
-    return value
-
-
-# field of a line → its column, what reads a value that Arrow does not, and what is expected
-READERS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "body": ("body", _body, "text without half of a surrogate pair"),
-    "bodyBase64": ("body", partial(base64.b64decode, validate=True), "base64"),
-    "headers": ("headers", lambda value: [*value.items()], "an object of texts"),
-    "topics": ("topics", _topics, "an array of texts"),
-    "deliverAt": ("deliverAt", partial(read_moment, "deliverAt"), "a time with its zone"),
+# field of a line → what reads a value that Arrow does not, and what is expected
+READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "body": (_body, "text without half of a surrogate pair"),
+    "bodyBase64": (partial(base64.b64decode, validate=True), "base64"),
+    "headers": (lambda value: [*value.items()], "an object of texts"),
+    "topics": (partial(add, []), "an array of texts"),  # Arrow reads a text as its characters
+    "deliverAt": (partial(read_moment, "deliverAt"), "a time with its zone"),
 }

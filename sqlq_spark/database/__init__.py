@@ -214,15 +214,23 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     Timeouts and the application's name hold for this transaction only; `timeout` is in seconds, by
     default the connection's.
     """
+    own = connection.timeout
     connection.rows("begin")
     try:
-        milliseconds = int((connection.timeout if timeout is None else timeout) * 1000)
-        connection.rows("timeouts", milliseconds=milliseconds, application=connection.application)
+        connection.timeout = own if timeout is None else timeout
+        connection.rows(
+            "timeouts",
+            milliseconds=int(connection.timeout * 1000),
+            application=connection.application,
+        )
         yield
     except BaseException:
         rollback(connection)
         raise
-    connection.rows("commit")
+    else:
+        connection.rows("commit")
+    finally:
+        connection.timeout = own
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
@@ -38,10 +39,18 @@ log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
 
 ATTEMPTS = 7
-LONGEST_PAUSE = 5.0  # seconds; all pauses together are about 10
-# worth another attempt only once the url led to a database: during a failover the server, or a
-# database that recovers there, may be absent
-ABSENT = (errors.DatabaseNotFound, errors.LoginUnclear, errors.NotReachable)
+LONGEST_PAUSE = 5.0  # seconds; all pauses of ATTEMPTS together are about 10
+# seconds for which an absent server is waited for, once the url led to a database. A failover of an
+# availability group takes 10 to 60 s, and a serverless database resumes in up to a minute.
+FAILOVER = 90.0
+# what a failover causes: the server, or a database that recovers there, may be absent
+ABSENT = (
+    errors.ConnectionLost,
+    errors.DatabaseNotFound,
+    errors.LoginUnclear,
+    errors.NotReachable,
+)
+reached: set[str] = set()  # urls that led to a database in this process
 # worth another attempt with the option `credentials`, which then gives another password
 EXPIRED = (errors.CredentialsFailed, errors.LoginRefused)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
@@ -65,9 +74,7 @@ class Session:
         # whether to keep the connection for the next session of this process, if the `with` block
         # ends well; it must end with no transaction open
         self._worker = worker
-        # whether this url was reached, by another session at first: then a server that is not
-        # reached, as while a standby takes over, is waited for like one that was lost
-        self._reached = reached
+        self._reached = reached  # whether another process, as the driver's, has reached the url
         self._connection: Connection | None = None
 
     def __enter__(self) -> Self:
@@ -90,21 +97,20 @@ class Session:
         With the option `credentials` a login that was refused is such a failure too: the password
         may have changed since it was given. So is an error of the service that gives it.
 
-        A server or a database that was never reached is not waited for, because the url is
-        probably wrong.
+        A server that is lost is waited for, for FAILOVER seconds. One that was never reached is
+        not, because the url is probably wrong.
         """
         import stamina  # noqa: PLC0415 - brings asyncio, for which `--help` need not wait
 
         attempts = stamina.retry_context(
-            on=self._worth_another, attempts=ATTEMPTS, timeout=None, wait_max=LONGEST_PAUSE
+            on=self._retry_rule(), attempts=None, timeout=None, wait_max=LONGEST_PAUSE
         )
         try:
             for attempt in attempts:
                 with attempt:
                     try:
                         return work(self.open())
-                    except errors.ConnectionLost as error:
-                        log.warning("%s; connecting again", error)
+                    except errors.ConnectionLost:
                         self.close()
                         raise
         except errors.SqlQueueError as error:
@@ -117,7 +123,6 @@ class Session:
             kept = idle.take(self._key) if self._worker else None
             self._connection = kept or self._connect()
             self._connection.application = f"sqlqueue {self.application}"
-            self._reached = True
         return self._connection
 
     def close(self) -> None:
@@ -132,12 +137,23 @@ class Session:
         place = options.url, options.credentials, options.state_schema, options.query_timeout
         return os.getpid(), place, type(self)
 
-    def _worth_another(self, error: Exception) -> bool:
-        return (
-            isinstance(error, database.TRANSIENT)
-            or (self._reached and isinstance(error, ABSENT))
-            or (self.options.credentials is not None and isinstance(error, EXPIRED))
-        )
+    def _retry_rule(self) -> Callable[[Exception], bool]:
+        """Return whether another attempt may follow an error, for all errors of one work."""
+        times: dict[bool, list[float]] = {True: [], False: []}  # of the server's absence, of others
+
+        def may_follow(error: Exception) -> bool:
+            known = self._reached or self.options.url in reached
+            # a standby answers, and the url may name it by mistake
+            lost = known and isinstance(error, ABSENT) and not isinstance(error, errors.ReadOnly)
+            since = times[lost]
+            since.append(time.monotonic())
+            if lost and since[-1] - since[0] < FAILOVER:
+                log.warning("%s; connecting again, for up to %g s", error, FAILOVER)
+                return True
+            expired = self.options.credentials is not None and isinstance(error, EXPIRED)
+            return len(since) < ATTEMPTS and (expired or isinstance(error, database.TRANSIENT))
+
+        return may_follow
 
     def _connect(self) -> Connection:
         options = self.options
@@ -147,7 +163,7 @@ class Session:
             timeout=options.query_timeout,
             state=options.state_schema,
         )
-        self._reached = True
+        reached.add(options.url)
         return connection
 
 

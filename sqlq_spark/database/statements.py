@@ -12,7 +12,10 @@ import re
 from importlib.resources import files
 from itertools import zip_longest
 from textwrap import indent
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PACKAGE = "sqlq_spark.database"
 # the SQL files of each database, one for each concern
@@ -49,7 +52,7 @@ StatementName = Literal[
     "create_queue", "add_body_string", "create_subscriptions", "create_delayed", "queue_columns",
     "lock_queue", "drop_queue",
     # peek.sql
-    "peek", "sample", "top",
+    "waiting", "peek", "sample", "top",
     # receive.sql
     "fence", "find_receipt", "receipt_pages", "weigh", "receive_range", "receive", "take",
     "find_large", "divert_large", "begin_receipt", "save_receipt",
@@ -137,6 +140,18 @@ class Statements(dict[str, str]):
             del texts[part]
         left_out = HEAD if comments else COMMENTS
         return cls((name, left_out.sub("", text).strip("\n")) for name, text in texts.items())
+
+
+def repeat(text: str, tables: Iterable[str]) -> str:
+    """Repeat a statement that has {at} for each of its queues: {at} is the queue's place."""
+    if "{at}" not in text:
+        return text
+    queues = [name for name in tables if name.startswith("queue")]
+    parts = (
+        text.replace("{at}", str(at)).replace("{queue}", f"{{{name}}}")
+        for at, name in enumerate(queues)
+    )
+    return "\nUNION ALL\n".join(parts)
 
 
 def _include(text: str, part: str, inner: str) -> str:

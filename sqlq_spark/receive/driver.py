@@ -144,7 +144,7 @@ class StreamDriver:
         self._prepare(connection)
         for poller in self.due_pollers.values():
             poller.finish(connection)
-        with transaction(connection, timeout=self.options.query_timeout):
+        with transaction(connection):
             for name, queue in self.queues.items():
                 _, last = connection.rows("top", tables={"queue": queue})[0]
                 self.looks[name] = peek.freeze(self.looks[name], last)
@@ -155,7 +155,7 @@ class StreamDriver:
         if end.stream is None:
             found = ", ".join(part.queue for part in end.plan)
             raise StreamOfOtherQueue(found=found, asked=self.claim.queue)
-        with transaction(connection, timeout=self.options.query_timeout):
+        with transaction(connection):
             row = connection.rows("stream_queue", stream=end.stream)
         if not row:
             raise receipts.stream_not_found(connection, end.stream)
@@ -177,16 +177,14 @@ class StreamDriver:
             if known and not any(look.is_awake(now) for look in self.looks.values()):
                 return start
             # to close a batch waits for tasks, which have as long for each statement
-            timeout = self.options.query_timeout * (1 if known else 2)
+            timeout = connection.timeout * (1 if known else 2)
             with transaction(connection, timeout=timeout):
                 closed = self._closed
                 if not known:
                     closed = receipts.acknowledge(connection, start, self.claim)
                     self._learn(closed)
                 if closed.plan is None:
-                    for name, look in self.looks.items():
-                        if look.is_awake(now):
-                            self.looks[name] = self.look(connection, name, now)
+                    self.look_at_all(connection, now)
                 following = self._plan_next(connection, start, closed, now)
         except ConnectionLost:
             # Spark may not have got the last plan: expect no outcome of it
@@ -212,7 +210,7 @@ class StreamDriver:
         self._prepare(connection)
         if end == self._acknowledged:
             return
-        with transaction(connection, timeout=2 * self.options.query_timeout):
+        with transaction(connection, timeout=2 * connection.timeout):
             closed = receipts.acknowledge(connection, end, self.claim)
             self._learn(closed)
         self._note(end, closed)
@@ -240,11 +238,23 @@ class StreamDriver:
 
     # ------------------------------------------------------------ plan
 
-    def look(self, connection: Connection, name: str, now: float) -> PeekState:
+    def look_at_all(self, connection: Connection, now: float) -> None:
+        """Look at the queues that do not rest; one statement asks for those that had nothing."""
+        awake = {name: look for name, look in self.looks.items() if look.is_awake(now)}
+        idle = [name for name, look in awake.items() if not look.found.messages]
+        tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
+        waiting = connection.rows("waiting", tables=tables) if idle else []
+        empty = {*idle} - {idle[at] for (at,) in waiting}
+        for name in awake:
+            self.looks[name] = self.look(connection, name, now, is_empty=name in empty)
+
+    def look(
+        self, connection: Connection, name: str, now: float, *, is_empty: bool = False
+    ) -> PeekState:
         """
         See what waits in a queue, and where to cut it: plain reads that lock and wait for nothing.
 
-        A look that fails changes no state.
+        One that is known to be empty is not read. A look that fails changes no state.
         """
         options, tables = self.options, {"queue": self.queues[name]}
         grain = max(1, options.max_messages // MARKS)
@@ -252,14 +262,18 @@ class StreamDriver:
         state, query = peek.start_look(self.looks[name], now)
         while query is not None:
             started, found = self.clock(), Found()
-            messages, last, marks = connection.rows(
-                "peek",
-                tables=tables,
-                first=query.first,
-                last=state.end,
-                messages=options.max_messages,
-                grain=grain,
-            )[0]
+            messages, last, marks = (
+                (0, None, [])
+                if is_empty
+                else connection.rows(
+                    "peek",
+                    tables=tables,
+                    first=query.first,
+                    last=state.end,
+                    messages=options.max_messages,
+                    grain=grain,
+                )[0]
+            )
             if messages:
                 each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
                 weight = max(1.0, each or 1024.0)

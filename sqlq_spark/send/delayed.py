@@ -165,7 +165,7 @@ class Mover:
         """
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
-            with transaction(connection, timeout=self.options.query_timeout):
+            with transaction(connection):
                 known = Destinations(connection, self.options.allowed, source=self.queue)
                 # what leaves the delayed table must run no code of an untrusted owner
                 known.check([self.delayed], DELAYED)

@@ -96,18 +96,17 @@ def stage(
     sealed: dict[ChunkKey, payload.Seal] = {}
     for chunk in chunks:
         packed, key = payload.pack(chunk), ChunkKey(sink, batch, attempt, len(sealed))
-        timeout = session.options.query_timeout
-        session.run_with_retries(partial(_stage_chunk, key, packed, chunk.num_rows, timeout))
+        session.run_with_retries(partial(_stage_chunk, key, packed, chunk.num_rows))
         sealed[key] = packed.seal
         messages += chunk.num_rows
     return Staged(sink, batch, messages, sealed, origin)
 
 
 def _stage_chunk(
-    key: ChunkKey, packed: payload.Packed, messages: int, timeout: float, connection: Connection
+    key: ChunkKey, packed: payload.Packed, messages: int, connection: Connection
 ) -> None:
     while True:
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             # the sink's drivers wait for the commit; a new sink has no row
             if connection.rows("sink_open", sink=key.sink):
                 small = payload.in_row(packed.bytes)
@@ -116,7 +115,7 @@ def _stage_chunk(
                     connection.store("staging_page", pages)
                 return
         # in a transaction of its own: no task waits for the first chunk of another, which may hang
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             connection.rows("new_sink", sink=key.sink)
 
 

@@ -64,7 +64,7 @@ def send_in_transaction(
     while True:
         inserts = Inserts(connection, options, isolate_failures=isolate)
         try:
-            with transaction(connection, timeout=options.query_timeout):
+            with transaction(connection):
                 work(inserts)
                 inserts.destinations.confirm()
         except errors.DatabaseFailure as error:
@@ -277,7 +277,7 @@ def check_tables(connection: Connection, options: SinkOptions) -> None:
         QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
     """
     named = (options.address, options.undeliverable_address)
-    with transaction(connection, timeout=options.query_timeout):
+    with transaction(connection):
         destinations = Destinations(connection, options.allowed)
         destinations.check(each for each in named if each is not None)
         if options.delayed_address is not None:

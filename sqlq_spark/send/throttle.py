@@ -73,9 +73,7 @@ def wait_before_dispatch(
     common = names_of_options(options)
     names = names - common if partition else names | common
     if rate is not None and not partition:
-        read = partial(
-            read_seconds_left, options=options, sink=staged.sink, batch=staged.batch, rate=rate
-        )
+        read = partial(read_seconds_left, sink=staged.sink, batch=staged.batch, rate=rate)
         _wait_for_rate(time.monotonic() + run(read), rate, name)
     _wait_for_backlog(options, names, name, staged.origin.query_id, run)
 
@@ -145,11 +143,9 @@ def _wait_for_rate(until: float, rate: int, name: str) -> None:
     wait_while(look, name, level=logging.INFO)
 
 
-def read_seconds_left(
-    connection: Connection, options: SinkOptions, sink: str, batch: int, rate: int
-) -> float:
+def read_seconds_left(connection: Connection, sink: str, batch: int, rate: int) -> float:
     """Return how long the batch must wait; 0 for one that was sent before."""
-    with transaction(connection, timeout=options.query_timeout):
+    with transaction(connection):
         sent = last_sent(connection, sink)
     if sent is None:
         return 0.0
@@ -248,7 +244,7 @@ def check_source(connection: Connection, options: SinkOptions, names: Names, que
     `query` is Spark's id.
     """
     try:
-        with transaction(connection, timeout=options.query_timeout):
+        with transaction(connection):
             rows = connection.rows("query_queues", query_id=query)
             queues = _find_queues(connection, options, names) if rows else []
     except (errors.RightMissing, errors.StateNotInstalled):
@@ -273,7 +269,7 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
     """
     limit = options.pause_above or 0
     most = max(limit + 1, COUNTED)
-    with transaction(connection, timeout=options.query_timeout):
+    with transaction(connection):
         queues = _find_queues(connection, options, names)
     for queue in queues:
         messages = _count_waiting(connection, queue, options, most)
@@ -294,7 +290,7 @@ def _count_waiting(
     view would run its owner's code. RightMissing: this login may send to it, but not read it.
     """
     try:
-        with transaction(connection, timeout=options.query_timeout):
+        with transaction(connection):
             Destinations(connection, options.allowed).lock_and_check([queue], RETURNED)
             (row,) = connection.rows(
                 "peek",
@@ -308,7 +304,7 @@ def _count_waiting(
     except (errors.QueueNotFound, errors.NotAQueue, errors.DestinationRefused):
         return 0  # the dispatch reports it
     except errors.RightMissing:
-        with transaction(connection, timeout=options.query_timeout):
+        with transaction(connection):
             found = find_destinations(connection, [queue], RETURNED).get(queue)
         if found is not None and found.may_insert:
             raise

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SECONDS = 3.0  # of the one-row loop
 _FILL = """
 INSERT INTO {queue} (id, headers, body)
-SELECT id, headers, body FROM store WHERE number < {messages} ORDER BY number
+SELECT id, headers, body FROM {store} WHERE number < {messages} ORDER BY number
 """
 _SEND_ONE = """
 INSERT INTO {queue} (id, headers, body)
@@ -44,7 +44,8 @@ class Database(ABC):
     rewriting: ClassVar[str]  # at the end of a JDBC url: the driver inserts many rows at once
     analyze: ClassVar[str]  # what the server would else do during the next measurement
     new_id: ClassVar[str]
-    texts: ClassVar[dict[str, str]]  # settings: what a figure depends on; receipts: makes the table
+    # settings: what a figure depends on; receipts: makes the table; hard: makes a second store
+    texts: ClassVar[dict[str, str]]
     take: ClassVar[Callable[[str, int, int], int]]  # in a process: a range of `orders`, a receipt
 
     @abstractmethod
@@ -67,18 +68,22 @@ class Database(ABC):
         Autocommit saves the transport's BEGIN and COMMIT: measured, 10 to 50 % faster.
         """
 
-    def fill(self, queue: str, messages: int) -> None:
+    def fill(
+        self, queue: str, messages: int, *, store: str = "store", settled: bool = True
+    ) -> None:
         """
-        Leave so many messages, no dead rows and fresh statistics.
+        Leave so many messages of a store, and if `settled` no dead rows and fresh statistics.
 
         The checkpoint comes before the sends: a queue's rows live shorter than a checkpoint's
         cycle, so receiving them seldom pays for the first touch of a page. (It did: 144 MB of WAL
         against 25.)
         """
         self.ask(f"TRUNCATE TABLE {queue}")
-        self.ask("CHECKPOINT")
-        self.ask(_FILL.format(queue=queue, messages=messages))
-        self.settle(queue)
+        if settled:
+            self.ask("CHECKPOINT")
+        self.ask(_FILL.format(queue=queue, store=store, messages=messages))
+        if settled:
+            self.settle(queue)
 
     def settle(self, queue: str) -> None:
         """Do now what the server would else do during the next measurement."""

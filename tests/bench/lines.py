@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import ours, yardsticks
+from . import ours, queues, start, yardsticks
 from .stand import BATCHES
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class Line:
 
 def _waiting(messages: Callable[[Stand], int]) -> Step:
     return lambda stand: stand.database.fill("orders", messages(stand))
+
+
+def _hard(batches: int) -> Step:
+    return lambda stand: stand.database.fill("orders", stand.messages * batches, store="hard")
 
 
 _one_batch = _waiting(lambda stand: stand.messages)
@@ -92,6 +96,15 @@ LINES = (
         ours.receive_map,
         {"by-hand": 0.45, "jdbc-read": 0.4, "transport-loop": 25},
     ),
+    Line("receive-delta", "stream to a Delta table, local disk", _batches, ours.receive_delta),
+    Line(
+        "receive-json-hard",
+        "stream to noop, bodies of random hexadecimal digits",
+        _hard(BATCHES),
+        ours.receive_json,
+        {"by-hand-hard": 0.55},
+    ),
+    Line("by-hand-hard", "by-hand with the same bodies", _hard(1), yardsticks.by_hand),
     Line("jdbc-read-tuned", "JDBC, 2 partitions, fetchsize 10,000", _shelf, yardsticks.read_tuned),
     Line("browse-json", "spark.read to noop, json", _shelf, ours.browse_json, {"jdbc-read": 1.0}),
     Line("browse-map", "spark.read to noop, map", _shelf, ours.browse_map, {"jdbc-read": 0.8}),
@@ -147,6 +160,38 @@ LINES = (
         "micro-batch of Spark's rate source",
         _nothing,
         yardsticks.rate_batch,
+        unit="ms",
+    ),
+    Line(
+        "small-batch-of-64",
+        "micro-batch of 64 queues with a message in each",
+        queues.fill,
+        queues.many_small,
+        {"small-batch": 5.0},
+        "ms",
+    ),
+    Line("idle", "CPU a second of an idle stream", queues.empty, queues.idle_one, unit="ms"),
+    Line(
+        "idle-of-64",
+        "CPU a second of an idle stream of 64 queues",
+        queues.empty,
+        queues.idle_many,
+        {"idle": 1.35},
+        "ms",
+    ),
+    Line(
+        "start",
+        "new process to the end of its first batch",
+        _waiting(lambda _: 1),
+        start.ours,
+        {"python-start": 1.1},
+        "ms",
+    ),
+    Line(
+        "python-start",
+        "the same of a Python source that does nothing",
+        _nothing,
+        start.nothing,
         unit="ms",
     ),
     Line(

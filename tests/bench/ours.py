@@ -42,11 +42,18 @@ def receive_map(stand: Stand) -> list[float]:
     return [_receive(stand, "map")]
 
 
+def receive_delta(stand: Stand) -> list[float]:
+    """Batches to a Delta table on the local disk, headers as text. Messages/s."""
+    writer = _stream(stand, stand.messages, "json").writeStream.format("delta")
+    progress = drain(stand, writer.option("path", stand.checkpoint()))
+    return [steady_rate(progress, stand.messages * BATCHES)]
+
+
 def queue_to_queue(stand: Stand) -> list[float]:
     """Batches from one queue to another, each message exactly once. Messages/s."""
     sink = _stream(stand, stand.messages, "json").drop("queue").writeStream.format(stand.ours)
     writer = sink.option("url", stand.url).option("queue", "sent")
-    rate = steady_rate(_drain(stand, writer), stand.messages * BATCHES)
+    rate = steady_rate(drain(stand, writer), stand.messages * BATCHES)
     expect("the queue holds", stand.database.count("sent"), stand.messages * BATCHES)
     return [rate]
 
@@ -97,7 +104,7 @@ def _browse(stand: Stand, headers: str) -> float:
 def small_batch(stand: Stand) -> list[float]:
     """Micro-batches of one message to noop. Milliseconds each."""
     writer = _stream(stand, 1, "json").writeStream.format("noop")
-    return durations(_drain(stand, writer))
+    return durations(drain(stand, writer))
 
 
 def latency(stand: Stand) -> list[float]:
@@ -148,12 +155,12 @@ def _stream(stand: Stand, most: int, headers: str) -> DataFrame:
 
 def _receive(stand: Stand, headers: str) -> float:
     writer = _stream(stand, stand.messages, headers).writeStream.format("noop")
-    rate = steady_rate(_drain(stand, writer), stand.messages * BATCHES)
+    rate = steady_rate(drain(stand, writer), stand.messages * BATCHES)
     expect("left in the queue:", stand.database.count("orders"), 0)
     return rate
 
 
-def _drain(stand: Stand, writer: DataStreamWriter) -> list[StreamingQueryProgress]:
+def drain(stand: Stand, writer: DataStreamWriter) -> list[StreamingQueryProgress]:
     """Run a stream until nothing waits; its progress."""
     writer = writer.option("checkpointLocation", stand.checkpoint())
     query = writer.trigger(availableNow=True).start()

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 _PORTION = 50_000  # messages made and copied at a time
 _STORE = "CREATE UNLOGGED TABLE store (number int PRIMARY KEY, id uuid, headers text, body bytea)"
+# bodies that hardly compress: 1 kB of random hexadecimal digits
+_HARD = """
+CREATE UNLOGGED TABLE hard AS
+SELECT number, id, headers,
+       (SELECT convert_to(string_agg(md5(random()::text || each), ''), 'UTF8')
+          FROM generate_series(1, 31 + 0 * number) AS each) AS body
+  FROM store
+"""
 _SETTINGS = """
 SELECT name, current_setting(name) FROM pg_settings
  WHERE name IN ('server_version', 'shared_buffers', 'max_wal_size', 'fsync', 'synchronous_commit',
@@ -94,7 +102,11 @@ class PostgreSQL(Database):
     rewriting = "&reWriteBatchedInserts=true"
     analyze = "VACUUM ANALYZE"
     new_id = "gen_random_uuid()"
-    texts: ClassVar[dict[str, str]] = {"settings": _SETTINGS, "receipts": _RECEIPTS}
+    texts: ClassVar[dict[str, str]] = {
+        "settings": _SETTINGS,
+        "receipts": _RECEIPTS,
+        "hard": _HARD,
+    }
     take = take
 
     def ask(self, text: str, *values: object) -> list[tuple[Any, ...]]:

@@ -69,6 +69,13 @@ OUTPUT CAST(deleted.Id AS binary(16)),
  WHERE RowVersion >= {first} AND RowVersion < {stop}
 """
 _SAVE = "INSERT INTO limit_receipt (payload) VALUES (CAST(? AS varbinary(max)))"
+# bodies that hardly compress: 1 kB of random hexadecimal digits
+_HARD = """
+SELECT number, id, headers,
+       CONVERT(varbinary(max), CONVERT(varchar(1000), CRYPT_GEN_RANDOM(500), 2)) AS body
+  INTO hard
+  FROM store
+"""
 _SETTINGS = """
 SELECT 'version', CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(100))
 UNION ALL SELECT 'edition', CAST(SERVERPROPERTY('Edition') AS nvarchar(100))
@@ -134,7 +141,11 @@ class SQLServer(Database):
     rewriting = ";useBulkCopyForBatchInsert=true"
     analyze = "UPDATE STATISTICS"
     new_id = "NEWID()"
-    texts: ClassVar[dict[str, str]] = {"settings": _SETTINGS, "receipts": _RECEIPTS}
+    texts: ClassVar[dict[str, str]] = {
+        "settings": _SETTINGS,
+        "receipts": _RECEIPTS,
+        "hard": _HARD,
+    }
     take = take
 
     def ask(self, text: str) -> list[tuple[Any, ...]]:

@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
+from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import expr
+
+from sqlq_spark.jobs.streams import DELTA
 
 from .database import fresh, install_state
 from .messages import orders
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 
 CORES = 2
 BATCHES = 4  # of one stream; the first warms up and does not count
-QUEUES = ("orders", "shelf", "sent")
+MANY = tuple(f"many{at}" for at in range(64))
+QUEUES = ("orders", "shelf", "sent", *MANY)
 # headers in other forms, as Spark makes them of those that a .NET endpoint writes
 FORMS = {
     "white space": """replace(replace(headers, '":"', '": "'), '","', '", "')""",
@@ -63,10 +67,10 @@ class Stand:
     def spark(self) -> SparkSession:
         """Start Spark with its JDBC driver, and make our format known to it."""
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        spark: SparkSession = (
+        builder = (
             SparkSession.builder.master(f"local[{self.cores}]")
             .appName("sqlq_spark bench")
-            .config("spark.jars.packages", self.database.jar)
+            .config(map={**DELTA})
             .config("spark.driver.memory", "3g")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
@@ -76,8 +80,9 @@ class Stand:
             .config("spark.sql.streaming.numRecentProgressUpdates", 1000)
             # over TCP every task of Python waits 40 ms for an acknowledgement that is delayed
             .config("spark.python.unix.domain.socket.enabled", "true")
-            .getOrCreate()
         )
+        builder = configure_spark_with_delta_pip(builder, [self.database.jar])
+        spark: SparkSession = builder.getOrCreate()
         # A rate stream that is stopped logs its last task as an error; true ones are raised too.
         spark.sparkContext.setLogLevel("FATAL")
         return spark
@@ -124,6 +129,7 @@ def stand(server: str, messages: int, cores: int = CORES) -> Iterator[Stand]:
         ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool,
     ):
         database.prepare(QUEUES, messages * BATCHES)
+        database.ask(database.texts["hard"])
         database.fill("shelf", messages)
         yield Stand(database, messages, Path(folder), pool, cores, count())
         if active := SparkSession.getActiveSession():

@@ -93,7 +93,7 @@ def python_batch(stand: Stand) -> list[float]:
 
     What Spark needs for any source in Python. Its offsets end, as those of a queue that is drained.
     """
-    stand.spark.dataSource.register(_source_of_nothing())
+    stand.spark.dataSource.register(source_of_nothing(_IDLE_BATCHES))
     rows = stand.spark.readStream.format("nothing").load()
     writer = rows.writeStream.format("noop").option("checkpointLocation", stand.checkpoint())
     query = writer.trigger(availableNow=True).start()
@@ -101,7 +101,7 @@ def python_batch(stand: Stand) -> list[float]:
     return durations(query.recentProgress)
 
 
-def _source_of_nothing() -> type[DataSource]:
+def source_of_nothing(batches: int) -> type[DataSource]:
     """Give the source; Spark pickles a class that no module holds by value."""
 
     class Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -112,7 +112,7 @@ def _source_of_nothing() -> type[DataSource]:
             return ReadMaxRows(1)
 
         def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002, N802
-            return {"batch": min(start["batch"] + 1, _IDLE_BATCHES)}
+            return {"batch": min(start["batch"] + 1, batches)}
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
             """Need nothing."""

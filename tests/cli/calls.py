@@ -40,7 +40,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "report": ("QUEUE", "OTHER", "--error-queue", "ERROR", *STATE),
     "purge": ("OTHER", "--yes"),
     "purge-expired": ("QUEUE",),
-    "selftest": ("--yes", "--only", "locked_rows", "--file", "/dev/null"),
+    "selftest": ("--yes", "--only", "new_sinks", "--file", "/dev/null"),
     "receipts list": STATE,
     "receipts show": (STREAM, "--message", "MESSAGE", *STATE),
     "receipts return": (*OWN, "--batch", "1"),

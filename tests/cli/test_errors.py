@@ -58,12 +58,13 @@ def test_an_error_of_the_database_is_one_sentence_and_exit_code_3(
         (("send", "q", "--time-to-be-received", "soon"), "option --time-to-be-received is 'soon'"),
         (("send", "q", "--header", "novalue"), "expected KEY=VALUE"),
         (("send", "q", "/nowhere"), "No such file"),
+        (("send", "q", __file__, "--file", __file__), "no file of JSON lines with it"),
         (("send", "q", "--file", "/nowhere"), "No such file"),
         (
-            ("send", "--file", "/nowhere"),
-            "QUEUE is missing: give a queue's name, or publish with",
+            ("send", "--file", __file__),
+            "queue is null, topics too, and the sink has no option",
         ),
-        (("send", "q", "f", "--topic", "A"), "expected a file of lines, but no QUEUE, with it"),
+        (("send", "q", "--topic", "A"), "option --topic is 'A'"),
         (("send", "--topic", "a;b"), "a;b"),
         (("script", "q", "--dialect", "mysql"), "option --dialect is 'mysql'"),
         (("script", "q", "--reader", "$do$"), "option --reader is '$do$'"),
@@ -74,8 +75,8 @@ def test_an_error_of_the_database_is_one_sentence_and_exit_code_3(
         (("subscribe", "a", "--endpoint", "b", "--queue", '"q'), "option --queue is '\"q'"),
         (("subscribe", "a", "--endpoint", "b"), "--queue"),
         (("subscribers", "--subscription-table", ""), "option --subscription-table is ''"),
-        (("retry", "q"), "option ID is missing: give the messages to return"),
-        (("retry", "q", "--all", "m"), "option --all is 'true': expected no other choice of mess"),
+        (("retry", "q"), "option --all is 'false': expected either this, or the messages by ID"),
+        (("retry", "q", "--all", "m"), "option --all is 'true': expected either this, or the mes"),
         (("retry", "q", "--since", "noon"), "option --since is 'noon': expected a time with its"),
         (("retry", "q", "--until", "2026-06-30T11:00:00"), "option --until is '2026-06-30T11:00"),
         (("retry", "q", "--failed-queue", '"a'), "option --failed-queue is '\"a': expected a queu"),
@@ -99,6 +100,7 @@ def test_errors_name_options_as_the_commands_spell_them() -> None:
     error = TimedOut(statement="peek", seconds=1, reason="queryTimeout")
 
     assert set(cli_options.FLAGS.values()) <= everything
+    assert cli_options.FLAGS["endpointTimeZone"] == "--endpoint-time-zone"
     assert set(NAMED_OPTIONS) <= set(cli_options.FLAGS)
     text = "peek took longer than 1 s: queryTimeout. Raise the option {}."
     assert error.describe(cli_options.FLAGS) == text.format("--query-timeout")

@@ -59,7 +59,7 @@ def test_move_due_moves_what_is_due_and_ends(
 
     moved = run("move-due", queue, "--batch", "2")
 
-    total = f"messages moved into {queue} in total; "
+    total = f"messages moved into {queue}; "
     assert moved.code == 0
     assert re.fullmatch(rf"5 {total}the next is due in 16 min \d+ s\n", moved.out)
     assert len(bodies(place, queue)) == 5
@@ -72,7 +72,7 @@ def test_move_due_moves_what_is_due_and_ends(
     place.sql("ROLLBACK")
     assert held.startswith(f"0 {total}more are due, but another")
     assert run("move-due", queue, "--json").objects == [
-        {"queue": queue, "moved": 1, "nextDueSeconds": None, "total": True}
+        {"queue": queue, "moved": 1, "nextDueSeconds": None}
     ]
 
 
@@ -92,7 +92,7 @@ def test_move_due_names_what_is_missing(run: Run, queue: str, delayed: str, plac
 def test_a_watch_goes_on_until_it_is_stopped(
     run: Run, queue: str, delayed: str, place: Place, number: signal.Signals
 ) -> None:
-    """It wakes at the next due time, ends with the totals, and restores the signal handlers."""
+    """It wakes at the next due time, reports each look, and restores the signal handlers."""
     handler = signal.getsignal(number)
     store(place, delayed, "due", -1)
     store(place, delayed, "soon", 1)
@@ -108,8 +108,6 @@ def test_a_watch_goes_on_until_it_is_stopped(
     watched = run("move-due", queue, "--watch", "--json")
     stopper.join()
 
-    *rounds, last = watched.objects
     assert watched.code == 0
-    assert sum(each["moved"] for each in rounds) == 2  # in one round on a machine that is slow
-    assert [last["moved"], last["total"]] == [2, True]
+    assert watched.objects[0]["moved"] >= 1  # the stop may come before the last report
     assert signal.getsignal(number) is handler

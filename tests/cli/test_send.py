@@ -197,16 +197,16 @@ def test_send_reports_where_each_message_went(run: Run, queue: str, place: Place
 def test_send_publishes_by_topic(
     run: Run, queue: str, subscribed: list[str], place: Place, tmp_path: Path
 ) -> None:
-    """From a file and from standard input; the headers are those of an event."""
-    path = tmp_path / "events"
-    path.write_text('{"body": "1"}\n{"body": "2"}\n')
+    """A file or lines of standard input; the headers are those of an event."""
+    path = tmp_path / "event"
+    path.write_text("1")
     topics = ("--topic", "Shop.Special", "--topic", "Shop.OrderPlaced")
 
-    of_file = run("send", str(path), "--topic", "Shop.OrderPlaced", *subscribed)
-    of_input = run("send", *topics, *subscribed, stdin='{"body": "3"}')
+    of_file = run("send", "--file", str(path), "--topic", "Shop.OrderPlaced", *subscribed)
+    of_input = run("send", *topics, *subscribed, stdin='{"body": "2"}\n{"body": "3"}')
 
-    assert of_file == (0, "2 messages published\n", "")
-    assert of_input == (0, "1 message published\n", "")
+    assert of_file == (0, "1 message published\n", "")
+    assert of_input == (0, "2 messages published\n", "")
     headers = [each for each, _ in messages(place, queue)]
     assert [body for _, body in messages(place, queue)] == [b"1", b"2", b"3"]
     assert headers[0][ENCLOSED_MESSAGE_TYPES] == "Shop.OrderPlaced"
@@ -243,7 +243,7 @@ def test_send_needs_no_queue_if_each_line_has_its_own(
     assert sent == (0, f"1 message published; 1 message sent to {queue}\n", "")
     assert sorted(body for _, body in messages(place, queue)) == [b"1", b"2"]
     assert refused.code == 2
-    assert refused.err.startswith("line 3 cannot be sent: it has neither queue nor topics, and ")
+    assert refused.err.startswith("line 3 cannot be sent: queue is null, topics too, and ")
 
 
 def test_lines_may_be_delayed(run: Run, queue: str, place: Place) -> None:

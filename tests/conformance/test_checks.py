@@ -166,7 +166,7 @@ class Forbidden(RecordedConnection):
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
         """As RecordedConnection; the first look fails."""
         self.asked += statement == "check_server"
-        if statement == "check_server" and self.asked == 1:
+        if statement == "blockers" or (statement == "check_server" and self.asked == 1):
             raise RightMissing(statement=statement, reason="not allowed", fix="GRANT VIEW")
         return call()
 
@@ -178,6 +178,7 @@ def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> 
     (note,) = checks.of_any_server(doctor)
     checks.at_start(start, bare.source())
 
+    assert problems.blockers(doctor) == {}
     assert (note.name, note.severity, note.fix) == ("sessions_right", "note", "GRANT VIEW")
     assert (doctor.asked, start.asked) == (2, 2)
 

@@ -238,7 +238,7 @@ def test_the_next_batch_waits_for_the_rate(bench: Bench) -> None:
     sink = task(bench).sink
 
     def left(batch: int, name: str = sink) -> float:
-        return read_seconds_left(bench.desk, bench.sink(), name, batch, rate=1)
+        return read_seconds_left(bench.desk, name, batch, rate=1)
 
     staged = stage(bench, chunk(*[b"x"] * 600), sink=sink, batch=1)
     assert left(1) == 0

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+import stamina
 from pooler import relayed
 from servers import only
 
@@ -32,6 +33,8 @@ from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sqlq_spark.database import Connection
 
     from .conftest import Bench
 
@@ -187,6 +190,40 @@ def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached:
             session.run_with_retries(lambda connection: connection.rows("clock"))
 
     assert len(tried) == (ATTEMPTS if reached else 1)
+
+
+@ALONE
+def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFixture) -> None:
+    """Also by a new session of the process, with a line in the log; another url fails at once."""
+    with (
+        embedded.server() as server,
+        stamina.set_testing(testing=True, attempts=10 * ATTEMPTS, cap=True),
+    ):
+        options = SourceOptions.parse({"url": server.url, "queue": "orders"})
+        tried: list[int] = []
+
+        class Counting(Session):
+            """Starts the server after more attempts than other failures have."""
+
+            def open(self) -> Connection:
+                tried.append(1)
+                if len(tried) == 2 * ATTEMPTS:
+                    server.start()
+                return super().open()
+
+        with Counting(options, "test") as old, Counting(options, "test") as new:
+            old.run_with_retries(lambda connection: connection.rows("clock"))
+            server.stop()
+            found = new.run_with_retries(lambda connection: connection.rows("clock"))
+            again = old.run_with_retries(lambda connection: connection.rows("clock"))
+            server.stop()
+            other = SourceOptions.parse({"url": f"{server.url}?user=x", "queue": "orders"})
+            with Counting(other, "test") as wrong, pytest.raises(errors.NotReachable):
+                wrong.run_with_retries(lambda connection: connection.rows("clock"))
+
+    assert (len(found), len(again)) == (1, 1)
+    assert "connecting again, for up to 90 s" in caplog.text
+    assert len(tried) == 2 * ATTEMPTS + 3  # a lost connection, its second attempt, the other url
 
 
 @ALONE

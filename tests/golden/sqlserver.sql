@@ -145,7 +145,7 @@ OUTPUT CAST(1 AS bit)
 GO
 
 -- load
-INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) SELECT Headers, ISNULL(Body, 0x), Expires, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Expires datetime2(6) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place;
+INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) SELECT Headers, ISNULL(Body, 0x), Expires, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Expires datetime2(6) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1, MIN_GRANT_PERCENT = 1);
 GO
 
 -- move_due

@@ -268,19 +268,19 @@ DRAWN = [
         id="cli-3",
         promise="receipts show prints JSON only with --json.",
         file="cli/messages.py",
-        old="""    if context.obj.as_json:
-        screen.print_json({"receipt\"""",
-        new="""    if not (context.obj.as_json):
-        screen.print_json({"receipt\"""",
+        old="""            if shared.as_json:
+                screen.print_json(shown)""",
+        new="""            if not shared.as_json:
+                screen.print_json(shown)""",
         tests=["cli/test_receipts.py::test_show_finds_a_message_by_either_of_its_ids"],
     ),
     Fault(
         id="cli-4",
-        promise="send takes a queue and a file, and no queue with --topic.",
+        promise="send takes a body or a file of lines, not both.",
         file="cli/messages.py",
-        old="    if topic:  # there",
-        new="    if not topic:  # there",
-        tests=["cli/test_send.py::test_send_reads_a_file_as_one_body"],
+        old="fits = file is None or source is None",
+        new="fits = file is not None or source is None",
+        tests=["cli/test_errors.py::test_an_error_of_the_user_is_one_sentence_and_exit_code_2"],
     ),
     Fault(
         id="jobs-2",

@@ -138,7 +138,7 @@ def screen(looks: list[Look]) -> str:
         before = watch.add_rates(before, now)
     assert before is not None
     console = Console(record=True, width=COLUMNS, file=StringIO(), highlight=False)
-    console.print(queues.draw(before, "sqlqueue", 2.0))
+    console.print(queues.draw(before, "sqlqueue", "watch"))
     found = console.export_svg(title="sqlqueue stats --watch")
     # nothing is loaded from elsewhere: the font is the one that is there
     return re.sub(r"@font-face \{.*?\}\s*", "", found, flags=re.DOTALL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlq_spark.admin.server_checks import CHECKS
+from sqlq_spark.admin.selftest import CHECKS
 from sqlq_spark.database.postgresql import TOKENS
 from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url

@@ -45,6 +45,7 @@ class Script:
     logins: list[bytes] = field(default_factory=list)  # refusals of the next; b"" hangs up
     statements: list[str] = field(default_factory=list)
     connections: int = 0
+    calls: int = 0  # of procedures, which statements with values are
     open: int = 0  # connections that have not ended
 
     def answer(self, statement: str) -> Answer:
@@ -102,6 +103,7 @@ class Session(socketserver.StreamRequestHandler):
     def execute(self, kind: int, body: bytes) -> bool:
         """Send the answer of a statement."""
         procedure = kind == CALL
+        self.server.script.calls += procedure
         answer = self.server.script.answer(text_of(body))
         if answer.cut or answer.stalls:
             self.send(answer.sent, last=False)

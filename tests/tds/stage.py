@@ -47,6 +47,10 @@ class Host:
         """Return how many connections the server accepted in this script."""
         return self._server.script.connections
 
+    def requests(self) -> int:
+        """Return how many calls of procedures the server received in this script."""
+        return self._server.script.calls
+
     def open(self) -> int:
         """Return how many of them have not ended."""
         return self._server.script.open
@@ -78,6 +82,11 @@ class Stage:
     def connections(self) -> int:
         """How many connections the server accepted in this test."""
         return self._host.connections()
+
+    @property
+    def requests(self) -> int:
+        """How many calls of procedures the server received in this test."""
+        return self._host.requests()
 
     @property
     def open(self) -> int:

@@ -189,6 +189,29 @@ def test_a_value_that_stalls_ends_the_statement(
         read(session)
 
 
+def test_a_statement_is_one_request(connect: Connect, script: Stage) -> None:
+    """It also gives up what the driver prepared for the one before."""
+    script.answers({"sqlqueue:take": Answer(COLUMNS + WHOLE)})
+    session = connect()
+    read_rows(session)
+    before = script.requests
+    for each in range(10):
+        session.rows("take", tables={"queue": QueueAddress(f"orders{each}")}, seqs="[1]")
+        read_arrow(session)
+
+    assert script.requests - before == 20
+
+
+def test_an_error_in_another_language_has_its_number(
+    driver: str, connect: Connect, script: Stage
+) -> None:
+    """Before the login the server speaks its own language; mssql-python reports only a sentence."""
+    script.logins(tokens.error(tokens.Message(40613, "Die Datenbank ist nicht da.", 17)))
+
+    numbered = driver == drivers.PYODBC
+    assert failure_of(connect) is (errors.ConnectionLost if numbered else errors.NotReachable)
+
+
 def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, script: Stage) -> None:
     """A server that starts, recovers or is busy is not a wrong login."""
     found = {}

@@ -29,8 +29,9 @@ ROWS = COLUMNS + tokens.row(tokens.number(7))
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses() -> Iterator[None]:
-    """Retry as often as usual, without the pauses."""
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Retry as often as usual, without the pauses, in a process that has reached no server."""
+    monkeypatch.setattr(sessions, "reached", set())
     with stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True):
         yield
 

@@ -108,7 +108,6 @@ class Connection(database.Connection):
         text, names = number_parameters(statement)
         if statement == "timeouts":
             text, names = write_values(statement, values), ()
-            self.timeout = int(str(values["milliseconds"])) / 1000
         bound = tuple(values[name] for name in names)
         try:
             table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)

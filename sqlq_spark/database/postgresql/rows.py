@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sqlq_spark.database.statements import Statements
+from sqlq_spark.database.statements import Statements, repeat
 from sqlq_spark.wire.address import POSTGRESQL, due_index
 from sqlq_spark.wire.rows import replace_undecodable
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Tables, Value
 
 STATEMENTS = Statements.load("postgresql")
-WORD = re.compile(r"\{([a-z_]+)\}")
+WORD = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 KINDS = {
     str: pa.string(),
@@ -67,6 +67,7 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
 
     `{name_escaped}` is for the inside of a literal. `words` are put in as they are.
     """
+    text = repeat(text, tables)
     quoted = {name: POSTGRESQL.quote_address(address) for name, address in tables.items()}
     quoted["state"] = POSTGRESQL.quote_name(state)
     if "{schema}" in text:

@@ -110,7 +110,7 @@ GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
 -- name: script_login
 -- A login in a role, as `sqlqueue selftest` makes one for each.
-CREATE ROLE {login} LOGIN PASSWORD {password};
+CREATE ROLE {login} LOGIN PASSWORD '{password}';
 GRANT {role} TO {login}
 
 -- name: script_end

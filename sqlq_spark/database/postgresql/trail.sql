@@ -15,8 +15,8 @@ VALUES (:action::text, :queue_name::text, :messages::bigint, :stream::text, :bat
 
 -- name: trail
 -- The last entries of all queues, or of one, the latest first.
--- Returns: at, login, session_login, action, queue, messages, stream, batch, task
-SELECT at, login::text, session_login::text, action, queue, messages, stream, batch, task::bigint
+-- Returns: at, login, session_login, action, messages, stream, batch, task, queue
+SELECT at, login::text, session_login::text, action, messages, stream, batch, task::bigint, queue
   FROM {state}.trail
  WHERE :queue_name::text IS NULL OR queue = :queue_name::text
  ORDER BY entry DESC

@@ -178,7 +178,8 @@ SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type <> 2 THEN a.total_pages EN
 -- login may read. Reads only the catalogue. @schema_name and @table_name limit it to one table, null
 -- to none. One that is named may also be the table of subscriptions. HAS_PERMS_BY_NAME returns null for
 -- a name of more than 128 characters; that counts as a right.
--- Locks:   keeps none, waits for no row.
+-- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
+--          not committed; blockers shows that session.
 -- Returns: schema, name; identity bigint; delayed bit; messages (an estimate), bytes bigint; by schema,
 --          name
 WITH found AS (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database.statements import Statements
+from sqlq_spark.database.statements import Statements, repeat
 from sqlq_spark.wire.address import SQLSERVER
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 STATEMENTS = Statements.load("sqlserver")
-IDENTIFIER = re.compile(r"\{([a-z_]+)\}")
+IDENTIFIER = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![@\w])@([a-z_]+)\b")
 GUARD = "IF @@TRANCOUNT <> 1 BEGIN; THROW 51900, N'the transaction is gone', 1; END; "
 
@@ -52,6 +52,7 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
 
     `words` are put in as they are.
     """
+    text = repeat(text, tables)
     found = {
         "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
@@ -66,7 +67,6 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
         catalog = "" if address.catalog is None else f"{SQLSERVER.quote_name(address.catalog)}."
         found[role] = quoted
         found[f"{role}_text"] = literal(quoted)
-        found[f"{role}_schema_text"] = literal(address.schema or "dbo")
         found[f"{role}_catalog"] = catalog
         # GRANT takes no database
         found[f"{role}_use"] = literal(catalog and f"USE {catalog[:-1]}; ")
@@ -161,40 +161,47 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
     source = f"OPENJSON(@rows) WITH (Headers nvarchar(max) '$[{names.index('headers') + 1}]')"
     return check_fit(shape, source) + (
         f"INSERT INTO {{queue}} ({', '.join(values)}) SELECT {', '.join(values.values())} "  # noqa: S608 - of LOADED
-        f"FROM OPENJSON(@rows) WITH (place int '$[0]', {read}) AS sent ORDER BY place"
+        f"FROM OPENJSON(@rows) WITH (place int '$[0]', {read}) AS sent ORDER BY place "
+        # the server expects 50 rows of OPENJSON, and would sort the others in tempdb
+        "OPTION (MAXDOP 1, MIN_GRANT_PERCENT = 1)"
     )
 
 
 # ---------------------------------------------------------------- how far one `receive` goes
 # The rows of a range were weighed, and are cut at the size of a step. A row that is committed after
 # the weighing comes unweighed. So a step has a limit for the number of rows and one for each row,
-# and their product is bounded like the sum of the weighed rows.
+# and their product is bounded like the sum of the weighed rows. A row that is too large is not
+# received, but `receive` locks it.
 
 # From 5,000 locks on, SQL Server may lock the table. It may count a lock for each page of a large
 # value; a page holds 8,000 bytes, and a byte of headers counts for two.
 MOST_LOCKS, PAGE = 4000, 4000
 
 
-def cut_step(rows: Iterable[Row], *, most: int, largest: int) -> dict[str, int]:
+def cut_step(rows: Iterable[Row], *, messages: int, most: int, largest: int) -> dict[str, int]:
     """
     Return how far to receive, as parameters of `receive`; nothing where nothing waits.
 
-    The limits let the weighed rows through. Whatever was committed since, the step has at most
-    `most` plus `largest` bytes.
+    The limits let the weighed rows through, but for those that are too large. Whatever was
+    committed since, the step has at most `most` plus `largest` bytes.
 
     Args:
-        rows: seq and bytes of messages, by seq; none is larger than `largest`.
+        rows: seq and bytes of messages, by seq.
+        messages: of the step, at most; it has none where all rows are too large.
         most: bytes of the step, but one message at least.
         largest: bytes of one message.
     """
     count = total = locks = heaviest = stop = 0
     for seq, size in rows:
-        locks += 1 + size // PAGE
-        heaviest = max(heaviest, size)
-        full = total >= most or locks > MOST_LOCKS or (count + 1) * heaviest > most + largest
-        if count and full:
-            break
-        count, total, stop = count + 1, total + size, seq + 1
-    if not count:
+        locks += 1
+        if size <= largest:
+            locks, heaviest = locks + size // PAGE, max(heaviest, size)
+            full = total >= most or locks > MOST_LOCKS or (count + 1) * heaviest > most + largest
+            if count and (full or count == messages):
+                break
+            count, total = count + 1, total + size
+        stop = seq + 1
+    if not stop:
         return {}
-    return {"stop": stop, "messages": count, "largest": min(largest, (most + largest) // count)}
+    heaviest = min(largest, (most + largest) // max(1, count))
+    return {"stop": stop, "messages": count, "largest": heaviest}

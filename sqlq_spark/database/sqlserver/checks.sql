@@ -65,7 +65,7 @@ SELECT COUNT(CASE WHEN timeout > 0 THEN 1 END) AS timeouts,
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @named nvarchar(776) = {queue_text}, @delayed bit = 0;
 DECLARE @columns TABLE (name sysname COLLATE DATABASE_DEFAULT, type sysname COLLATE DATABASE_DEFAULT);
-DECLARE @indexed TABLE (first_column sysname COLLATE DATABASE_DEFAULT);
+DECLARE @indexed TABLE (first_column sysname COLLATE DATABASE_DEFAULT NULL);
 DECLARE @seq_indexes TABLE (
     name sysname       COLLATE DATABASE_DEFAULT,
     made nvarchar(max) COLLATE DATABASE_DEFAULT);
@@ -75,13 +75,10 @@ SELECT c.name, t.name
   JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
  WHERE c.object_id = @table;
 INSERT INTO @indexed (first_column)
-SELECT c.name
+SELECT INDEX_COL(@named, i.index_id, 1)
   FROM {queue_catalog}sys.indexes AS i
-  JOIN {queue_catalog}sys.index_columns AS k
-    ON k.object_id = i.object_id AND k.index_id = i.index_id AND k.key_ordinal = 1
-  JOIN {queue_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
- WHERE i.object_id = @table AND i.is_disabled = 0
-   AND (i.has_filter = 0 OR c.name = N'Expires');
+ WHERE i.object_id = @table AND i.type IN (1, 2) AND i.is_disabled = 0
+   AND (i.has_filter = 0 OR INDEX_COL(@named, i.index_id, 1) = N'Expires');
 -- a column's type cannot be changed while indexes have it, as a key or included
 INSERT INTO @seq_indexes (name, made)
 SELECT i.name,
@@ -184,8 +181,8 @@ SELECT N'trigger',
        CASE WHEN HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE') = 0 THEN N'note' ELSE N'error' END,
        CONCAT(N'its trigger ', QUOTENAME(g.name COLLATE DATABASE_DEFAULT),
               N' runs on DELETE: with it neither .NET endpoints nor a stream can receive'),
-       CONCAT(N'DISABLE TRIGGER ', QUOTENAME({queue_schema_text}), N'.',
-              QUOTENAME(g.name COLLATE DATABASE_DEFAULT), N' ON ', @named)
+       CONCAT(N'ALTER TABLE ', @named, N' DISABLE TRIGGER ',
+              QUOTENAME(g.name COLLATE DATABASE_DEFAULT))
   FROM {queue_catalog}sys.triggers AS g
  WHERE g.parent_id = @table AND g.is_disabled = 0 AND @delayed = 0
    AND EXISTS (SELECT 1
@@ -222,12 +219,8 @@ SELECT law.name, law.severity, law.found, law.fix
      CASE WHEN NOT EXISTS (
                     SELECT 1
                       FROM {delayed_catalog}sys.indexes AS i
-                      JOIN {delayed_catalog}sys.index_columns AS k
-                        ON k.object_id = i.object_id AND k.index_id = i.index_id
-                       AND k.key_ordinal = 1
-                      JOIN {delayed_catalog}sys.columns AS c
-                        ON c.object_id = k.object_id AND c.column_id = k.column_id
-                     WHERE i.object_id = @table AND i.is_disabled = 0 AND c.name = N'Due')
+                     WHERE i.object_id = @table AND i.is_disabled = 0
+                       AND INDEX_COL(@named, i.index_id, 1) = N'Due')
           THEN 1 END,
      N'Due has no index: every look for what is due reads the whole table',
      CONCAT(N'CREATE NONCLUSTERED INDEX Index_Due ON ', @named, N' (Due)')),
@@ -249,8 +242,8 @@ SELECT law.name,
        law.fix
   FROM (SELECT N'move_trigger' AS name,
                CONCAT(N'its trigger ', QUOTENAME(g.name COLLATE DATABASE_DEFAULT), N' is enabled') AS found,
-               CONCAT(N'DISABLE TRIGGER ', QUOTENAME({queue_schema_text}), N'.',
-                      QUOTENAME(g.name COLLATE DATABASE_DEFAULT), N' ON ', {queue_text}) AS fix
+               CONCAT(N'ALTER TABLE ', {queue_text}, N' DISABLE TRIGGER ',
+                      QUOTENAME(g.name COLLATE DATABASE_DEFAULT)) AS fix
           FROM {queue_catalog}sys.triggers AS g
          WHERE g.parent_id = @into AND g.is_disabled = 0
         UNION ALL
@@ -258,7 +251,7 @@ SELECT law.name,
                CONCAT(N'foreign key ', QUOTENAME(k.name COLLATE DATABASE_DEFAULT),
                       CASE WHEN k.parent_object_id = @into
                            THEN N' is on it' ELSE N' refers to it' END),
-               CONCAT(N'ALTER TABLE ', QUOTENAME(s.name COLLATE DATABASE_DEFAULT), N'.',
+               CONCAT({queue_use}, N'ALTER TABLE ', QUOTENAME(s.name COLLATE DATABASE_DEFAULT), N'.',
                       QUOTENAME(o.name COLLATE DATABASE_DEFAULT), N' DROP CONSTRAINT ',
                       QUOTENAME(k.name COLLATE DATABASE_DEFAULT))
           FROM {queue_catalog}sys.foreign_keys AS k
@@ -274,13 +267,19 @@ SELECT law.name,
          WHERE k.parent_object_id = @into AND k.is_disabled = 0) AS law
  WHERE @table IS NOT NULL
 
+-- name: sees_sessions
+-- Whether this login sees the sessions of others; other statements contain it. On Azure SQL Database (5)
+-- and Fabric (12) the right on the database is enough.
+HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
+OR SERVERPROPERTY(N'EngineEdition') IN (5, 12)
+   AND HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE') = 1
+
 -- name: check_server
 -- What holds messages of any queue of this database: old transactions elsewhere; and whether the
--- database knows JSON. On Azure the rights are those of the database. In Azure's small tiers and elastic
--- pools that right is not enough, and the view refuses to be read. The caller then asks once more with a
--- null for @seconds, which leaves the sessions out.
+-- database knows JSON. In Azure's small tiers and elastic pools the right on the database is not enough,
+-- and the view refuses to be read. The caller then asks once more with a null for @seconds, which leaves
+-- the sessions out.
 -- Returns: as check_queue
-DECLARE @azure bit = CASE WHEN SERVERPROPERTY(N'EngineEdition') = 5 THEN 1 ELSE 0 END;
 SELECT N'level' AS name, N'error' AS severity,
        CONCAT(N'compatibility level ', d.compatibility_level,
               N': messages are sent as JSON, which needs 130') AS found,
@@ -289,8 +288,7 @@ SELECT N'level' AS name, N'error' AS severity,
  WHERE d.name = DB_NAME() AND d.compatibility_level < 130;
 IF @seconds IS NULL
     RETURN;
-IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
-   OR (@azure = 1 AND HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE') = 1)
+IF {sees_sessions}
     SELECT N'old_transaction' AS name, N'warning' AS severity,
            CONCAT(N'session ', s.session_id, N' (', s.status, N', application ', s.program_name,
                   N') has had a transaction open for ',
@@ -308,9 +306,10 @@ ELSE
     SELECT N'sessions_right' AS name, N'note' AS severity,
            CONCAT(N'login ', QUOTENAME(SUSER_SNAME()),
                   N' may not see how old the transactions of other logins are') AS found,
-           CASE WHEN @azure = 1
+           CASE WHEN SERVERPROPERTY(N'EngineEdition') IN (5, 12)
                 THEN CONCAT(N'GRANT VIEW DATABASE STATE TO ', QUOTENAME(USER_NAME()))
-                ELSE CONCAT(N'GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END AS fix
+                ELSE CONCAT(N'USE master; GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END
+           AS fix
 
 -- name: check_state
 -- What is wrong with the settings of the state tables, from the catalogue alone.
@@ -347,13 +346,13 @@ SELECT s.name,
 -- name: blockers
 -- Transactions that have locked a whole table of this database, or wait for that. A login that may not
 -- see the sessions of others gets none. @seconds: those that have had messages locked for longer.
+-- OBJECT_NAME would wait for the very Sch-M lock that is to be reported. NOLOCK reads a table's name also
+-- while another session changes the table, but the server does not promise that.
 -- Locks:   keeps none, waits for no row.
 -- Returns: schema, table, name, severity, found, fix
-IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
+IF {sees_sessions}
     SELECT TOP (1000)
-           OBJECT_SCHEMA_NAME(l.resource_associated_entity_id) AS schema_name,
-           OBJECT_NAME(l.resource_associated_entity_id) AS table_name,
-           law.name,
+           n.name AS schema_name, o.name AS table_name, law.name,
            CASE law.name WHEN N'locked' THEN N'error' ELSE N'warning' END AS severity,
            CONCAT(N'session ', s.session_id, N' (', s.status, N', application ', s.program_name, N') ',
                   CASE WHEN law.name = N'locked_messages' THEN N'has locked messages of it'
@@ -363,6 +362,8 @@ IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
                   + N' s') AS found,
            CONCAT(N'KILL ', s.session_id) AS fix
       FROM sys.dm_tran_locks AS l
+      JOIN sys.objects AS o WITH (NOLOCK) ON o.object_id = l.resource_associated_entity_id
+      JOIN sys.schemas AS n WITH (NOLOCK) ON n.schema_id = o.schema_id
       JOIN sys.dm_exec_sessions AS s ON s.session_id = l.request_session_id
       LEFT JOIN sys.dm_tran_session_transactions AS x ON x.session_id = s.session_id
       LEFT JOIN sys.dm_tran_active_transactions AS t ON t.transaction_id = x.transaction_id
@@ -374,6 +375,3 @@ IF HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
        AND (law.name = N'locked'
             OR l.request_mode IN (N'IX', N'IU', N'SIX', N'UIX')
                AND t.transaction_begin_time < DATEADD(second, -CAST(@seconds AS float), GETDATE()))
-ELSE
-    SELECT TOP (0)
-           N'' AS schema_name, N'' AS table_name, N'' AS name, N'' AS severity, N'' AS found, N'' AS fix

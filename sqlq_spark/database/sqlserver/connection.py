@@ -75,11 +75,9 @@ SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
 # An old table of delayed messages may lack the index; FORCESEEK is then an error, 8622.
 DUE_INDEX = """SELECT 1 AS found
   FROM {delayed_catalog}sys.indexes AS i
-  JOIN {delayed_catalog}sys.index_columns AS k
-    ON k.object_id = i.object_id AND k.index_id = i.index_id AND k.key_ordinal = 1
-  JOIN {delayed_catalog}sys.columns AS c ON c.object_id = k.object_id AND c.column_id = k.column_id
  WHERE i.object_id = OBJECT_ID({delayed_text}, N'U')
-   AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0 AND c.name = N'Due'"""
+   AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0
+   AND INDEX_COL({delayed_text}, i.index_id, 1) = N'Due'"""
 IDLE = "the transaction was idle for {:g} s (queryTimeout), so this process ended the session"
 CONTEXT = 128  # bytes of context_info
 
@@ -132,13 +130,14 @@ class Connection(database.Connection):
         self._open = False  # a transaction
         self._savepoint = False  # whether a failure undoes only what came since
         self._watchdog = Watchdog(self._end)
+        self._cursor: Any = None  # of the last statement; it gives up that one with the next
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
         self._secret = target.password
         self.catalog: str | None = None  # the database's name; known after `prepare`
 
     def prepare(self) -> None:
         """Make the session's own settings, and read which database it is in."""
-        self._limit_statements(self.timeout)
+        self._limit_statements()
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
         found = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
         self.catalog = next((name for (name,) in found), None)
@@ -161,16 +160,18 @@ class Connection(database.Connection):
         return self._fetch(statement, tables, numbers)
 
     def _receive(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
-        """Receive what fits; go on behind it where other sessions took all that was weighed."""
+        """Receive what fits; go on where all is too large, or where other sessions took it."""
+        messages, largest = limits["messages"], limits["largest"]
         while True:
             rows = self.rows("weigh", tables={"queue": tables["queue"]}, **limits)
-            step = cut_step(rows, most=limits["bytes"], largest=limits["largest"])
+            step = cut_step(rows, messages=messages, most=limits["bytes"], largest=largest)
             if not step:
                 return no_rows()
-            found = self._fetch("receive", tables, {"first": limits["first"], **step})
-            if found.num_rows:
-                return found
-            limits = {**limits, "first": step["stop"]}
+            if step["messages"]:
+                found = self._fetch("receive", tables, {"first": limits["first"], **step})
+                if found.num_rows:
+                    return found
+            limits = {**limits, "first": step["stop"], "messages": MOST_ROWS}
 
     def _fetch(
         self, statement: StatementName, tables: Tables, numbers: Mapping[str, int | list[int]]
@@ -274,17 +275,18 @@ class Connection(database.Connection):
         with suppress(*self._driver.errors):
             self._raw.close()
 
-    def _limit_statements(self, seconds: float) -> None:
-        self.timeout = seconds
+    def _limit_statements(self) -> None:
         # for the driver one more than the lock timeout, which comes first
-        self._raw.timeout = int(seconds) + 1
+        limit = int(self.timeout) + 1
+        if self._raw.timeout != limit:
+            self._raw.timeout = limit  # of the cursors that follow
+            self._close_cursor()
 
     def _direct(self, statement: str, text: str, values: dict[str, Value]) -> list[Row]:
-        milliseconds = int(str(values.get("milliseconds", 0)))
-        text = text.replace("{milliseconds}", str(milliseconds))
+        text = text.replace("{milliseconds}", str(values.get("milliseconds")))
         if statement == "timeouts":
-            text = text.replace("{application}", context_info(str(values["application"])))
-            self._limit_statements(milliseconds / 1000)
+            text = text.replace("{application}", context_info(self.application))
+            self._limit_statements()
         if statement == "begin":
             self._columns.clear()  # tables may have been created again
         found = self._do(statement, text, {})
@@ -311,18 +313,33 @@ class Connection(database.Connection):
     def _executed(
         self, statement: str, text: str, tables: Tables, values: Mapping[str, Value] | None
     ) -> Iterator[Any]:
-        """Execute a text, with `values` by sp_executesql; the block reads from the cursor."""
+        """
+        Execute a text, with `values` by sp_executesql; the block reads from the cursor.
+
+        Both drivers prepare a text with values. The next text of the same cursor gives up the one
+        before in its own request. A cursor for each statement would send two.
+        """
         sql = f"/* sqlqueue:{statement} */ {text}"
         bound: tuple[Value, ...] = ()
         if values is not None:
             sql, bound = build_call(statement, text, values, guarded=self._open)
         try:
-            with self._watchdog.statement(), closing(self._raw.cursor()) as cursor:
+            with self._watchdog.statement():
+                cursor = self._cursor = self._cursor or self._raw.cursor()
                 self._driver.set_types(cursor, bound)
                 cursor.execute(sql, bound) if bound else cursor.execute(sql)
                 yield cursor
-        except self._driver.errors as error:
-            raise self._failure(statement, tables, error) from None
+        except BaseException as error:
+            self._close_cursor()  # rows that were not read would block the session
+            if isinstance(error, self._driver.errors):
+                raise self._failure(statement, tables, error) from None
+            raise
+
+    def _close_cursor(self) -> None:
+        with self._watchdog.statement(), suppress(*self._driver.errors):
+            if self._cursor:
+                self._cursor.close()
+        self._cursor = None
 
     def _plain(self, text: str) -> list[Any]:
         with closing(self._raw.cursor()) as cursor:

@@ -63,7 +63,7 @@ def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any
     Raises MissingDriver if there is none, or an error of `Driver.errors`; see `errors.read_error`.
     """
     missing: list[str] = []
-    for name, load in candidates(target.driver):
+    for name, load in candidates(target):
         try:
             driver = load()
         except NotHere as error:
@@ -79,10 +79,12 @@ def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any
     raise MissingDriver(found="; ".join(missing))
 
 
-def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
+def candidates(target: Target) -> Iterator[tuple[str, Callable[[], Driver]]]:
+    """Yield pyodbc first: of a login in another language it alone reports an error's number."""
+    asked = target.driver
+    if not asked and target.authentication == "ActiveDirectoryDefault":
+        asked = MSSQL_PYTHON  # the ODBC driver does not know this value
     wanted = asked.lower()
-    if wanted in {"", MSSQL_PYTHON}:
-        yield MSSQL_PYTHON, mssql_python
     if wanted in {"", PYODBC}:
         yield PYODBC, lambda: pyodbc(ODBC)
     elif wanted.startswith("odbc driver "):
@@ -93,6 +95,8 @@ def candidates(asked: str) -> Iterator[tuple[str, Callable[[], Driver]]]:
             found=asked[:60],
             expected=f"{MSSQL_PYTHON}, {PYODBC} or {ODBC[0]}",
         )
+    if wanted in {"", MSSQL_PYTHON}:
+        yield MSSQL_PYTHON, mssql_python
 
 
 def mssql_python() -> Driver:

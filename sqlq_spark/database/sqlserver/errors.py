@@ -19,9 +19,7 @@ from sqlq_spark.wire.address import SQLSERVER
 
 # mssql-python's phrase → SQLSTATE, for those that are used here
 PHRASES = {
-    "Client unable to establish connection": "08001",
     "Connection not open": "08003",
-    "Server rejected the connection": "08004",
     "Connection failure during transaction": "08007",
     "Communication link failure": "08S01",
     "Invalid authorization specification": "28000",
@@ -67,7 +65,7 @@ LISTENER = (
 )
 FIXES = {
     331: "no due message can be moved into {0}, because its table has an enabled trigger. .NET "
-    "endpoints cannot move it either. Disable the trigger: DISABLE TRIGGER [its name] ON {1}",
+    "endpoints cannot move it either. Disable it: ALTER TABLE {1} DISABLE TRIGGER [its name]",
     332: "no due message can be moved into {0}, because of that foreign key. .NET endpoints cannot "
     "move it either. Drop it: ALTER TABLE {1} DROP CONSTRAINT {2}, or on the table that refers "
     "to {1}",
@@ -101,8 +99,6 @@ DENIED = re.compile(
 )
 FOUND_CONSTRAINT = re.compile(r"Found [a-z ]+ '(.*)'")
 OF_SERVER = {"check_server", "blockers"}
-# what they need on Azure, in the database master
-SERVER_STATE = "ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
 DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 
 
@@ -199,7 +195,8 @@ def with_fix(failure: Failure, place: Place) -> str:
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
     if place.statement in OF_SERVER:
-        return SERVER_STATE
+        # on Azure, where no session can change its database
+        return "in master: ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
     queue, right = place.queue, RIGHTS.get(place.statement, "SELECT")
     use = f"USE {SQLSERVER.quote_name(queue.catalog)}; " if queue and queue.catalog else ""
     # GRANT takes no database

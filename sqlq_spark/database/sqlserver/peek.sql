@@ -1,3 +1,11 @@
+-- name: waiting
+-- Which of some queues have a message that is not locked; this part is repeated for each of them.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: at bigint, the place of a queue in which messages wait
+SELECT CAST({at} AS bigint) AS at
+ WHERE EXISTS (SELECT 1 FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK))
+
 -- name: peek
 -- Counts the messages that wait, up to a limit, and finds where to cut them into ranges. Locked rows
 -- are not counted.

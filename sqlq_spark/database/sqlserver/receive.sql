@@ -45,7 +45,8 @@ SELECT payload
 -- name: weigh
 -- The lowest messages of a range and their sizes, before `receive` deletes them. The client cuts the
 -- range where the size of a step ends (see calls.py). A UTF-16 unit of headers counts as one byte. A
--- message larger than @largest is left out.
+-- message that is too large counts too, because `receive` locks it: above some 5,000 locks the server
+-- would lock the table.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion, a seek.
 -- Returns: seq bigint, bytes bigint; by seq
@@ -54,7 +55,6 @@ SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
        {message_bytes} AS bytes
   FROM {queue} WITH (FORCESEEK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
-   AND {message_bytes} <= @largest
  ORDER BY RowVersion
 OPTION (MAXDOP 1)
 

@@ -96,10 +96,10 @@ GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 -- name: script_login
 -- A login in a role, as `sqlqueue selftest` makes one for each. On Azure it is a user with a password.
 IF SERVERPROPERTY(N'EngineEdition') = 5
-    CREATE USER {login} WITH PASSWORD = {password};
+    CREATE USER {login} WITH PASSWORD = '{password}';
 ELSE
 BEGIN
-    CREATE LOGIN {login} WITH PASSWORD = {password}, CHECK_POLICY = OFF;
+    CREATE LOGIN {login} WITH PASSWORD = '{password}', CHECK_POLICY = OFF;
     CREATE USER {login} FOR LOGIN {login};
 END;
 ALTER ROLE {role} ADD MEMBER {login}

@@ -6,67 +6,56 @@ SELECT f.name, CAST(f.value AS nvarchar(1000)) AS value
   FROM sys.databases AS d
  CROSS APPLY (VALUES
         (N'version', CAST(@@VERSION AS sql_variant)), (N'edition', SERVERPROPERTY(N'Edition')),
-        (N'update', SERVERPROPERTY(N'ProductUpdateLevel')),
-        (N'engine_edition', SERVERPROPERTY(N'EngineEdition')),
-        (N'service_tier', DATABASEPROPERTYEX(DB_NAME(), N'ServiceObjective')),
+        (N'update', SERVERPROPERTY(N'ProductUpdateLevel')), (N'session', @@SPID), (N'user_options', @@OPTIONS),
+        (N'service_tier', DATABASEPROPERTYEX(DB_NAME(), N'ServiceObjective')), (N'database', DB_NAME()),
         (N'optimized_locking', DATABASEPROPERTYEX(DB_NAME(), N'IsOptimizedLockingOn')),
         (N'level', d.compatibility_level), (N'row_versions', d.is_read_committed_snapshot_on),
-        (N'snapshots', d.snapshot_isolation_state_desc), (N'recovery', d.recovery_model_desc),
-        (N'delayed_durability', d.delayed_durability_desc), (N'collation', d.collation_name),
-        (N'server_collation', SERVERPROPERTY(N'Collation')),
-        (N'ignores_case', CASE WHEN N'i' COLLATE DATABASE_DEFAULT = N'I' THEN 1 ELSE 0 END),
-        (N'database', DB_NAME()), (N'session', @@SPID), (N'user_options', @@OPTIONS)) AS f (name, value)
+        (N'snapshots', d.snapshot_isolation_state_desc), (N'collation', d.collation_name),
+        (N'server_collation', SERVERPROPERTY(N'Collation'))) AS f (name, value)
  WHERE d.name = DB_NAME()
 UNION ALL
-SELECT CONCAT(N'may ', name),
-       CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', name),
-                     HAS_PERMS_BY_NAME(NULL, NULL, name)) AS nvarchar(10))
+SELECT CONCAT(N'may ', name), CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', name),
+                                            HAS_PERMS_BY_NAME(NULL, NULL, name)) AS nvarchar(10))
   FROM (VALUES (N'CREATE SCHEMA'), (N'SHOWPLAN'), (N'VIEW DATABASE STATE'), (N'VIEW SERVER STATE'),
                (N'KILL DATABASE CONNECTION'), (N'ALTER ANY CONNECTION'), (N'ALTER ANY ROLE'),
                (N'ALTER ANY LOGIN'), (N'CREATE ANY DATABASE')) AS r (name)
 
 -- name: selftest_locks
--- Returns: mode of each lock that this session has on a table
+-- Returns: mode of each lock of this session on a table that keeps others from single rows
 SELECT DISTINCT request_mode AS mode
   FROM sys.dm_tran_locks
  WHERE request_session_id = @@SPID AND resource_type = N'OBJECT' AND resource_database_id = DB_ID()
-   AND resource_associated_entity_id = OBJECT_ID({queue_text}, N'U')
+   AND resource_associated_entity_id = OBJECT_ID({queue_text}, N'U') AND request_mode NOT IN (N'IS', N'IX', N'Sch-S')
 
 -- name: selftest_end
 -- Ends a session, as a network that breaks does.
-DECLARE @kill nvarchar(40) = CONCAT(N'KILL ', @session);
-EXEC (@kill)
+EXEC (N'KILL ' + @session)
 
 -- name: selftest_remains
--- Statements that drop what `selftest` has made, by its names: users before their roles.
+-- Statements that drop what `selftest` has made, by its names: users before their roles, tables before
+-- their schemas.
 -- Returns: text
 SELECT m.text
-  FROM (SELECT 1 AS rank, s.name, CONCAT(N'DROP TABLE ', QUOTENAME(s.name), N'.', QUOTENAME(t.name)) AS text
+  FROM (SELECT s.name, CONCAT(N'DROP TABLE ', QUOTENAME(s.name), N'.', QUOTENAME(t.name)) AS text
           FROM sys.tables AS t JOIN sys.schemas AS s ON s.schema_id = t.schema_id
         UNION ALL
-        SELECT 2, name, CONCAT(N'DROP SCHEMA ', QUOTENAME(name)) FROM sys.schemas
+        SELECT name, CONCAT(N'DROP SCHEMA ', name) FROM sys.schemas
         UNION ALL
-        SELECT CASE type WHEN 'R' THEN 4 ELSE 3 END, name,
-               CONCAT(N'DROP ', CASE type WHEN 'R' THEN N'ROLE ' ELSE N'USER ' END, QUOTENAME(name),
-                      CASE authentication_type WHEN 1 THEN N'; DROP LOGIN ' + QUOTENAME(name) END)
+        SELECT name, CONCAT(N'DROP ', IIF(type = 'R', N'ROLE ', N'USER '), name,
+                            IIF(authentication_type = 1, N'; DROP LOGIN ' + name, NULL))
           FROM sys.database_principals
         UNION ALL
-        SELECT 5, name COLLATE DATABASE_DEFAULT,
-               CONCAT(N'ALTER DATABASE ', QUOTENAME(name), N' SET SINGLE_USER WITH ROLLBACK IMMEDIATE; ',
-                      N'DROP DATABASE ', QUOTENAME(name)) COLLATE DATABASE_DEFAULT
+        SELECT name COLLATE DATABASE_DEFAULT,
+               CONCAT(N'ALTER DATABASE ', name, N' SET SINGLE_USER WITH ROLLBACK IMMEDIATE; DROP DATABASE ', name)
           FROM sys.databases) AS m
  WHERE m.name COLLATE Latin1_General_100_BIN2 BETWEEN @lowest AND @highest
- ORDER BY m.rank, m.text
+ ORDER BY m.text DESC
 
 -- name: selftest_costs
--- What the server has counted for statements in whose text @schema_name is.
--- Returns: statement; executions bigint; cpu, elapsed (ms), reads (pages), grant_kb (the highest) bigint
-SELECT c.statement, SUM(s.execution_count) AS executions, SUM(s.total_worker_time) / 1000 AS cpu,
-       SUM(s.total_elapsed_time) / 1000 AS elapsed, SUM(s.total_logical_reads) AS reads,
-       MAX(s.max_grant_kb) AS grant_kb
+-- What the server has counted for each plan of a statement in whose text @schema_name is.
+-- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), grant_kb (the highest) bigint
+SELECT SUBSTRING(t.text, CHARINDEX(N'sqlqueue:', t.text) + 9, 30) AS statement, s.execution_count AS executions,
+       s.total_worker_time AS cpu, s.total_elapsed_time AS elapsed, s.total_logical_reads AS reads, s.max_grant_kb
   FROM sys.dm_exec_query_stats AS s
  CROSS APPLY sys.dm_exec_sql_text(s.sql_handle) AS t
- CROSS APPLY (SELECT CHARINDEX(N'/* sqlqueue:', t.text) + 12 AS first) AS f
- CROSS APPLY (SELECT SUBSTRING(t.text, f.first, CHARINDEX(N' */', t.text, f.first) - f.first) AS statement) AS c
- WHERE f.first > 12 AND CHARINDEX(@schema_name, t.text) > 0
- GROUP BY c.statement
+ WHERE t.text LIKE N'%sqlqueue:%' AND CHARINDEX(@schema_name, t.text) > 0

@@ -70,7 +70,6 @@ ELSEWHERE = {
     "admin.watch": "reads only",
     "admin.plans": "works on tables of its own",
     "admin.selftest": "works on tables of its own",
-    "admin.server_checks": "works on tables of its own",
     "demo": "works on tables of its own",
 }
 
