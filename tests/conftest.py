@@ -24,8 +24,8 @@ import browser
 import psycopg
 import pytest
 import servers
-from conformance import sqlserver
-from conformance.dotnet import PostgreSQL
+from conformance import transport_sqlserver
+from conformance.transport import PostgreSQL
 from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
@@ -35,7 +35,7 @@ from sqlq_spark.testing.queues import VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conformance.dotnet import DotNet
+    from conformance.transport import DotNet
     from pyspark.sql import SparkSession
     from xdist.workermanage import WorkerController
 
@@ -128,7 +128,7 @@ def place(server: str) -> Iterator[Place]:
 def dotnet(request: pytest.FixtureRequest, dialect: str) -> Iterator[DotNet]:
     """Give an endpoint in a place of its own."""
     if dialect == "sqlserver":
-        with sqlserver.place(request.getfixturevalue("sqlserver_server")) as found:
+        with transport_sqlserver.place(request.getfixturevalue("sqlserver_server")) as found:
             yield found
         return
     yield PostgreSQL.at(request.getfixturevalue("place"))

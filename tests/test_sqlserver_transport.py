@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 import sqlserver_texts
 from bench import sqlserver as bench
-from conformance import shapes, sqlserver, sqlserver_dba, transport_sqlserver
+from conformance import shapes, sqlserver_dba, transport_sqlserver
 from sqlserver_lint import UNKNOWN
 from test_sqlserver import faults, plain
 
@@ -172,7 +172,7 @@ def test_what_is_sent_beside_the_file_parses_too(name: str) -> None:
 
 ENDPOINTS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
     f"{module.__name__.rpartition('.')[2]}.{name}": text
-    for module in (transport_sqlserver, sqlserver, sqlserver_dba, bench)
+    for module in (transport_sqlserver, sqlserver_dba, bench)
     for name, text in vars(module).items()
     if name.startswith("_")
     and name.isupper()

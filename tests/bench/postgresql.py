@@ -13,6 +13,8 @@ import pyarrow as pa
 from conformance.transport import PostgreSQL as Transport
 from psycopg.conninfo import conninfo_to_dict
 
+from sqlq_spark.wire.address import QueueAddress
+
 from .database import Database
 from .messages import orders
 
@@ -126,7 +128,7 @@ class PostgreSQL(Database):
     def prepare(self, queues: Sequence[str], messages: int) -> None:
         """As Database."""
         for queue in queues:
-            Transport("", "public").create(self.connection, f'"public"."{queue}"')
+            Transport("", "public", "", self.connection).create(QueueAddress(queue, "public"))
         self.ask(_STORE)
         for first in range(0, messages, _PORTION):
             table = orders(first, min(first + _PORTION, messages))

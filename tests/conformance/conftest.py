@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-    from .dotnet import DotNet
+    from .dba import Login
+    from .transport import DotNet
 
 TIMEOUT = 60.0  # seconds; nothing waits so long, but a machine may stand still for ten
 # for properties that are tried on the database, in one place of it
@@ -162,9 +163,23 @@ class Bench:
         """How options and state tables name the queue; on SQL Server without its database."""
         return names_of(self.dotnet.url).print_address(self.queue)
 
+    @property
+    def delayed(self) -> QueueAddress:
+        """The queue's table of delayed messages, which need not be there."""
+        return schema.delayed_of(self.queue)
+
+    def beside(self, table: str) -> QueueAddress:
+        """A table beside the queue, which need not be there."""
+        return QueueAddress(table, self.dotnet.schema)
+
+    def another(self, table: str) -> QueueAddress:
+        """Make a queue beside the queue."""
+        self.dotnet.create(self.beside(table))
+        return self.beside(table)
+
     def address(self, table: str) -> str:
         """The canonical address of a table beside the queue."""
-        return self.desk.printed(QueueAddress(table, self.dotnet.schema))
+        return self.desk.printed(self.beside(table))
 
     def source(self, **raw: str) -> SourceOptions:
         """Options of a stream of the queue, or of `queues`, by their public names."""
@@ -172,10 +187,11 @@ class Bench:
         given |= {} if "queues" in raw else {"queue": self.stated}
         return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
-    def sink(self, **raw: str) -> SinkOptions:
-        """Options of a writer into the queue."""
+    def sink(self, **raw: str | None) -> SinkOptions:
+        """Options of a writer into the queue; with None for `queue`, of one whose rows name it."""
         given = {"url": self.dotnet.url, "queue": self.stated, "stateSchema": self.dotnet.state}
-        return SinkOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
+        whole = {**given, "queryTimeout": f"{TIMEOUT:g}s", **raw}
+        return SinkOptions.parse({name: each for name, each in whole.items() if each is not None})
 
     def session(self, application: str = "", **raw: str) -> Session:
         """Give a session of ours; closed at the end of the test."""
@@ -197,6 +213,18 @@ class Bench:
         made = StreamDriver(self.source(**raw), clock or Clock(), checks.at_start)
         self._stack.callback(made.close)
         return made
+
+    @contextmanager
+    def login(self, *rights: str) -> Iterator[tuple[Login, Connection]]:
+        """Give a login that has what it was granted on the queue, and a connection of it."""
+        made = self.dotnet.dba.login()
+        try:
+            for right in rights:
+                self.dotnet.dba.grant(made, right, self.queue)
+            with self.session("login", url=made.url) as session:
+                yield made, session.open()
+        finally:
+            self.dotnet.dba.drop_login(made)
 
     def thread(self, work: Callable[[], Any]) -> Future[Any]:
         """Run beside the test."""
@@ -320,9 +348,19 @@ class Bench:
         """What waits."""
         return [row.seq for row in self.dotnet.rows(self.queue)]
 
-    def bodies(self, queue: QueueAddress | None = None) -> list[bytes | None]:
+    def bodies(self, queue: QueueAddress | str | None = None) -> list[bytes | None]:
         """The bodies of what waits, in the queue or in another."""
+        if isinstance(queue, str):
+            queue = self.beside(queue)
         return [row.body for row in self.dotnet.rows(queue or self.queue)]
+
+    def failures(self) -> dict[bytes | None, dict[str, str]]:
+        """Headers of what the error queue holds, by body; each body is there once."""
+        rows = self.dotnet.rows(self.errors)
+        found = {row.body: json.loads(row.headers or "") for row in rows}
+        assert len(found) == len(rows)
+        assert {row.expires for row in rows} <= {None}
+        return found
 
 
 @pytest.fixture

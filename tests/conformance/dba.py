@@ -88,20 +88,13 @@ class CommonDBA(ABC):
     # ------------------------------------------------------------ queues
 
     def count(self, table: QueueAddress) -> int:
-        """How many rows a queue or any other table has."""
         return int(self._on(table, "SELECT count(*) FROM {queue}")[0][0])
 
     def empty(self, queue: QueueAddress) -> None:
-        """Delete all messages."""
         self._on(queue, "DELETE FROM {queue}")
 
     def drop(self, queue: QueueAddress) -> None:
-        """Drop the table."""
         self._on(queue, "DROP TABLE {queue}")
-
-    def drop_column(self, queue: QueueAddress, column: str) -> None:
-        """Drop a column that is in no index."""
-        self._on(queue, f"ALTER TABLE {{queue}} DROP COLUMN {column}")
 
     def make_another(self, table: QueueAddress) -> None:
         """Make a table of this name that has nothing of a queue."""
@@ -121,12 +114,6 @@ class CommonDBA(ABC):
         """Insert a row into a state table."""
         self._state("INSERT INTO {table} ({columns}) VALUES ({marks})", table, values)
 
-    def drop_state(self, table: str) -> None:
-        """Drop a state table."""
-        self._state("DROP TABLE {table}", table, {})
-
-    # ------------------------------------------------------------ logins
-
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
@@ -144,6 +131,12 @@ def as_login(url: str, name: str, password: str) -> Login:
     user = f"{name}:{quote(password, safe='')}"
     there = parts._replace(netloc=f"{user}@{place}").geturl()
     return Login(name=name, password=password, url=there)
+
+
+def quoted(queue: QueueAddress) -> str:
+    """A table as SQL names it."""
+    names = (queue.schema or "public", queue.table)
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 @dataclass(frozen=True)
@@ -172,9 +165,7 @@ class PostgreSQL(CommonDBA):
             self.connection.execute(named.encode())
 
     def quoted(self, queue: QueueAddress) -> str:
-        """As DBA."""
-        names = (queue.schema or "public", queue.table)
-        return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+        return quoted(queue)
 
     def _on(self, queue: QueueAddress, text: str, *values: object) -> list[Row]:
         # psycopg reads % in a name as a placeholder: double it, and always pass parameters
@@ -207,21 +198,14 @@ class PostgreSQL(CommonDBA):
         seconds = "extract(epoch FROM Expires - (now() AT TIME ZONE 'UTC'))::float8"
         return [row[0] for row in self._on(queue, f"SELECT {seconds} FROM {{queue}} ORDER BY Seq")]
 
-    def from_first(self, queue: QueueAddress) -> None:
-        """Let the next message have the first seq again."""
-        name = queue.table.replace('"', '""').replace("%", "%%")
-        self._on(queue, f'ALTER SEQUENCE "{queue.schema}"."{name}_seq_seq" RESTART')
-
     def truncate(self, queue: QueueAddress) -> None:
         """Delete all messages, waiting for every transaction that works on the table."""
         self._on(queue, "TRUNCATE {queue}")
 
     def delete(self, queue: QueueAddress, seqs: Sequence[int]) -> None:
-        """Delete some messages."""
         self._on(queue, "DELETE FROM {queue} WHERE Seq = ANY (%s)", list(seqs))
 
     def rewrite(self, queue: QueueAddress, headers: str) -> None:
-        """Give all messages other headers."""
         self._on(queue, "UPDATE {queue} SET Headers = %s", headers)
 
     def put_at(self, queue: QueueAddress, seq: int) -> None:
@@ -260,12 +244,7 @@ class PostgreSQL(CommonDBA):
         found = self.connection.execute(text.encode(), [self.quoted(table)])
         return [(name, column) for name, column in found]
 
-    def allow_null_headers(self, queue: QueueAddress) -> None:
-        """Let Headers be NULL, as in a table of long ago."""
-        self._on(queue, "ALTER TABLE {queue} ALTER Headers DROP NOT NULL")
-
     def rename(self, queue: QueueAddress, column: str, to: str) -> None:
-        """Give a column another name."""
         self._on(queue, f"ALTER TABLE {{queue}} RENAME COLUMN {column} TO {to}")
 
     def refuse(self, queue: QueueAddress) -> None:
@@ -309,27 +288,6 @@ class PostgreSQL(CommonDBA):
             other.execute(f"LOCK TABLE {self.quoted(queue)} IN SHARE MODE".encode())
             yield
             other.rollback()
-
-    @contextmanager
-    def holding_streams(self) -> Iterator[None]:
-        """Lock the rows of streams against whoever would lock them, as long as the block lasts."""
-        with psycopg.connect(self.url) as other:
-            name = sql.Identifier(self.state, "stream")
-            other.execute(sql.SQL("SELECT FROM {} FOR UPDATE").format(name))
-            yield
-            other.rollback()
-
-    def locks_on_state(self) -> set[str]:
-        """The modes in which our sessions have state tables locked now."""
-        text = """
-        SELECT DISTINCT l.mode
-          FROM pg_locks AS l
-          JOIN pg_class AS c ON c.oid = l.relation
-          JOIN pg_namespace AS n ON n.oid = c.relnamespace
-          JOIN pg_stat_activity AS a ON a.pid = l.pid
-         WHERE n.nspname = %s AND c.relkind = 'r' AND a.application_name LIKE 'sqlqueue%%'
-        """
-        return {str(mode) for (mode,) in self.connection.execute(text.encode(), [self.state])}
 
     def age(self, table: str, column: str, *, hours: int) -> None:
         """Let what a state table records have been so much earlier."""

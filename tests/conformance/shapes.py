@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Wrong:
     """Something that can be wrong with a queue."""
 
@@ -46,9 +46,7 @@ class Shapes:
 
 
 _HURT = "ALTER TABLE {queue} SET (autovacuum_enabled = off)"
-_AUTOVACUUM_OFF = Wrong(
-    name="autovacuum", severity="error", make=_HURT, found="autovacuum is off for this table"
-)
+_AUTOVACUUM_OFF = Wrong("autovacuum", "error", _HURT, "autovacuum is off for this table")
 _LAST = "SELECT setval(pg_get_serial_sequence('{queue}', 'seq'), "
 _OVER = (
     "INSERT INTO {queue} (id, headers) VALUES (gen_random_uuid(), '');"
@@ -125,46 +123,46 @@ POSTGRESQL = Shapes(
     },
     wrong={
         "headers_type": Wrong(
-            name="headers_type",
-            severity="error",
-            make="ALTER TABLE {queue} ALTER COLUMN headers TYPE varchar(3000)",
-            found="column headers is character varying(3000)",
+            "headers_type",
+            "error",
+            "ALTER TABLE {queue} ALTER COLUMN headers TYPE varchar(3000)",
+            "column headers is character varying(3000)",
         ),
         "seq_index": Wrong(
-            name="seq_index",
-            severity="error",
-            make="ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;CREATE INDEX ON {queue} (seq)",
-            found="seq has no unique index",
+            "seq_index",
+            "error",
+            "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;CREATE INDEX ON {queue} (seq)",
+            "seq has no unique index",
         ),
         "seq_end": Wrong(
-            name="seq_end",
-            severity="warning",
-            make=f"{_LAST} 1900000000)",
-            found="88% of the seqs are used up (1900000000 of 2147483647)",
+            "seq_end",
+            "warning",
+            f"{_LAST} 1900000000)",
+            "88% of the seqs are used up (1900000000 of 2147483647)",
         ),
         "seq_end of the sequence": Wrong(
-            name="seq_end",
-            severity="warning",
-            make=f"{_LAST} 2147483640);{_OVER}",
-            found="99% of the seqs are used up",  # the column has room, its sequence has not
+            "seq_end",
+            "warning",
+            f"{_LAST} 2147483640);{_OVER}",
+            "99% of the seqs are used up",  # the column has room, its sequence has not
         ),
         "autovacuum": _AUTOVACUUM_OFF,
         "autovacuum of large values": Wrong(
-            name="autovacuum",
-            severity="error",
-            make="ALTER TABLE {queue} SET (toast.autovacuum_enabled = 0)",
-            found="autovacuum is off for this table",
+            "autovacuum",
+            "error",
+            "ALTER TABLE {queue} SET (toast.autovacuum_enabled = 0)",
+            "autovacuum is off for this table",
         ),
         "autovacuum far away": Wrong(
-            name="late_autovacuum",
-            severity="warning",
-            make="ALTER TABLE {queue} SET (autovacuum_vacuum_threshold = 100000000)",
-            found="autovacuum waits for 100000000 dead rows",
+            "late_autovacuum",
+            "warning",
+            "ALTER TABLE {queue} SET (autovacuum_vacuum_threshold = 100000000)",
+            "autovacuum waits for 100000000 dead rows",
         ),
         "dead rows": Wrong(
-            name="dead_rows",
-            severity="warning",
-            make=(
+            "dead_rows",
+            "warning",
+            (
                 "ALTER TABLE {queue} SET (autovacuum_vacuum_threshold = 90000);"
                 "INSERT INTO {queue} (id, headers) SELECT gen_random_uuid(), '{{}}'"
                 " FROM generate_series(1, 20000);"
@@ -173,22 +171,19 @@ POSTGRESQL = Shapes(
             found="20000 of 20000 rows are dead, last vacuum never",
         ),
         "unlogged": Wrong(
-            name="unlogged",
-            severity="error",
-            make="ALTER TABLE {queue} SET UNLOGGED",
-            found="it is UNLOGGED",
+            "unlogged", "error", "ALTER TABLE {queue} SET UNLOGGED", "it is UNLOGGED"
         ),
         "no expires": Wrong(
-            name="column",
-            severity="error",
-            make="ALTER TABLE {queue} DROP COLUMN expires",
-            found="column expires is missing",
+            "column",
+            "error",
+            "ALTER TABLE {queue} DROP COLUMN expires",
+            "column expires is missing",
         ),
         "headers in capitals": Wrong(
-            name="column",
-            severity="error",
-            make='ALTER TABLE {queue} RENAME COLUMN headers TO "Headers"',
-            found="column headers is missing",
+            "column",
+            "error",
+            'ALTER TABLE {queue} RENAME COLUMN headers TO "Headers"',
+            "column headers is missing",
         ),
     },
     hurt=_HURT,
@@ -234,10 +229,10 @@ _COLUMNS = (
 _INDEX = "CREATE NONCLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion)"
 _CLUSTERED = "CREATE CLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion)"
 _OLD_HEADERS = Wrong(
-    name="headers_type",
-    severity="warning",
-    make="ALTER TABLE {queue} ALTER COLUMN Headers varchar(max) NOT NULL",
-    found="column Headers is varchar",
+    "headers_type",
+    "warning",
+    "ALTER TABLE {queue} ALTER COLUMN Headers varchar(max) NOT NULL",
+    "column Headers is varchar",
 )
 
 SQLSERVER = Shapes(
@@ -301,16 +296,16 @@ SQLSERVER = Shapes(
     wrong={
         "headers_type": _OLD_HEADERS,
         "seq_index": Wrong(
-            name="seq_index",
-            severity="error",
-            make="DROP INDEX Index_RowVersion ON {queue}",
-            found="RowVersion has no index",
+            "seq_index",
+            "error",
+            "DROP INDEX Index_RowVersion ON {queue}",
+            "RowVersion has no index",
         ),
         "no expires": Wrong(
-            name="column",
-            severity="error",
-            make=("DROP INDEX Index_Expires ON {queue};ALTER TABLE {queue} DROP COLUMN Expires"),
-            found="column Expires is missing",
+            "column",
+            "error",
+            ("DROP INDEX Index_Expires ON {queue};ALTER TABLE {queue} DROP COLUMN Expires"),
+            "column Expires is missing",
         ),
     },
     hurt=_OLD_HEADERS.make,

@@ -82,6 +82,12 @@ def bracketed(name: str) -> str:
     return "[" + name.replace("]", "]]") + "]"
 
 
+def quoted(queue: QueueAddress) -> str:
+    """Schema and table as SQL names them, with the database if it is named."""
+    database = "" if queue.catalog is None else f"{bracketed(queue.catalog)}."
+    return f"{database}{bracketed(queue.schema or 'dbo')}.{bracketed(queue.table)}"
+
+
 def _numbers(first: int, stop: int) -> str:
     return _NUMBERS.format(max(0, stop - first), first - 1)
 
@@ -95,11 +101,9 @@ class SQLServer(CommonDBA):
 
     @property
     def shapes(self) -> Shapes:
-        """As DBA."""
         return SQLSERVER
 
     def run(self, text: str) -> None:
-        """As DBA."""
         for statement in text.split(";\n"):
             self.execute(statement)
 
@@ -110,8 +114,7 @@ class SQLServer(CommonDBA):
             self.execute(named.replace("{text}", self.quoted(queue).replace("'", "''")))
 
     def quoted(self, queue: QueueAddress) -> str:
-        """As DBA."""
-        return f"{bracketed(queue.schema or 'dbo')}.{bracketed(queue.table)}"
+        return quoted(queue)
 
     def _on(self, queue: QueueAddress, text: str, *values: object, **words: str) -> list[Row]:
         quoted = self.quoted(queue)
@@ -125,74 +128,54 @@ class SQLServer(CommonDBA):
         return int(self._on(table, "SELECT COUNT(*) FROM {queue} WITH (NOLOCK)")[0][0])
 
     def fill(self, queue: QueueAddress, first: int, stop: int) -> None:
-        """As DBA."""
         self._on(queue, _FILL.replace("{numbers}", _numbers(first, stop)))
 
     def retype(self, queue: QueueAddress, types: Sequence[str]) -> None:
-        """As DBA."""
         text = "REPLACE(Headers, N'Shop.PlaceOrder', CAST(? AS nvarchar(1000)))"
         for at, name in enumerate(types):
             where = f"RowVersion % {len(types)} = {at}"
             self._on(queue, f"UPDATE {{queue}} SET Headers = {text} WHERE {where}", name)
 
     def poison(self, queue: QueueAddress, messages: int, *, expired: int) -> None:
-        """As DBA."""
         text = _POISON.replace("{numbers}", _numbers(1, messages + 1))
         self._on(queue, text.replace("{expired}", str(expired)))
 
     def set_expires(self, queue: QueueAddress, row: uuid.UUID, moment: datetime) -> None:
-        """As DBA."""
         text = "UPDATE {queue} SET Expires = CAST(? AS datetime2(6)) WHERE Id = ?"
         self._on(queue, text, moment.isoformat(sep=" "), str(row))
 
     def lifetimes(self, queue: QueueAddress) -> list[float | None]:
-        """As DBA."""
         seconds = "CAST(DATEDIFF_BIG(ms, GETUTCDATE(), Expires) AS float) / 1000"
         found = self._on(queue, f"SELECT {seconds} FROM {{queue}} ORDER BY RowVersion")
         return [row[0] for row in found]
 
-    def from_first(self, queue: QueueAddress) -> None:
-        """As DBA."""
-        self._on(queue, "DBCC CHECKIDENT (N'{text}', RESEED, 0) WITH NO_INFOMSGS")
-
     def truncate(self, queue: QueueAddress) -> None:
-        """As DBA."""
         self._on(queue, "TRUNCATE TABLE {queue}")
 
     def delete(self, queue: QueueAddress, seqs: Sequence[int]) -> None:
-        """As DBA."""
         numbers = ", ".join(str(int(seq)) for seq in seqs) or "NULL"
         self._on(queue, f"DELETE FROM {{queue}} WHERE RowVersion IN ({numbers})")
 
     def rewrite(self, queue: QueueAddress, headers: str) -> None:
-        """As DBA."""
         self._on(queue, "UPDATE {queue} SET Headers = CAST(? AS nvarchar(max))", headers)
 
     def put_at(self, queue: QueueAddress, seq: int) -> None:
-        """As DBA."""
         there = self.execute(f"SELECT COL_LENGTH(N'{self.quoted(queue)}', N'Recoverable')")[0][0]
         words = {"recoverable": "Recoverable, ", "one": "1, "} if there else {}
         self._on(queue, _PUT_AT, seq, **({"recoverable": "", "one": ""} | words))
 
     def make_due(self, table: QueueAddress, seconds: float) -> None:
-        """As DBA."""
         milliseconds = int(seconds * 1000)
         self._on(table, f"UPDATE {{queue}} SET Due = DATEADD(ms, {-milliseconds}, Due)")
 
     def expires_index(self, queue: QueueAddress, *, there: bool) -> None:
-        """As DBA."""
         self._on(queue, _INDEX if there else _UNINDEX)
 
     def swell(self, queue: QueueAddress) -> None:
         """As DBA; any table without the index is found."""
 
     def indexes(self, table: QueueAddress) -> list[tuple[str, str]]:
-        """As DBA."""
         return [(name, column) for name, column in self._on(table, _INDEXES)]
-
-    def allow_null_headers(self, queue: QueueAddress) -> None:
-        """As DBA."""
-        self._on(queue, "ALTER TABLE {queue} ALTER COLUMN Headers nvarchar(max) NULL")
 
     def rename(self, queue: QueueAddress, column: str, to: str) -> None:
         """As DBA; the filter of an index may not speak of the column."""
@@ -208,7 +191,6 @@ class SQLServer(CommonDBA):
         self.refuse(queue)
 
     def no_queues(self, archive: QueueAddress, view: QueueAddress, queue: QueueAddress) -> None:
-        """As DBA."""
         columns = "Id uniqueidentifier, Headers nvarchar(max), Body varbinary(max)"
         self._on(archive, f"CREATE TABLE {{queue}} ({columns})")
         self._on(queue, "CREATE VIEW {view} AS SELECT * FROM {queue}", view=self.quoted(view))
@@ -228,25 +210,15 @@ class SQLServer(CommonDBA):
 
     @contextmanager
     def closed(self, queue: QueueAddress) -> Iterator[None]:
-        """As DBA."""
         with self.transaction() as execute:
             execute(f"SELECT TOP (1) 1 FROM {self.quoted(queue)} WITH (TABLOCK, HOLDLOCK)")
             yield
 
-    @contextmanager
-    def holding_streams(self) -> Iterator[None]:
-        """As DBA."""
-        with self.transaction() as execute:
-            execute(f"UPDATE {bracketed(self.state)}.stream SET driver = driver")
-            yield
-
     def age(self, table: str, column: str, *, hours: int) -> None:
-        """As DBA."""
         earlier = f"DATEADD(hour, {-hours}, {column})"
         self._state(f"UPDATE {{table}} SET {column} = {earlier}", table, {})
 
     def drop_schema(self, name: str) -> None:
-        """As DBA."""
         for table, kind in self.execute(_TABLES, name):
             self.execute(f"DROP {kind} {bracketed(name)}.{bracketed(table)}")
         if self.execute("SELECT 1 FROM sys.schemas WHERE name = ?", name):
@@ -255,7 +227,6 @@ class SQLServer(CommonDBA):
     # ------------------------------------------------------------ logins
 
     def login(self, **more: str) -> Login:
-        """As DBA."""
         name, password = f"role_{secrets.token_hex(4)}", more.get("password", "secret-A1")
         literal = "N'" + password.replace("'", "''") + "'"
         self.execute(f"CREATE LOGIN {name} WITH PASSWORD = {literal}, CHECK_POLICY = OFF")
@@ -268,12 +239,10 @@ class SQLServer(CommonDBA):
         """As DBA; there is no such right."""
 
     def enlist(self, login: Login) -> None:
-        """As DBA."""
         rights = f"SELECT, INSERT, UPDATE, DELETE ON SCHEMA::{bracketed(self.state)}"
         self.run(f"GRANT {rights} TO {login.name}")
 
     def grant(self, login: Login, right: str, queue: QueueAddress) -> None:
-        """As DBA."""
         self._on(queue, f"GRANT {right} ON {{queue}} TO {login.name}")
 
     def drop_login(self, login: Login) -> None:

@@ -71,18 +71,6 @@ def test_browsing_waits_for_no_one_and_deletes_nothing(bench: Bench) -> None:
     assert bench.dotnet.rows(bench.queue) == before
 
 
-def test_a_narrow_browse_reads_neither_headers_nor_bodies(bench: Bench) -> None:
-    """For a count, or a look at ids."""
-    sent = bench.dotnet.send(bench.queue, '{"a":"b"}', b"body")
-
-    (page,) = pages(bench, 1, 2, narrow=True)
-
-    assert page.to_pylist() == [
-        {"id": sent.bytes, "expires": None, "headers": None, "body": None, "seq": 1}
-    ]
-    assert page.schema.equals(QUEUE_ROW)
-
-
 def test_heavy_messages_come_in_small_pages(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the rows before weighed sizes the next page; the server cuts it; one row at least."""
     monkeypatch.setattr(browse, "FIRST_PAGE", 2)

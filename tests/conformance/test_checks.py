@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +13,9 @@ from servers import only
 from waiting import until
 
 from sqlq_spark.admin import checks, problems
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.database import transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound, RightMissing
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import wire_time
 
 from .conftest import TIMEOUT, Bench, bodies
@@ -26,10 +23,11 @@ from .dba import SHAPE
 from .shapes import cases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sqlq_spark.admin.problems import Finding
     from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
 
 
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
@@ -115,24 +113,9 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
     assert look(bare) == []
 
 
-@only("postgresql", "names that endpoints of it refuse")
-def test_a_name_that_endpoints_refuse_is_found(bare: Bench) -> None:
-    """Bytes are counted, and the new name ends at a whole character."""
-    long = QueueAddress("ü" * 28, bare.dotnet.schema)  # 56 bytes
-    bare.dotnet.create(long)
-
-    found = wrong(bare, long)
-
-    assert (found.name, found.severity) == ("long_name", "error")
-    assert "56 bytes, but the transport allows at most 55" in found.found
-    run(bare, found.fix)
-    assert look(bare, QueueAddress("ü" * 27, bare.dotnet.schema)) == []
-
-
 def test_hostile_names_are_quoted_in_a_fix(bare: Bench) -> None:
     """A finding's statements touch this table, and no other."""
-    queue = QueueAddress('x"; DROP TABLE orders; --%s]', bare.dotnet.schema)
-    bare.dotnet.create(queue)
+    queue = bare.another('x"; DROP TABLE orders; --%s]')
     hurt(bare, queue)
 
     run(bare, wrong(bare, queue).fix)
@@ -144,40 +127,13 @@ def test_hostile_names_are_quoted_in_a_fix(bare: Bench) -> None:
 # ----- rights ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def login(bench: Bench, *rights: str) -> Iterator[tuple[str, Connection]]:
-    """Give a login that has what it was granted on the queue, and a connection of it."""
-    made = bench.dotnet.dba.login()
-    try:
-        for right in rights:
-            bench.dotnet.dba.grant(made, right, bench.queue)
-        with bench.session("login", url=made.url) as session:
-            yield made.name, session.open()
-    finally:
-        bench.dotnet.dba.drop_login(made)
-
-
-@only("postgresql", "tables that a login without any right on them can see")
-def test_all_rights_that_a_login_lacks_are_found(bare: Bench) -> None:
-    """To enter, to receive and to send; what fixes it gives no more."""
-    with login(bare) as (role, connection):
-        before = {each.name: each for each in checks.of_any_queue(connection, bare.queue)}
-
-        assert set(before) == {"schema_right", "receive_right", "send_right"}
-        assert {each.severity for each in before.values()} == {"error"}
-        for each in before.values():
-            assert each.fix.endswith(f"TO {role}")
-            run(bare, each.fix)
-        assert checks.of_any_queue(connection, bare.queue) == []
-
-
 @pytest.mark.parametrize("lacking", cases("to_receive"))
 def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
     """All but one are not enough; who may receive need not send, and the other way round."""
     whole = bare.dotnet.dba.shapes.to_receive
 
     def found(*rights: str) -> dict[str, str]:
-        with login(bare, *rights) as (_, connection):
+        with bare.login(*rights) as (_, connection):
             findings = checks.of_any_queue(connection, bare.queue)
         return {each.name: each.severity for each in findings}
 
@@ -190,12 +146,12 @@ def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
 
 def test_a_login_that_may_not_see_other_sessions_is_noted(bare: Bench) -> None:
     """Without the right old transactions of others are not found."""
-    with login(bare) as (role, connection):
+    with bare.login() as (login, connection):
         (found,) = checks.of_server(connection)
 
         assert (found.name, found.severity) == ("sessions_right", "note")
         assert found.fix.startswith("GRANT ")
-        assert role in found.fix
+        assert login.name in found.fix
         run(bare, found.fix)
         assert checks.of_server(connection) == []
 
@@ -287,16 +243,6 @@ def test_state_tables_of_another_release_are_found(bench: Bench, version: int, f
     assert f"have version {version}, but this release supports" in found.found
 
 
-def test_state_tables_that_nobody_installed_are_found(bare: Bench) -> None:
-    """The installer makes them."""
-    (found,) = checks.of_state(bare.desk)
-
-    assert (found.name, found.severity) == ("state", "error")
-    assert found.fix == f"sqlqueue install --state-schema {bare.dotnet.state}"
-    schema.install(bare.desk, timeout=TIMEOUT)
-    assert checks.of_state(bare.desk) == []
-
-
 PARTS = [
     *("stream", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log"),
     *("trail", "version", "stream_query", "receipt_query"),
@@ -350,23 +296,6 @@ def test_a_stream_that_went_away_with_receipts_is_found(bench: Bench) -> None:
     assert idle not in found.fix
     bench.ack(stream, 1)
     assert checks.of_streams(bench.desk) == []
-
-
-def test_everything_is_looked_at_at_once(bench: Bench) -> None:
-    """One queue that is absent or locked does not hide what is wrong with the next."""
-    hurt(bench, bench.queue)
-    bench.dotnet.dba.drop_state("version")
-    queues = [QueueAddress("absent", bench.dotnet.schema), bench.errors, bench.queue]
-
-    with bench.dotnet.locked(bench.errors):
-        found = checks.run_all_checks(bench.desk, queues)
-
-    state, *problems = [each for each in found if each.is_problem]
-    hurt_found = bench.dotnet.dba.shapes.hurt_found.name
-    assert state.name == "state_table"
-    assert [each.name for each in problems] == ["absent", "locked", hurt_found]
-    assert [each.where for each in problems] == [bench.desk.printed(each) for each in queues]
-    assert problems[0].fix == f"sqlqueue create {shlex.quote(bench.address('absent'))}"
 
 
 # ----- at the start of a stream ----------------------------------------------------------------
@@ -438,7 +367,7 @@ def test_a_pause_longer_than_messages_live_is_warned_of(
 
 def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: Bench) -> None:
     """Absent, or no queue: before a message is received, not at the first poison message."""
-    errors = QueueAddress("absent", bare.dotnet.schema)
+    errors = bare.beside("absent")
     bare.dotnet.send(bare.queue)
     loop = bare.loop(errorQueue=bare.address("absent"), transactionMode="none")
 
@@ -453,14 +382,51 @@ def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: B
     assert loop.latest(INITIAL) != INITIAL
 
 
-def test_all_that_is_wrong_with_a_table_is_found(bench: Bench) -> None:
-    """Each with what fixes it."""
-    bench.dotnet.dba.drop_column(bench.queue, "body")
-    bench.dotnet.dba.expires_index(bench.queue, there=False)
-    asked: dict[str, Any] = {"last": 2**31 - 1, "expiring": True}
-    with transaction(bench.desk, timeout=TIMEOUT):
-        found = problems.of_table(bench.desk, bench.queue, **asked)
+# ----- an owner of the queue ------------------------------------------------------------------
 
-    least = {"column", "expires_index"}
-    assert least <= {each.name for each in found} <= {*least, "seq_end"}
-    assert all(each.fix for each in found)
+
+SAGA = '{"NServiceBus.SagaId":"7","NServiceBus.SagaType":"Shop.Saga"}'
+TIMEOUT_OF_SAGA = '{"NServiceBus.SagaId":"7","NServiceBus.IsSagaTimeoutMessage":"True"}'
+CONTROL = '{"NServiceBus.ControlMessage":"True"}'
+
+
+def owner(bench: Bench) -> str:
+    """What is found about an owner."""
+    with transaction(bench.desk, timeout=TIMEOUT):
+        return "".join(each.found for each in problems.of_owner(bench.desk, bench.queue))
+
+
+def starting(bench: Bench, caplog: pytest.LogCaptureFixture, **raw: str) -> str:
+    """Start a stream, and return what it logs."""
+    caplog.clear()
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+    checks.at_start(bench.desk, bench.source(**raw))
+    return caplog.text
+
+
+@pytest.mark.parametrize("headers", [SAGA, TIMEOUT_OF_SAGA, CONTROL])
+def test_messages_that_only_their_endpoint_can_handle_are_signs(
+    bare: Bench, headers: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream warns, unless the option silences it; a row that is no JSON does not matter."""
+    bare.dotnet.send(bare.queue, headers='{"NServiceBus.SagaId')
+    bare.dotnet.send(bare.queue, headers='{"x":"\\"NServiceBus.SagaId\\":"}')
+    assert "shared_queue" not in starting(bare, caplog)
+    assert owner(bare) == ""
+    for _ in range(2):
+        bare.dotnet.send(bare.queue, headers=headers)
+
+    warned, sign = starting(bare, caplog), "messages among the first messages: 2"
+
+    assert sign in owner(bare)
+    assert sign in warned
+    assert "warnIfShared=false" in warned
+    assert sign not in starting(bare, caplog, warnIfShared="false")
+
+
+@pytest.mark.parametrize("more", ['"NServiceBus.ProcessingEnded":"x"', '"NServiceBus.FailedQ":"x"'])
+def test_copies_in_an_audit_or_error_queue_are_no_signs(bare: Bench, more: str) -> None:
+    """They have the headers of the messages that were handled or failed elsewhere."""
+    bare.dotnet.send(bare.queue, headers=f"{TIMEOUT_OF_SAGA[:-1]},{more}}}")
+
+    assert owner(bare) == ""

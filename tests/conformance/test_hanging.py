@@ -21,14 +21,14 @@ from sqlq_spark.errors import TimedOut
 from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import acknowledge
 from sqlq_spark.receive.task import receive
-from sqlq_spark.send.dispatch import Staged, discard, dispatch, stage
+from sqlq_spark.send.dispatch import discard, dispatch, stage
 from sqlq_spark.wire.rows import NO_STREAM
 
 from .conftest import bodies
 from .test_send import chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from sqlq_spark.database import Connection
 
@@ -70,111 +70,85 @@ class Waiting:
     """Those that wait for rows of the state tables; a stream and a sink with a staged batch."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.stream = bench.new_stream()
+        self.bench, self.stream = bench, bench.new_stream()
         bench.plan(self.stream, 1)
         bench.dotnet.send(bench.queue, "{}", b"received")
-        self.session = bench.session("waits", queryTimeout=f"{TIMEOUT}s")
+        session = bench.session("waits", queryTimeout=f"{TIMEOUT}s")
+        self.do = session.run_with_retries
+        self.stage = partial(stage, session, [chunk(b"sent")], sink="app:sink", batch=0)
         self.staged = self.stage()
 
     def attempt(self) -> list[bytes]:
-        """Run a task."""
         task = self.bench.task(self.stream)
-        do = partial(receive, task=task, timeout=TIMEOUT, origin=NO_STREAM)
-        return bodies(self.session.run_with_retries(do))
+        return bodies(self.do(partial(receive, task=task, timeout=TIMEOUT, origin=NO_STREAM)))
 
     def acknowledge(self) -> int:
-        """Close the batch."""
-
-        def do(connection: Connection) -> int:
+        def work(connection: Connection) -> int:
             with transaction(connection, timeout=TIMEOUT):
                 end = Offset(stream=self.stream, batch=1)
                 return acknowledge(connection, end, self.bench.who).batch
 
-        return self.session.run_with_retries(do)
-
-    def stage(self) -> Staged:
-        """Stage a chunk."""
-        return stage(self.session, [chunk(b"sent")], sink="app:sink", batch=0)
+        return self.do(work)
 
     def dispatch(self) -> int:
-        """Send what was staged."""
         options = self.bench.sink(queryTimeout=f"{TIMEOUT}s")
-        return self.session.run_with_retries(lambda found: dispatch(found, [self.staged], options))
+        return self.do(partial(dispatch, staged=[self.staged], options=options))
 
     def abort(self) -> None:
-        """Delete what was staged."""
-        self.session.run_with_retries(
-            partial(discard, sink="app:sink", batch=0, final=False, timeout=TIMEOUT)
-        )
-
-
-@pytest.fixture
-def waiting(bench: Bench) -> Waiting:
-    """Give those that wait."""
-    return Waiting(bench)
+        self.do(partial(discard, sink="app:sink", batch=0, final=False, timeout=TIMEOUT))
 
 
 @pytest.mark.parametrize(
-    ("work", "name", "locks", "copy"),
+    ("work", "done", "name", "locks", "copy"),
     [
-        (Waiting.attempt, "{} 1/0", TASK, READS),
-        (Waiting.attempt, "{} 1/0", TASK, WRITES),
-        (Waiting.acknowledge, "{} 1/0", TASK, READS),
-        (Waiting.acknowledge, "{} 1/0", TASK, WRITES),
-        (Waiting.stage, "dispatch app:sink/0", DISPATCH, READS),
-        (Waiting.dispatch, "sink app:sink/0/1", CHUNK, WRITES),
-        (Waiting.dispatch, "dispatch app:sink/0", DISPATCH, WRITES),
-        (Waiting.abort, "sink app:sink/0/1", CHUNK, WRITES),
+        ("attempt", [b"received"], "{} 1/0", TASK, READS),
+        ("attempt", [b"received"], "{} 1/0", TASK, WRITES),
+        ("acknowledge", 1, "{} 1/0", TASK, WRITES),
+        ("stage", None, "dispatch app:sink/0", DISPATCH, READS),
+        ("dispatch", 1, "sink app:sink/0/1", CHUNK, WRITES),
+        ("dispatch", 1, "dispatch app:sink/0", DISPATCH, WRITES),
+        ("abort", None, "sink app:sink/0/1", CHUNK, WRITES),
     ],
 )
 def test_a_session_that_hangs_is_ended(
     bench: Bench,
-    waiting: Waiting,
     caplog: pytest.LogCaptureFixture,
     *,
-    work: Callable[[Waiting], object],
+    work: str,
+    done: object,
     name: str,
     locks: str,
     copy: str,
 ) -> None:
     """Whoever waits for it ends it, logs that, and goes on."""
+    waiting = Waiting(bench)
     name = name.format(waiting.stream)
-    expected: dict[object, object] = {
-        Waiting.attempt: [b"received"],
-        Waiting.acknowledge: 1,
-        Waiting.dispatch: 1,
-    }
-    with hanging(bench, name, locks, copy) as pid:
-        done = work(waiting)
 
+    with hanging(bench, name, locks, copy) as pid:
+        found = getattr(waiting, work)()
         assert not is_there(bench, pid)
-    assert done == expected.get(work, done)
+
+    assert done is None or found == done
     assert f"ended sqlqueue {name} (pid {pid})" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("work", "name", "locks", "copy"),
     [
-        (Waiting.attempt, "{} 1/0", TASK, WORKS),
-        (Waiting.attempt, "00000000-0000-0000-0000-000000000000 1/0", TASK, WRITES),
-        (Waiting.dispatch, "sink app:sink/0/1", CHUNK, WORKS),
-        (Waiting.dispatch, "sink app:sink2/0/1", CHUNK, WRITES),
+        ("attempt", "{} 1/0", TASK, WORKS),
+        ("attempt", "00000000-0000-0000-0000-000000000000 1/0", TASK, WRITES),
+        ("dispatch", "sink app:sink/0/1", CHUNK, WORKS),
+        ("dispatch", "sink app:sink2/0/1", CHUNK, WRITES),
     ],
 )
 def test_no_other_session_is_ended(
-    bench: Bench,
-    waiting: Waiting,
-    *,
-    work: Callable[[Waiting], object],
-    name: str,
-    locks: str,
-    copy: str,
+    bench: Bench, work: str, name: str, locks: str, copy: str
 ) -> None:
     """One that works, or is of another stream or sink."""
+    waiting = Waiting(bench)
+
     with hanging(bench, name.format(waiting.stream), locks, copy) as pid:
         with pytest.raises(TimedOut, match="Raise the option queryTimeout"):
-            work(waiting)
-
+            getattr(waiting, work)()
         assert is_there(bench, pid)
         bench.dotnet.execute("SELECT pg_terminate_backend(%s)", pid)

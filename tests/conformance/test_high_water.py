@@ -12,15 +12,15 @@ from servers import only
 from sqlq_spark.database import transaction
 from sqlq_spark.errors import CheckpointIncomplete
 from sqlq_spark.options.names import names_of
-from sqlq_spark.receive import pace, receipts
+from sqlq_spark.receive import receipts
 from sqlq_spark.receive.offset import INITIAL, Offset
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, Clock, bodies
 
 if TYPE_CHECKING:
     from sqlq_spark.receive.driver import StreamDriver
+    from sqlq_spark.wire.address import QueueAddress
 
 
 @dataclass
@@ -66,16 +66,6 @@ class Query:
 def query(bench: Bench) -> Query:
     """Give a query of one source."""
     made = Query(bench, [bench.queue])
-    made.start()
-    return made
-
-
-@pytest.fixture
-def pair(bench: Bench) -> Query:
-    """Give a query of two sources."""
-    other = QueueAddress("invoices", bench.dotnet.schema)
-    bench.dotnet.create(other)
-    made = Query(bench, [bench.queue, other])
     made.start()
     return made
 
@@ -141,91 +131,6 @@ def test_without_the_lost_entries_a_query_goes_on_behind_them_after_data_loss(qu
         got.append((query.receive(), query.receive()))
 
     assert got == [([], []), ([], []), ([b"2"], [b"2"])]
-
-
-def test_another_query_receives_from_its_first_batch(bench: Bench, query: Query) -> None:
-    """A new checkpoint has a new query id."""
-    send(query, b"0")
-    query.plan()
-    query.receive()
-    other = Query(bench, [bench.queue])
-    other.start()
-    sent = send(query, b"1")
-    other.plan()
-
-    assert other.receive() == sent
-
-
-def test_sources_of_one_query_receive_in_turn_and_together(pair: Query) -> None:
-    """Each begins when it has messages first, and what one acknowledged stops no other."""
-    batches = [(b"0", b""), (b"1", b""), (b"", b"2"), (b"3", b"4"), (b"", b"5"), (b"6", b"7")]
-
-    for both in batches:
-        for source, body in enumerate(both):
-            send(pair, *filter(None, [body]), to=source)
-        pair.plan()
-
-        assert [pair.receive(0), pair.receive(1)] == [[body] if body else [] for body in both]
-
-
-def test_a_lost_last_entry_of_two_sources_is_an_error(pair: Query) -> None:
-    """The one replays its plan; the other has a new one, and the sink may hold the batch."""
-    for source in (0, 1):
-        send(pair, b"first", to=source)
-    pair.plan()
-    assert pair.receive(0) == pair.receive(1) == [b"first"]
-    sent = send(pair, b"1", to=1)
-    pair.plan()
-    assert pair.receive(1) == sent
-    pair.offsets.pop()
-    pair.start()
-    new = send(pair, b"0")
-    pair.plan()
-
-    assert pair.receive(1) == sent
-    assert batches(refused(pair, 0)) == (1, 1)
-    pair.start(failOnDataLoss="false")
-    assert (pair.receive(0), pair.receive(1)) == ([], sent)
-    pair.plan()
-    assert pair.receive(0) == new
-
-
-def test_a_restart_in_the_middle_of_a_batch_of_two_sources_receives_the_rest(pair: Query) -> None:
-    """Only one of them had received when the driver died."""
-    for number in range(3):
-        sent = [send(pair, b"%d" % number, to=source) for source in (0, 1)]
-        pair.plan()
-        pair.receive(0)
-        pair.start()
-
-        assert [pair.receive(0), pair.receive(1)] == sent
-
-
-def test_a_second_driver_that_plans_meanwhile_does_not_stop_the_first(
-    bench: Bench, pair: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its plan may not be used for the batch that runs, but for the next one."""
-    monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)
-    pair.start(maxConcurrency="2", minConcurrency="2", maxMessagesPerTrigger="2")
-    for source in (0, 1):
-        send(pair, b"first", to=source)
-    pair.plan()
-    pair.receive(0)
-    pair.receive(1)
-    sent = send(pair, b"0", b"1")
-    pair.plan()
-    origin = Origin(query_id=pair.id, query_batch=1)
-    first, other = pair.loops[0].tasks(pair.offsets[1][0])
-    got = bench.receive(first, origin=origin)
-    second = Query(bench, pair.queues, id=pair.id, offsets=pair.offsets[:1])
-    second.start()
-    later = send(pair, b"later", to=1)
-    second.plan()
-    assert batches(refused(second, 1)) == (1, 1)
-
-    assert bodies(got, bench.receive(other, origin=origin)) == sent
-    pair.offsets.append((pair.offsets[1][0], second.offsets[1][1]))
-    assert pair.receive(1) == later
 
 
 def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(query: Query) -> None:

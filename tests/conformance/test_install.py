@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from recorded_connection import RecordedConnection
 from servers import only
 
 from sqlq_spark.database import schema, transaction
@@ -23,15 +22,10 @@ from sqlq_spark.errors import (
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import Sender
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
 from .conftest import TIMEOUT, Bench, bodies
-from .dba import PostgreSQL
 from .test_send import chunk, dispatch, stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HOSTILE = [
     "Shop.Orders",
@@ -69,9 +63,18 @@ def test_everything_installs_again_without_harm(bench: Bench) -> None:
     assert bench.bodies() == [b"waits"]
 
 
+def test_a_queue_of_our_installer_is_the_one_that_an_endpoint_makes(bare: Bench) -> None:
+    """Column for column and index for index."""
+    ours = bare.beside("ours")
+
+    schema.create_queue(bare.desk, ours, timeout=TIMEOUT)
+
+    assert bare.dotnet.catalog(ours) == bare.dotnet.catalog(bare.queue) != []
+
+
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     """The second waits for the first."""
-    queue = QueueAddress("new", bare.dotnet.schema)
+    queue = bare.beside("new")
 
     def work(name: str) -> None:
         connection = bare.open(name)
@@ -88,7 +91,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 @only("postgresql", "locks of tables")
 def test_the_column_body_string_is_made_once_and_under_the_lock(bench: Bench) -> None:
     """In a new table and in one that has rows, by two installers at once; the endpoint goes on."""
-    new = QueueAddress("new", bench.dotnet.schema)
+    new = bench.beside("new")
     bench.dotnet.send(bench.queue, body=b"before")
 
     def work() -> None:
@@ -103,26 +106,6 @@ def test_the_column_body_string_is_made_once_and_under_the_lock(bench: Bench) ->
         assert bench.desk.columns(queue)["bodystring"] in {"text", "nvarchar"}
     assert bench.bodies() == [b"before"]
     assert bench.dotnet.receive(bench.queue) is not None
-
-
-def test_a_second_install_locks_no_table_that_streams_use(bench: Bench) -> None:
-    """Just before it commits it holds what a reader of the version holds."""
-    held: set[str] = set()
-    dba = bench.dotnet.dba
-    assert isinstance(dba, PostgreSQL)
-    ask = dba.locks_on_state
-
-    class Watched(RecordedConnection):
-        """Reads the locks before the commit."""
-
-        def around(self, statement: str, call: Callable[[], Any]) -> Any:
-            if statement == "commit":
-                held.update(ask())
-            return call()
-
-    schema.install(Watched(bench.open("installer")), timeout=TIMEOUT)
-
-    assert held == {"AccessShareLock"}
 
 
 def test_an_install_gives_up_while_another_session_creates_the_tables(
@@ -146,8 +129,8 @@ def test_an_install_gives_up_while_another_session_creates_the_tables(
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     """Of queue, endpoint, topic and table of subscriptions, for all that can be done to a queue."""
-    queue = QueueAddress(name, bench.dotnet.schema)
-    table = QueueAddress((name + "s")[1:], bench.dotnet.schema)
+    queue = bench.beside(name)
+    table = bench.beside((name + "s")[1:])
     printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
     bench.dotnet.send(bench.errors, body=b"bystander")
     with pytest.raises(QueueNotFound):

@@ -23,7 +23,6 @@ from sqlq_spark.send.throttle import (
     wait_before_chunks,
     wait_before_dispatch,
 )
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 from .conftest import TIMEOUT, Bench
@@ -178,7 +177,6 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
     bench.dotnet.send_many(bench.queue, [b"1", b"2"])
     passed_on(bench)
     options, names = bench.sink(pauseAboveBacklog="9"), queues(None)
-    login = bench.dotnet.dba.login()
 
     with pytest.raises(BadOption, match="would wait for itself"):
         wait(bench, names, options, origin=MICRO_BATCH)
@@ -187,16 +185,13 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
     elsewhere = bench.sink(pauseAboveBacklog="9", queue=bench.address("error"))
     wait(bench, names, elsewhere, origin=MICRO_BATCH)
     wait(bench, names, options, origin=Origin(query_id="other", query_batch=4))
-    try:
-        with bench.session("service", url=login.url) as session:
-            check_source(session.open(), options, names, "query")
-    finally:
-        bench.dotnet.dba.drop_login(login)
+    with bench.login() as (_, connection):
+        check_source(connection, options, names, "query")
 
 
 def test_the_queues_of_subscribers_are_destinations(bench: Bench) -> None:
     """Of any of the topics; a subscriber whose queue is gone is left to the dispatch."""
-    table = QueueAddress("Subscribed", bench.dotnet.schema)
+    table = bench.beside("Subscribed")
     raw = {"subscriptionTable": bench.desk.printed(table)}
     named: Names = {("topic", PLACED), ("topic", "Shop.IEvent")}
     assert above(bench, named, **raw) is None  # there is no such table
@@ -221,37 +216,21 @@ def test_a_destination_that_cannot_be_sent_to_is_left_to_the_dispatch(bench: Ben
     assert above(bench, queues(*bad, bench.address("error"))) == bench.address("error")
 
 
-def test_a_look_waits_for_no_lock(bench: Bench) -> None:
-    """It counts beside a session that holds rows."""
-    bench.dotnet.send_many(bench.queue, [b"x"] * 20)
-    options = bench.sink(pauseAboveBacklog="5")
-
-    with bench.dotnet.hold(bench.queue, bench.seqs()[:1]):
-        found = find_backlog(bench.desk, options, queues(None))
-
-    assert found is not None
-    assert found.partition(" ")[0] in {"19", "20"}  # SQL Server passes over locked rows
-
-
 def test_a_login_that_may_not_read_the_destination_gets_the_grant(bench: Bench) -> None:
     """That of `sqlqueue script`, of one column; without INSERT the dispatch reports it."""
-    login = bench.dotnet.dba.login()
-    try:
-        with bench.session("service", url=login.url) as session:
-            options = bench.sink(pauseAboveBacklog="0")
-            look = partial(find_backlog, session.open(), options, queues(None))
-            assert look() is None
-            bench.dotnet.dba.grant(login, "INSERT", bench.queue)
-            with pytest.raises(RightMissing, match=r"statement peek") as refused:
-                look()
-            fix = refused.value.fix
-            printed = Statements.load(bench.desk.names.dialect)["script_send"]
-            assert fix.partition(" ON ")[0].removeprefix("GRANT ") in printed
-            assert "SELECT (" in fix
-            bench.dotnet.dba.run(fix.replace("the_user", login.name))
-            assert look() is None
-    finally:
-        bench.dotnet.dba.drop_login(login)
+    with bench.login() as (login, connection):
+        options = bench.sink(pauseAboveBacklog="0")
+        look = partial(find_backlog, connection, options, queues(None))
+        assert look() is None
+        bench.dotnet.dba.grant(login, "INSERT", bench.queue)
+        with pytest.raises(RightMissing, match=r"statement peek") as refused:
+            look()
+        fix = refused.value.fix
+        printed = Statements.load(bench.desk.names.dialect)["script_send"]
+        assert fix.partition(" ON ")[0].removeprefix("GRANT ") in printed
+        assert "SELECT (" in fix
+        bench.dotnet.dba.run(fix.replace("the_user", login.name))
+        assert look() is None
 
 
 def test_the_next_batch_waits_for_the_rate(bench: Bench) -> None:

@@ -11,21 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.admin import checks
-from sqlq_spark.errors import (
-    CheckpointRolledBack,
-    DelayedQueueNotFound,
-    QueueNotFound,
-    StaleTask,
-    StreamTakenOver,
-    TimedOut,
-)
+from sqlq_spark import errors
 from sqlq_spark.receive import pace
-from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.receive.offset import INITIAL
 
-from .conftest import ON_DATABASE, TIMEOUT, Bench, Clock, Strike, bodies, through_spark
+from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
 
 
 def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes]:
@@ -92,32 +82,7 @@ def test_a_plan_is_stored_word_for_word_and_given_out_again(bench: Bench) -> Non
     assert len(bench.drain(second, through_spark(again))) == 15
 
 
-def test_commit_and_the_next_plan_acknowledge_alike(bench: Bench) -> None:
-    """Spark calls either, or both."""
-    send(bench, 3)
-    loop = bench.loop()
-    end, _ = bench.batch(loop)
-
-    loop.acknowledge(end)
-
-    assert bench.dotnet.state_rows("receipt", "batch") == []
-    assert loop.latest(end) == end
-    loop.acknowledge(end)
-    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 3)]
-
-
 # ----- limits ----------------------------------------------------------------------------------
-
-
-def test_a_heavy_message_among_light_ones_ends_the_batch(bench: Bench) -> None:
-    """The average misleads; the database cuts at the exact weight."""
-    bench.dotnet.send_many(bench.queue, [b"x"] * 60 + [b"y" * 100_000] + [b"z"] * 9)
-    loop = bench.loop(maxBytesPerTrigger="50000", maxConcurrency="1")
-
-    _, (rows,) = bench.batch(loop)
-
-    assert rows.num_rows == 61
-    assert len(bench.seqs()) == 9
 
 
 def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) -> None:
@@ -139,31 +104,11 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
     assert "peek" in bench.said
 
 
-@pytest.mark.parametrize("frozen", [True, False], ids=["AvailableNow", "continuous"])
-def test_a_held_head_longer_than_a_batch_does_not_stop_the_rest(
-    bench: Bench, *, frozen: bool
-) -> None:
-    """A competing consumer may hold its messages for hours: what lies behind can be received."""
-    clock = Clock()
-    sent = send(bench, 30)
-    loop = bench.loop(clock, maxMessagesPerTrigger="10")
-    if frozen:
-        loop.freeze()
-
-    got: list[bytes] = []
-    with bench.dotnet.hold(bench.queue, range(1, 13)):
-        for _ in range(1 if frozen else 8):
-            start = loop._acknowledged  # noqa: SLF001 - what Spark's commit log would say
-            got += bench.drain(loop, start)
-            clock.now += 60.0
-
-    assert got == sent[12:]
-
-
 def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
     """Also at the end of an AvailableNow run."""
     loop = bench.loop()
-    with bench.dotnet.holding(bench.queue, 1):
+    with bench.dotnet.apart(commit=True) as other:
+        other.send(bench.queue, body=b"late")
         send(bench, 2)
         loop.freeze()
         start, _ = bench.batch(loop)
@@ -207,19 +152,6 @@ def test_transaction_mode_none_needs_no_state_tables(bare: Bench, *, frozen: boo
     assert bare.seqs() == [24, 25]
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_driver_lost_in_transaction_mode_none_ends_no_run_early(bench: Bench) -> None:
-    """A plan that Spark never got did not receive nothing, so its messages are planned again."""
-    for _ in bench.strikes("sqlqueue driver orders"):
-        sent = send(bench, 3)
-        loop = bench.loop(transactionMode="none")
-        loop.freeze()
-
-        assert bench.drain(loop) == sent
-
-    assert {"peek", "commit"} <= set(bench.struck)
-
-
 # ----- checkpoints -----------------------------------------------------------------------------
 
 
@@ -246,45 +178,11 @@ def test_two_drivers_on_one_checkpoint_the_first_ends(bench: Bench) -> None:
     other = second.latest(through_spark(start))
 
     assert other == plan
-    with pytest.raises(StreamTakenOver) as caught:
+    with pytest.raises(errors.StreamTakenOver) as caught:
         first.latest(plan)
     assert str(caught.value).startswith(f"stream {start.stream} was taken over by another driver: ")
     got = bodies(*tables, *(bench.receive(task) for task in second.tasks(other)))
     assert got + bench.drain(second, other) == sent
-
-
-def test_a_driver_taken_over_between_its_ack_and_its_plan_plans_nothing(bench: Bench) -> None:
-    """It would be the second plan of the batch."""
-    clock = Clock()
-    send(bench, 3)
-    first = bench.loop(clock)
-    start, _ = bench.batch(first)
-    assert first.latest(start) == start
-    second = bench.loop()
-    assert second.latest(through_spark(start)) == start
-    send(bench, 3)
-    clock.now += 2.0
-
-    with pytest.raises(StreamTakenOver):
-        first.latest(start)
-    assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(1, None)]
-
-
-@pytest.mark.parametrize("batches", [1, 2])
-def test_a_checkpoint_rolled_back_is_refused(bench: Bench, batches: int) -> None:
-    """By one batch or by several: the messages between are gone from the queue."""
-    send(bench, 40)
-    loop = bench.loop(maxMessagesPerTrigger="10")
-    offsets: list[Offset] = [INITIAL]
-    for _ in range(3):
-        offsets.append(bench.batch(loop, offsets[-1])[0])
-    loop.acknowledge(offsets[3])
-
-    with pytest.raises(CheckpointRolledBack):
-        bench.loop().latest(through_spark(offsets[3 - batches]))
-    with pytest.raises(StaleTask):
-        bench.receive(bench.loop().tasks(offsets[3 - batches])[0])
-    assert len(bench.seqs()) == 10
 
 
 @pytest.mark.parametrize("planned", [True, False], ids=["with a plan", "without"])
@@ -328,16 +226,6 @@ def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
     assert bench.seqs() == []
 
 
-def test_a_locked_table_does_not_hang_the_driver(bench: Bench) -> None:
-    """The peek waits for queryTimeout, no longer, and says so."""
-    send(bench, 1)
-    loop = bench.loop(queryTimeout="1s")
-    with bench.dotnet.locked(bench.queue):
-        peek = bench.thread(lambda: loop.latest(INITIAL))
-        with pytest.raises(TimedOut, match="Raise the option queryTimeout"):
-            peek.result(timeout=TIMEOUT)
-
-
 def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
     bench: Bench,
 ) -> None:
@@ -353,7 +241,7 @@ def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
     clock.now += 60
 
     for _ in range(2):
-        with pytest.raises(QueueNotFound, match="second"):
+        with pytest.raises(errors.QueueNotFound, match="second"):
             loop.latest(end)
 
         assert bench.dotnet.state_rows("receipt", "batch") == []
@@ -362,7 +250,7 @@ def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
     assert loop.latest(end) == end
     send(bench, 1)
     end, _ = bench.batch(bench.loop(queues=queues), end)
-    with pytest.raises(DelayedQueueNotFound):  # so it is where nothing can be moved
+    with pytest.raises(errors.DelayedQueueNotFound):  # so it is where nothing can be moved
         bench.loop(queues=queues, delayedDelivery="true").latest(end)
     assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(2, 2)]
 
@@ -379,22 +267,6 @@ def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen
     assert bench.drain(loop) == sent
 
     assert bench.seqs() == [2**63 - 1]
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_batch_that_must_be_closed_again_is_learned_from_once(bench: Bench) -> None:
-    """A session lost between ack and plan does not make the ramp climb twice."""
-    send(bench, 2)
-    bench.watched = True
-    bench.strike = Strike(10**9, lambda: bench.dotnet.kill("sqlqueue driver orders"))
-    loop = bench.loop(maxMessagesPerTrigger="1")
-    end, _ = bench.batch(loop)
-    bench.strike.at = bench.strike.seen + 7
-
-    loop.latest(end)
-
-    assert bench.strike.fell == "peek"
-    assert loop.ramp.successes == 1
 
 
 @pytest.mark.usefixtures("impatient")
@@ -422,14 +294,3 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_a
 
 
 # ----- progress --------------------------------------------------------------------------------
-
-
-def test_a_stream_of_a_queue_in_the_default_schema_names_it(bench: Bench) -> None:
-    """One queue is one address, however the user spelled it."""
-    source = bench.source(queue="Shop.Orders")
-
-    loop = StreamDriver(source, Clock(), checks.at_start)
-
-    default = {"postgresql": '"public"."Shop.Orders"', "sqlserver": "Shop.Orders@[dbo]"}
-    assert loop.claim.queue == default[bench.dotnet.dialect]
-    assert source.address == QueueAddress("Shop.Orders")

@@ -13,12 +13,11 @@ from waiting import until
 from sqlq_spark.admin.inspect import depth
 from sqlq_spark.admin.purge import purge_expired, purge_parts
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import Deadlock, QueueNotFound, TimedOut
+from sqlq_spark.errors import Deadlock, TimedOut
 from sqlq_spark.receive.driver import purge
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.wire.address import QueueAddress
 
-from .conftest import TIMEOUT, Bench, Strike
+from .conftest import TIMEOUT, Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,18 +27,6 @@ def fill(bench: Bench, lives: Sequence[int | None]) -> None:
     """Send messages that are numbered from 0."""
     for at, each in enumerate(lives):
         bench.dotnet.send(bench.queue, body=b"%d" % at, lives=each)
-
-
-def test_a_purge_deletes_everything_and_counts_it(bare: Bench) -> None:
-    """Live, expired and poison, of several queues; a second one finds nothing."""
-    fill(bare, [None, 60_000, -1])
-    bare.dotnet.send(bare.queue, "[]", None)
-    bare.dotnet.send(bare.errors)
-
-    gone = [purge(bare.desk, [bare.queue, bare.errors], timeout=TIMEOUT) for _ in range(2)]
-
-    assert gone == [5, 0]
-    assert bare.bodies() == bare.bodies(bare.errors) == []
 
 
 def test_a_purge_waits_for_consumers_and_fails_as_a_whole(bare: Bench) -> None:
@@ -78,20 +65,6 @@ def test_batches_are_full_but_the_last(bare: Bench, expired: int, batches: list[
     assert len(bare.seqs()) == 1
 
 
-def test_an_interrupted_purge_leaves_whole_batches_and_no_locks(bare: Bench) -> None:
-    """Whoever stops reading the counts has those batches; the rest stays, free to receive."""
-    fill(bare, [-1] * 7)
-    batches = purge_expired(bare.desk, bare.queue, batch=3)
-
-    assert next(batches) == 3
-    del batches
-
-    assert len(bare.seqs()) == 4
-    got = bare.dotnet.receive(bare.queue)
-    assert got is not None
-    assert got.expired
-
-
 class Victim(RecordedConnection):
     """A session whose first delete is undone to end a deadlock."""
 
@@ -119,16 +92,6 @@ def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
     assert expired.undone
     assert rest.undone
     assert bare.seqs() == []
-
-
-def test_an_absent_queue_cannot_be_purged(bare: Bench) -> None:
-    """By name."""
-    absent = QueueAddress("absent", bare.dotnet.schema)
-
-    with pytest.raises(QueueNotFound):
-        purge(bare.desk, [absent], timeout=TIMEOUT)
-    with pytest.raises(QueueNotFound):
-        list(purge_expired(bare.desk, absent))
 
 
 def test_purge_on_startup_says_how_much_and_waits_for_consumers(
@@ -159,17 +122,3 @@ def test_available_now_with_a_purge_freezes_its_end_after_it(bare: Bench) -> Non
 
     assert bare.drain(loop) == []
     assert len(bare.seqs()) == 1
-
-
-def test_a_purge_whose_answer_is_lost_is_done_again(bench: Bench, impatient: None) -> None:
-    """The start goes on; only what came in between is lost with the rest, as it was asked for."""
-    del impatient
-    fill(bench, [None] * 3)
-    kill = partial(bench.dotnet.kill, "sqlqueue driver orders")
-    bench.strike, bench.watched = Strike(6, kill, after=True), True
-    loop = bench.loop(purgeOnStartup="true")
-
-    assert loop.latest(INITIAL) == INITIAL
-    assert bench.strike.fell == "commit"
-    assert bench.said.count("purge") == 2
-    assert bench.seqs() == []

@@ -6,21 +6,13 @@ import json
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
-from servers import only
 
-from sqlq_spark.admin import inspect
+from sqlq_spark import errors
 from sqlq_spark.datasource.stream import StreamReader
-from sqlq_spark.errors import (
-    QueueNotFound,
-    StreamNotFound,
-    StreamOfOtherQueue,
-)
-from sqlq_spark.receive import browse, pace
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
@@ -98,29 +90,6 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
     assert bench.dotnet.state_rows("stream", "queue, messages") == [(", ".join(several.names), 38)]
 
 
-def test_tasks_go_by_weight_and_a_callback_queue_has_one(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless the user says how many there may be."""
-    monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    instance = QueueAddress("orders.east1", bench.dotnet.schema)
-    bench.dotnet.create(instance)
-    for queue in (bench.queue, instance):
-        bench.dotnet.send_many(queue, [b"x"] * 20)
-    names = f"{bench.printed}, {bench.desk.printed(instance)}"
-
-    def planned(**raw: str) -> list[int]:
-        loop = bench.loop(None, queues=names, maxMessagesPerTrigger="50", **raw)
-        end = loop.latest(INITIAL)
-        found = Counter(task.queue for task in loop.tasks(end))
-        return [found[bench.queue], found[instance]]
-
-    assert planned() == [7, 1]
-    assert planned(maxConcurrency="6") == [3, 3]
-    assert planned(maxConcurrency="1") == [1, 1]
-
-
 # ----- limits and triggers, with one queue and with several -------------------------------------
 
 
@@ -184,41 +153,6 @@ def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several)
     assert counts(several.bench.batch(loop, end)[1]) == {1: 3}
 
 
-def test_a_queue_that_had_too_few_still_counts_while_it_is_left_alone(several: Several) -> None:
-    """An empty queue and one with too few rest by themselves, and are planned together."""
-    clock = Clock()
-    raw = {"minMessagesPerTrigger": "5", "maxTriggerDelay": "60s", "peekDelay": "2s"}
-    loop = several.loop(0, 1, clock=clock, **raw)
-    several.send(0, 5)
-    end, _ = several.bench.batch(loop)  # the second is empty: it is left alone until 2 s
-    clock.now += 1.0
-    several.send(0, 3)
-    assert loop.latest(end) == end  # too few: the first is left alone until 3 s
-    several.send(1, 2)
-    clock.now += 1.0
-
-    _, tables = several.bench.batch(loop, end)
-
-    assert counts(tables) == {0: 3, 1: 2}
-
-
-def test_available_now_freezes_the_end_of_each_queue(several: Several) -> None:
-    """However fast others send, and into whichever queue."""
-    sent = several.send(0, 8) + several.send(1, 3)
-    loop = several.loop(maxMessagesPerTrigger="4")
-    loop.freeze()
-    several.send(1, 2)
-    several.send(2, 5)
-
-    got: list[bytes] = []
-    for tables in several.bench.batches(loop):
-        got += bodies(*tables)
-        several.send(0, 2)
-
-    assert sorted(got) == sorted(sent)
-    assert several.left()[1:] == [2, 5]
-
-
 # ----- looking ---------------------------------------------------------------------------------
 
 
@@ -240,42 +174,6 @@ def test_ranges_that_share_a_partition_keep_their_receipts(several: Several) -> 
     assert rows == sent
     receipts = several.bench.dotnet.state_rows("receipt", "task, queue")
     assert receipts == [*enumerate(several.names)]
-
-
-def test_an_empty_queue_alone_is_left_alone(several: Several) -> None:
-    """The others are looked at for every batch, in one transaction; that one after peekDelay."""
-    clock, bench = Clock(), several.bench
-    several.send(0, 10)
-    bench.watched = True
-    loop = several.loop(0, 1, clock=clock, peekDelay="5s", maxMessagesPerTrigger="2")
-    start = loop.latest(INITIAL)
-    several.send(1, 1)
-    for queues in (1, 2):
-        bench.said.clear()
-
-        start = loop.latest(start)
-
-        acknowledged = "begin timeouts lock_stream outcome acknowledge delete_receipts"
-        looked = "peek sample " * queues
-        assert bench.said == f"{acknowledged} {looked} store_plan commit".split()
-        assert [part.queue for part in start.plan] == several.names[:queues]
-        clock.now += 5.0
-
-
-@pytest.mark.parametrize("missing", [0, 2])
-def test_a_queue_that_is_missing_is_named(several: Several, missing: int) -> None:
-    """Nothing of the others is received."""
-    several.send(1, 3)
-    several.bench.dotnet.dba.drop(several.queues[missing])
-    loop = several.loop()
-
-    for work in (loop.freeze, partial(loop.latest, INITIAL)):
-        with pytest.raises(QueueNotFound) as caught:
-            work()
-        assert caught.value.queue == several.names[missing]
-
-    assert several.bench.dotnet.state_rows("stream", "stream") == []
-    assert len(several.bench.dotnet.rows(several.queues[1])) == 3
 
 
 # ----- checkpoints -----------------------------------------------------------------------------
@@ -342,24 +240,13 @@ def test_a_checkpoint_that_shares_no_queue_is_refused(several: Several) -> None:
     other = several.loop(2)
 
     for work in (other.tasks, other.latest, other.acknowledge):
-        with pytest.raises(StreamOfOtherQueue) as caught:
+        with pytest.raises(errors.StreamOfOtherQueue) as caught:
             work(end)
         found, asked = f"{several.names[0]}, {several.names[1]}", several.names[2]
         assert (caught.value.found, caught.value.asked) == (found, asked)
     assert bench.dotnet.state_rows("stream", "queue, acked_batch") == [
         (f"{several.names[0]}, {several.names[1]}", 0)
     ]
-
-
-def test_a_pending_batch_of_unknown_origin_is_refused(several: Several) -> None:
-    """Without a stream, or with one that is in no state table, nobody says that it is ours."""
-    several.send(0, 3)
-    end = several.loop(0).latest(INITIAL)
-
-    with pytest.raises(StreamOfOtherQueue):
-        several.loop(1, 2).tasks(replace(end, stream=None))
-    with pytest.raises(StreamNotFound):
-        several.loop(1, 2).tasks(replace(end, stream="nobody"))
 
 
 # ----- what people see -------------------------------------------------------------------------
@@ -412,54 +299,3 @@ def test_the_report_is_of_each_queue_and_of_all(several: Several) -> None:
         None,
     ]
     json.dumps(after)
-
-
-@only("postgresql", "streams that see what others hold")
-@pytest.mark.parametrize("least", ["1", "3"])
-def test_min_concurrency_holds_the_tasks_against_competitors(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, least: str
-) -> None:
-    """As fixed as the option says."""
-    monkeypatch.setattr(pace, "RAMP_DOWN", 1)
-    bench.dotnet.send_many(bench.queue, [b"x"] * 10)
-    clock, start = Clock(), INITIAL
-    loop = bench.loop(clock, maxConcurrency="4", minConcurrency=least)
-
-    with bench.dotnet.hold(bench.queue, range(1, 11)):
-        for _ in range(10):
-            start, _ = bench.batch(loop, start)
-            clock.now += 2.0
-
-    assert loop.report()["tasks"] == int(least)
-
-
-def test_streams_are_found_by_any_of_their_queues(several: Several) -> None:
-    """By the canonical address, whatever it holds."""
-    for queue in range(3):
-        several.send(queue, 1)
-    several.loop(0, 1).latest(INITIAL)
-    several.loop(1, 2).latest(INITIAL)
-
-    streams = inspect.streams(several.bench.desk)
-    found = [[each for each in streams if name in each.queues] for name in several.names]
-
-    assert [len(each) for each in found] == [1, 2, 1]
-    assert found[0][0].queues == several.names[:2]
-    assert len(streams) == 2
-
-
-def test_a_browse_shares_its_ranges_among_the_queues(several: Several) -> None:
-    """By how far each reaches; an empty one has none, and every message is in one."""
-    sent = [several.send(0, 60), several.send(2, 2)]
-
-    found = browse.parts(several.bench.desk, several.queues, parts=4)
-    got: dict[QueueAddress, list[bytes]] = {}
-    for queue, first, stop in found:
-        pages = browse.pages(several.bench.desk, queue, first, stop, narrow=False)
-        got.setdefault(queue, []).extend(bodies(*pages))
-
-    assert [several.queues.index(queue) for queue, _, _ in found] == [0, 0, 0, 2]
-    assert got == {several.queues[0]: sent[0], several.queues[2]: sent[1]}
-    for queue in several.queues:
-        several.bench.dotnet.dba.empty(queue)
-    assert browse.parts(several.bench.desk, several.queues, parts=4) == []

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from servers import only
 
+from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
-from sqlq_spark.errors import (
-    CheckpointRolledBack,
-    DatabaseRolledBack,
-    ReceiptSettled,
-    ReceiptsMissing,
-    StaleTask,
-    StreamNotFound,
-    StreamOfOtherQueue,
-    StreamTakenOver,
-)
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.offset import BatchPlan, Offset, QueuePlan, read_plan, write_plan
+from sqlq_spark.receive.offset import Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
 
 from .conftest import TIMEOUT, Bench, bodies
@@ -77,45 +67,12 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
     assert bench.dotnet.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
 
 
-def test_an_ack_keeps_the_receipts_of_a_batch_that_a_return_has_closed(bench: Bench) -> None:
-    """Spark was never handed that batch, so the operator may still return its other receipts."""
-    stream = bench.new_stream()
-    received(bench, stream, batch=1, messages=1)
-    received(bench, stream, batch=2, messages=1)
-    bench.dotnet.send(bench.queue, body=b"of task 1")
-    bench.receive(bench.task(stream, batch=2, task=1))
-    return_(bench, stream, batch=2)
-    bench.plan(stream, 3)
-    bench.receive(bench.task(stream, batch=3))
-
-    bench.ack(stream, 3)
-
-    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0), (stream, 2, 1)]
-    assert return_(bench, stream, batch=2, task=1) == 1
-
-
-def test_an_ack_waits_for_a_running_task_and_takes_its_receipt_with_it(bench: Bench) -> None:
-    """Without the wait a zombie could write a receipt that nobody will read."""
-    bench.dotnet.send(bench.queue)
-    task, driver = bench.task(bench.new_stream()), bench.open("driver")
-
-    with bench.running(task, "executor"):
-        ack = bench.thread(lambda: bench.ack(str(task.stream), 1, driver))
-        bench.blocked("driver")
-        assert not ack.done()
-
-    assert ack.result(timeout=TIMEOUT).messages == 1
-    assert bench.dotnet.state_rows("receipt", ROWS) == []
-    with pytest.raises(StaleTask):
-        bench.receive(task)
-
-
 def test_an_ack_behind_the_stream_is_a_rolled_back_checkpoint(bench: Bench) -> None:
     """The error says from where to where, and what to do."""
     stream = bench.new_stream(acked=5)
     received(bench, stream, batch=6)
 
-    with pytest.raises(CheckpointRolledBack) as caught:
+    with pytest.raises(errors.CheckpointRolledBack) as caught:
         bench.ack(stream, 3)
 
     assert str(caught.value).startswith(
@@ -132,7 +89,7 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     """A standby that was behind, a backup: what was received since would come again, unsaid."""
     stream = bench.new_stream(acked=2)
 
-    with pytest.raises(DatabaseRolledBack) as caught:
+    with pytest.raises(errors.DatabaseRolledBack) as caught:
         bench.ack(stream, start)
 
     assert str(caught.value).startswith(
@@ -154,7 +111,7 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
     who = replace(bench.who, driver=driver)
 
     with (
-        pytest.raises(DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
+        pytest.raises(errors.DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
         transaction(bench.desk, timeout=TIMEOUT),
     ):
         receipts.lock_for_plan(bench.desk, stream, 5, who)
@@ -199,7 +156,7 @@ def test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it(
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, end_of(stream, 1, tasks=tasks), who)
 
-    with pytest.raises(ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
+    with pytest.raises(errors.ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
         ack(strict, 3)
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
     ack(lax, 3)
@@ -220,50 +177,17 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
         with transaction(bench.desk, timeout=TIMEOUT):
             receipts.acknowledge(bench.desk, Offset(stream=stream, batch=1), known)
 
-    with pytest.raises(StreamTakenOver):
+    with pytest.raises(errors.StreamTakenOver):
         ack(stream, other)
-    with pytest.raises(StreamOfOtherQueue, match=r"of queue .*orders.*, not of .*x"):
+    with pytest.raises(errors.StreamOfOtherQueue, match=r"of queue .*orders.*, not of .*x"):
         ack(stream, elsewhere, claim=True)
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(errors.StreamNotFound):
         ack("nobody", other, claim=True)
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
     ack(stream, other, claim=True)
     assert bench.dotnet.state_rows("receipt", ROWS) == []
-    with pytest.raises(StreamTakenOver):
+    with pytest.raises(errors.StreamTakenOver):
         ack(stream, bench.who)
-
-
-def test_returned_messages_are_in_the_queue_again_as_they_were(bench: Bench) -> None:
-    """Ids, headers, bodies of several pages, and expiry; the seqs are new, behind all others."""
-    stream = bench.new_stream()
-    for body in (random.randbytes(400_000), None, b""):
-        bench.dotnet.send(bench.queue, '{"a\\/b":"c"}', body, lives=10**8 if body else None)
-    before = bench.dotnet.rows(bench.queue)
-    bench.receive(bench.task(stream))
-    bench.dotnet.send(bench.queue, body=b"newer")
-
-    assert return_(bench, stream) == 3
-
-    newer, *after = bench.dotnet.rows(bench.queue)
-    assert newer.body == b"newer"
-    assert [row[:4] for row in after] == [row[:4] for row in before]
-    assert bench.dotnet.state_rows("receipt", ROWS) == []
-    assert bench.dotnet.state_rows("receipt_page", "page") == []
-
-
-def test_what_was_returned_is_not_received_for_its_batch_again(bench: Bench) -> None:
-    """A checkpoint that comes back replays the batch: its tasks are stale."""
-    stream = bench.new_stream()
-    received(bench, stream)
-    return_(bench, stream)
-
-    with pytest.raises(StaleTask):
-        bench.receive(bench.task(stream))
-    assert len(bench.seqs()) == 3
-    with pytest.raises(CheckpointRolledBack):
-        bench.ack(stream, 0)
-    assert return_(bench, stream) == 0
-    assert len(bench.seqs()) == 3
 
 
 def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
@@ -272,7 +196,7 @@ def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
     received(bench, stream)
     bench.dotnet.dba.change("receipt", settled=True)
 
-    with pytest.raises(ReceiptSettled, match="sqlqueue receipts drop"):
+    with pytest.raises(errors.ReceiptSettled, match="sqlqueue receipts drop"):
         return_(bench, stream)
 
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
@@ -280,7 +204,7 @@ def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
     assert [drop(bench, stream), drop(bench, stream)] == [3, 0]
     assert bench.bodies() == []
     assert bench.dotnet.state_rows("receipt", ROWS) == []
-    with pytest.raises(StaleTask):
+    with pytest.raises(errors.StaleTask):
         bench.receive(bench.task(stream))
 
 
@@ -294,44 +218,6 @@ def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Be
 
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(0,)]
     assert bench.receive(bench.task(stream)).num_rows == 3
-
-
-def plan_to(stop: int) -> BatchPlan:
-    """Give a plan that ends before a seq."""
-    return (
-        QueuePlan(queue='"a"', messages=1, share=1, bytes=1, bounds=(1, stop), partitions=(0,)),
-    )
-
-
-def test_returning_an_old_receipt_leaves_the_plan_of_a_later_batch(bench: Bench) -> None:
-    """A batch has one plan, ever: planned again, what only the first plan's tasks hold is lost."""
-    stream = bench.new_stream()
-    received(bench, stream)
-    bench.receive(bench.task(stream, task=1))
-    return_(bench, stream, task=0)
-    bench.plan(stream, 2, plan_to(9))
-
-    return_(bench, stream, task=1)
-
-    assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(2, write_plan(plan_to(9)))]
-
-
-def test_a_return_waits_for_a_running_task(bench: Bench) -> None:
-    """Then it returns what the task received."""
-    bench.dotnet.send(bench.queue)
-    task, operator = bench.task(bench.new_stream()), bench.open("operator")
-
-    def work() -> int:
-        with transaction(operator, timeout=TIMEOUT):
-            return receipts.return_(operator, (str(task.stream), 1, 0), bench.queue)
-
-    with bench.running(task, "executor"):
-        returning = bench.thread(work)
-        bench.blocked("operator")
-
-    assert returning.result(timeout=TIMEOUT) == 1
-    assert len(bench.seqs()) == 1
-    assert bench.dotnet.state_rows("receipt", ROWS) == []
 
 
 def test_a_return_into_a_queue_that_is_gone_keeps_the_receipt(bench: Bench) -> None:
@@ -370,24 +256,3 @@ def test_a_time_beyond_all_calendars_stops_nothing(
     assert returned == (0 if gone else 1)
     rows = [(row.body, row.expires) for row in bench.dotnet.rows(bench.queue)]
     assert rows == ([] if gone else [(b"good", None)])
-
-
-def test_one_plan_counts_for_a_batch_the_first(bench: Bench) -> None:
-    """Word for word, also where the answer of its commit was lost."""
-    stream = bench.new_stream()
-
-    def store(plan: BatchPlan, who: receipts.Claim) -> BatchPlan:
-        with transaction(bench.desk, timeout=TIMEOUT):
-            stored = receipts.lock_for_plan(bench.desk, stream, 1, who)
-        if stored is None:
-            bench.plan(stream, 1, plan)
-        return plan if stored is None else read_plan(stored, stream, 1)
-
-    assert store(plan_to(5), bench.who) == plan_to(5)
-    assert store(plan_to(6), bench.who) == plan_to(5)
-    other = replace(bench.who, driver="another")
-    with pytest.raises(StreamTakenOver):
-        store(plan_to(7), other)
-    assert bench.dotnet.state_rows("stream", "plan_batch, plan") == [(1, write_plan(plan_to(5)))]
-    assert bench.ack(stream, 0).plan == write_plan(plan_to(5))
-    assert bench.ack(stream, 1).plan is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,20 +14,13 @@ from hypothesis import strategies as st
 from servers import only
 from waiting import until
 
+from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql import connection as postgresql
-from sqlq_spark.errors import (
-    ConnectionLost,
-    QueueNotFound,
-    StaleTask,
-    StatementFailed,
-    StreamNotFound,
-    TimedOut,
-)
+from sqlq_spark.receive import poison
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import return_
-from sqlq_spark.receive.task import receive
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import ON_DATABASE, TIMEOUT, Bench, bodies
@@ -201,32 +193,6 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
     assert rows.num_rows == 50
 
 
-def test_a_second_attempt_takes_the_rows_of_a_first_that_dies(bench: Bench) -> None:
-    """They are in the queue again with its rollback."""
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)])
-    task, second = bench.task(bench.new_stream()), bench.open("second")
-
-    with suppress(ConnectionLost), bench.running(task, "first"):
-        attempt = bench.thread(lambda: bench.receive(task, second))
-        bench.blocked("second")
-        assert bench.dotnet.kill(f"{bench.name} first")
-
-    assert attempt.result(timeout=TIMEOUT)["seq"].to_pylist() == list(range(1, 51))
-
-
-def test_other_tasks_do_not_wait_for_one_another(bench: Bench) -> None:
-    """Two tasks of a batch, and a task of another stream, run at once."""
-    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(30)])
-    stream, other = bench.new_stream(), bench.new_stream()
-
-    with bench.running(bench.task(stream, first=1, stop=11), "first"):
-        second = bench.receive(bench.task(stream, task=1, first=11, stop=21))
-        third = bench.receive(bench.task(other))
-
-    assert second["seq"].to_pylist() == list(range(11, 21))
-    assert third["seq"].to_pylist() == list(range(21, 31))
-
-
 # ----- the fence -------------------------------------------------------------------------------
 
 
@@ -255,7 +221,7 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
     bench.ack(stream, 1)
     bench.dotnet.send(bench.queue, body=b"new")
 
-    with pytest.raises(StaleTask) as caught:
+    with pytest.raises(errors.StaleTask) as caught:
         bench.receive(bench.task(stream))
     accepting = bench.receive(bench.task(stream, fail_on_data_loss=False))
 
@@ -268,30 +234,12 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
     assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
-def test_a_zombie_that_waits_for_the_ack_is_stale_too(bench: Bench) -> None:
-    """It read nothing before the ack's commit that it could act on after."""
-    bench.dotnet.send(bench.queue)
-    stream, zombie, driver = bench.new_stream(), bench.open("zombie"), bench.open("driver")
-    driver.rows("begin")
-    driver.rows("lock_stream", stream=stream)
-    none: dict[str, Any] = dict.fromkeys(("messages", "expired", "diverted", "forwarded"), 0)
-    none |= {"query_id": None, "query_batch": None}
-    driver.rows("acknowledge", tables=None, stream=stream, batch=1, **none)
-    attempt = bench.thread(lambda: bench.receive(bench.task(stream), zombie))
-    bench.blocked("zombie")
-    driver.rows("commit")
-
-    with pytest.raises(StaleTask):
-        attempt.result(timeout=TIMEOUT)
-    assert bench.seqs() == [1]
-
-
 def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> None:
     """The state tables were made again, or are another database's."""
     bench.dotnet.send(bench.queue)
     stream = str(uuid.uuid4())
 
-    with pytest.raises(StreamNotFound) as caught:
+    with pytest.raises(errors.StreamNotFound) as caught:
         bench.receive(bench.task(stream))
 
     where = f"stream {stream} of this checkpoint is not in schema {bench.dotnet.state} of"
@@ -299,18 +247,10 @@ def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> 
     assert bench.seqs() == [1]
 
 
-def test_the_error_of_a_missing_queue_names_it(bench: Bench) -> None:
-    """The state tables are not blamed, whatever the names look like."""
-    gone = QueueAddress(f"x{bench.dotnet.state}.orders", f"x{bench.dotnet.schema}")
-
-    with pytest.raises(QueueNotFound):
-        bench.receive(bench.task(bench.new_stream(), queue=gone))
-
-
 def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     """A table that a DBA has locked blocks a task for queryTimeout, no longer."""
     task, session = bench.task(bench.new_stream()), bench.session()
-    with bench.dotnet.locked(bench.queue), pytest.raises(TimedOut) as caught:
+    with bench.dotnet.locked(bench.queue), pytest.raises(errors.TimedOut) as caught:
         # a session that was idle for so long is ended, which is another matter
         session.run_with_retries(partial(receive, task=task, timeout=0.2, origin=Origin()))
 
@@ -318,28 +258,6 @@ def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
 
 
 # ----- poison ----------------------------------------------------------------------------------
-
-
-def test_no_headers_are_not_poison(bench: Bench) -> None:
-    """NULL reads as an empty object, in an old table that allows it."""
-    bench.dotnet.dba.allow_null_headers(bench.queue)
-    bench.dotnet.send(bench.queue, None)
-
-    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-
-    assert rows["headers"].to_pylist() == [None]
-    assert bench.bodies(bench.errors) == []
-
-
-def test_poison_of_5_mb_without_a_body_is_moved_whole(bench: Bench) -> None:
-    """NULL stays NULL."""
-    bench.dotnet.send(bench.queue, "[" + "x" * 5_000_000, None)
-
-    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-
-    (row,) = bench.dotnet.rows(bench.errors)
-    assert row.headers == "[" + "x" * 5_000_000
-    assert row.body is None
 
 
 @only("postgresql", "an id that must be unique")
@@ -365,7 +283,7 @@ def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) ->
     bench.dotnet.send(bench.queue, "[]", b"poison")
     task = bench.task(bench.new_stream(), error_address=bench.errors)
 
-    with pytest.raises(StatementFailed, match="let it go on behind the highest seq"):
+    with pytest.raises(errors.StatementFailed, match="let it go on behind the highest seq"):
         bench.receive(task)
 
     assert bench.bodies() == [b"poison"]
@@ -377,10 +295,10 @@ def test_poison_that_the_error_queue_refuses_stays_in_its_queue(bench: Bench) ->
 def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
     """The poison, and the batch with it, stays until the error queue is made."""
     bench.dotnet.send(bench.queue, "[]")
-    absent = QueueAddress("absent", bench.dotnet.schema)
+    absent = bench.beside("absent")
     stream = bench.new_stream()
 
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(errors.QueueNotFound):
         bench.receive(bench.task(stream, error_address=absent))
 
     assert bench.seqs() == [1]
@@ -563,3 +481,74 @@ def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
     assert len(tried) == 1
     assert tried == postgresql.HELD
     assert bodies(bench.receive(ours(task=2))) == [b"b"]
+
+
+# ----- messages larger than maxMessageBytes ---------------------------------------------------
+
+
+BIG = b"x" * 5000
+COUNTS = "messages, expired, diverted"
+
+
+def large_task(bench: Bench, **limits: Any) -> Task:
+    """Give a task as a plan makes it whose sample held a large message."""
+    given: dict[str, Any] = {
+        "max_message_bytes": 1000,
+        "bytes_each": 5000 / poison.SAMPLED,
+        "error_address": bench.errors,
+    }
+    return bench.task(bench.new_stream(), **given | limits)
+
+
+def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench: Bench) -> None:
+    """As they are, under their ids, and counted as diverted; one that expired is gone."""
+    sent = [
+        bench.dotnet.send(bench.queue, '{"a":"b"}', body, lives=lives)
+        for body, lives in ((b"1", None), (BIG, None), (b"3", None), (BIG, -1), (BIG, None))
+    ]
+
+    with bench.dotnet.hold(bench.queue, [5]):
+        rows = bench.receive(large_task(bench))
+
+    assert rows["body"].to_pylist() == [b"1", b"3"]
+    moved = [(row.id, row.headers, row.body) for row in bench.dotnet.rows(bench.errors)]
+    assert moved == [(sent[1], '{"a":"b"}', BIG)]
+    assert bench.seqs() == [5]  # another consumer holds it
+    assert bench.dotnet.state_rows("receipt", COUNTS) == [(2, 1, 1)]
+
+
+def test_a_message_of_just_the_limit_is_received(bench: Bench) -> None:
+    """Headers and body together; one byte more is too much."""
+    bench.dotnet.send(bench.queue, "{}", b"x" * 998)
+    bench.dotnet.send(bench.queue, "{}", b"x" * 999)
+
+    rows = bench.receive(large_task(bench, bytes_each=500.0))
+
+    assert rows["seq"].to_pylist() == [1]
+    assert [len(row.body or b"") for row in bench.dotnet.rows(bench.errors)] == [999]
+
+
+def test_without_an_error_queue_nothing_is_taken(bench: Bench) -> None:
+    """The error names queue, seq and size."""
+    for body in (b"1", BIG):
+        bench.dotnet.send(bench.queue, "{}", body)
+
+    with pytest.raises(errors.MessageTooLarge) as caught:
+        bench.receive(large_task(bench, error_address=None))
+
+    facts = {"queue": bench.printed, "seq": 2, "size": 5002, "largest": 1000}
+    assert vars(caught.value) == facts
+    assert bench.seqs() == [1, 2]
+
+
+def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
+    """Passed over at first, behind many others, it becomes the lowest; then the sample shows it."""
+    bench.dotnet.send_many(bench.queue, [b"x"] * 300, lives=None)
+    bench.dotnet.send(bench.queue, body=BIG)
+    bench.dotnet.send_many(bench.queue, [b"x"] * 10, lives=None)
+    loop = bench.loop(
+        errorQueue=bench.address("error"), maxMessageBytes="1000", maxMessagesPerTrigger="100"
+    )
+
+    assert len(bench.drain(loop)) == 310
+    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [BIG]

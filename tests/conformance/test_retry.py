@@ -67,20 +67,6 @@ def waiting(bench: Bench, queue: QueueAddress | None = None) -> list[bytes | Non
     return bench.bodies(queue or bench.errors)
 
 
-def test_what_the_failure_added_is_left_out_and_all_else_stays(bare: Bench) -> None:
-    """In its order; body and message id too; the row is new and does not expire."""
-    row = bare.dotnet.send(bare.errors, failed(bare), b"\xef\xbb\xbf\x00", lives=3_600_000)
-
-    (done,) = give_back(bare, planned(bare))
-
-    assert (done.messages, done.skipped, done.reason) == (1, 0, None)
-    assert waiting(bare) == []
-    (back,) = bare.dotnet.rows(bare.queue)
-    assert back.headers == dumps(KEPT)
-    assert (back.body, back.expires) == (b"\xef\xbb\xbf\x00", None)
-    assert back.id != row
-
-
 def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> None:
     """What the endpoint added when it failed leaves the text; all else stays byte for byte."""
     failures = [case for case in golden() if FAILED_Q in (case.read or {})]
@@ -138,17 +124,6 @@ def test_a_choice_takes_what_fits_all_of_it(bare: Bench) -> None:
     assert count(ids=frozenset({"a", "b"}), exceptions=frozenset({"Bad"})) == 1
 
 
-def test_what_will_be_returned_is_counted_by_queue_and_exception(bare: Bench) -> None:
-    """The largest group first."""
-    for kind in ("System.Bad", "Shop.Late", "System.Bad"):
-        fail(bare, b"{}", **{EXCEPTION: kind})
-
-    found = planned(bare)
-
-    queue = bare.printed
-    assert found.groups == [(queue, "System.Bad", 2), (queue, "Shop.Late", 1)]
-
-
 HOSTILE = {
     "": "no header NServiceBus.FailedQ",
     '"unclosed': "cannot be used",
@@ -185,26 +160,10 @@ def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
     assert bare.bodies() == [b"good"]
 
 
-def test_each_message_goes_to_its_own_queue(bare: Bench) -> None:
-    """In the order in which they failed."""
-    other = QueueAddress('Shop."Sales", {queue} %s :a', bare.dotnet.schema)
-    bare.dotnet.create(other)
-    for at in range(6):
-        name = bare.desk.printed((bare.queue, other)[at % 2])
-        fail(bare, b"%d" % at, **{FAILED_Q: name})
-
-    done = give_back(bare, planned(bare))
-
-    assert [each.messages for each in done] == [2, 1, 2, 1]
-    assert [bare.bodies(), waiting(bare, other)] == [[b"0", b"2", b"4"], [b"1", b"3", b"5"]]
-    assert waiting(bare) == []
-
-
 def test_with_a_limit_the_oldest_return_and_over_kills_each_returns_once(bare: Bench) -> None:
     """A message that cannot be returned takes no place; a kill comes after a commit."""
     bare.dotnet.send(bare.errors, "{}", b"homeless")
-    other = QueueAddress("Sales", bare.dotnet.schema)
-    bare.dotnet.create(other)
+    other = bare.another("Sales")
     for at in range(7):
         fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed((bare.queue, other)[at % 2])})
     session, plans = bare.session("retry"), []
@@ -220,24 +179,9 @@ def test_with_a_limit_the_oldest_return_and_over_kills_each_returns_once(bare: B
     assert waiting(bare) == [b"homeless"]
 
 
-def test_what_others_hold_or_took_is_passed_over(bare: Bench) -> None:
-    """It is not waited for."""
-    for at in range(4):
-        fail(bare, b"%d" % at)
-    found = planned(bare)
-    seqs = [row.seq for row in bare.dotnet.rows(bare.errors)]
-    bare.dotnet.receive(bare.errors)
-
-    with bare.dotnet.hold(bare.errors, seqs[1:2]):
-        done = give_back(bare, found)
-
-    assert [(each.messages, each.skipped) for each in done] == [(0, 2), (2, 0)]
-    assert [bare.bodies(), waiting(bare)] == [[b"2", b"3"], [b"1"]]
-
-
 def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
     """One that went away, and one with a law of its own; a batch is undone as a whole."""
-    gone, strict = (QueueAddress(name, bare.dotnet.schema) for name in ("gone", "strict"))
+    gone, strict = (bare.beside(name) for name in ("gone", "strict"))
     for each in (gone, strict):
         bare.dotnet.create(each)
     for at, each in enumerate((gone, strict, strict, bare.queue)):

@@ -18,7 +18,6 @@ from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, Clock
@@ -28,6 +27,8 @@ from .test_send import chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sqlq_spark.wire.address import QueueAddress
 
 # what WIRE.md 7 and DESIGN.md 2 give a service; each is one right that can be missing
 RIGHTS = [
@@ -42,49 +43,35 @@ AWKWARD = ["input", "errors", "error sequence", "sequence"]
 class Service:
     """A login that has what it was granted, and nothing else."""
 
-    def __init__(self, bench: Bench, queue: QueueAddress, errors: QueueAddress) -> None:
-        self.bench, self.input, self.errors = bench, queue, errors
-        self.output = QueueAddress("the output", bench.dotnet.schema)
-        for queue_ in (self.input, self.errors, self.output):
-            bench.dotnet.create(queue_)
+    def __init__(self, bench: Bench, name: str) -> None:
+        self.bench, self.login = bench, bench.dotnet.dba.login()
+        self.input, self.errors = bench.another(name), bench.another(f"{name} errors")
+        self.output = bench.another("the output")
+        self.delayed = schema.delayed_of(self.input)
         schema.create_delayed(bench.desk, self.input, timeout=TIMEOUT)
-        self.login = bench.dotnet.dba.login()
-        self.role, self.url = self.login.name, self.login.url
-
-    def names(self) -> dict[str, str]:
-        """What the grants speak of, quoted."""
-
-        def quoted(queue: QueueAddress, suffix: str = "") -> str:
-            return self.bench.dotnet.dba.quoted(replace(queue, table=queue.table + suffix))
-
-        return {
-            "schema": self.bench.dotnet.schema,
-            "state": self.bench.dotnet.state,
-            "role": self.role,
-            "input": quoted(self.input),
-            "input_sequence": quoted(self.input, "_seq_seq"),
-            "delayed": quoted(self.input, ".Delayed"),
-            "errors": quoted(self.errors),
-            "errors_sequence": quoted(self.errors, "_seq_seq"),
-            "output": quoted(self.output),
-            "output_sequence": quoted(self.output, "_seq_seq"),
+        quoted = bench.dotnet.dba.quoted
+        self.names = {  # what the grants speak of
+            "schema": bench.dotnet.schema,
+            "state": bench.dotnet.state,
+            "role": self.login.name,
+            "delayed": quoted(self.delayed),
         }
-
-    def run(self, text: str) -> None:
-        """Execute a statement of the DBA."""
-        self.bench.dotnet.dba.run(text)
+        for word in ("input", "errors", "output"):
+            queue: QueueAddress = getattr(self, word)
+            self.names[word] = quoted(queue)
+            self.names[f"{word}_sequence"] = quoted(replace(queue, table=f"{queue.table}_seq_seq"))
 
     def grant(self, *without: str) -> None:
         """Give all rights but some."""
         for name, text in self.bench.dotnet.dba.shapes.rights.items():
             if name not in without:
-                self.run(text.format(**self.names()))
+                self.bench.dotnet.dba.run(text.format(**self.names))
 
     def work(self) -> None:
         """Do all that a service does: move, plan, receive, divert, browse, ack, delay, dispatch."""
         printed = self.bench.desk.printed
-        delayed = schema.delayed_of(self.input)
-        raw = {"queue": printed(self.input), "errorQueue": printed(self.errors), "url": self.url}
+        url = self.login.url
+        raw = {"queue": printed(self.input), "errorQueue": printed(self.errors), "url": url}
         options = self.bench.source(**raw, delayedDelivery="true")
         loop = StreamDriver(options, Clock(), checks.at_start)
         try:
@@ -94,12 +81,10 @@ class Service:
                 for task in loop.tasks(end):
                     receive(connection, task, timeout=TIMEOUT, origin=Origin())
                 assert browse.parts(connection, [self.input], parts=2) == []
-                sink = self.bench.sink(
-                    url=self.url, queue=printed(self.output), delayedQueue=printed(delayed)
-                )
+                names = {"queue": printed(self.output), "delayedQueue": printed(self.delayed)}
                 out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})
-                staged = dispatch.stage(session, out, sink=self.role, batch=0)
-                dispatch.dispatch(connection, [staged], sink)
+                staged = dispatch.stage(session, out, sink=self.login.name, batch=0)
+                dispatch.dispatch(connection, [staged], self.bench.sink(url=url, **names))
             loop.latest(end)
         finally:
             loop.close()
@@ -108,30 +93,14 @@ class Service:
 @pytest.fixture
 def service(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Service]:
     """Give a service without any right; a message, a poisoned one and a delayed one wait for it."""
-    name = getattr(request, "param", "the input")
-    made = Service(
-        bench,
-        QueueAddress(name, bench.dotnet.schema),
-        QueueAddress(f"{name} errors", bench.dotnet.schema),
-    )
+    made = Service(bench, getattr(request, "param", "the input"))
     bench.dotnet.send(made.input)
     bench.dotnet.send(made.input, "[]")
-    bench.dotnet.store(schema.delayed_of(made.input), "", b"", delay=-3600)
+    bench.dotnet.store(made.delayed, "", b"", delay=-3600)
     yield made
     bench.dotnet.kill("sqlqueue service")
     bench.close()
     bench.dotnet.dba.drop_login(made.login)
-
-
-def test_the_rights_that_are_listed_are_enough(service: Service) -> None:
-    """Not one more than WIRE.md part 7."""
-    service.grant()
-
-    service.work()
-
-    assert [row.body for row in service.bench.dotnet.rows(service.output)] == [b"out"]
-    assert len(service.bench.dotnet.rows(service.errors)) == 1
-    assert service.bench.dotnet.rows(service.input) == []
 
 
 def fix(error: DatabaseFailure, missing: str, role: str) -> str:
@@ -170,7 +139,8 @@ def test_the_error_of_a_missing_right_has_the_grant_that_fixes_it(
             break
         except DatabaseFailure as error:
             said.append(str(error))
-            service.run(fix(error, rights[missing].format(**service.names()), service.role))
+            text = fix(error, rights[missing].format(**service.names), service.login.name)
+            service.bench.dotnet.dba.run(text)
 
     assert said
     assert len(service.bench.dotnet.rows(service.errors)) == 1

@@ -9,30 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.datasource.write import look_ahead
-from sqlq_spark.errors import (
-    BadOption,
-    BatchClosed,
-    ChunksMissing,
-    DelayedQueueNotFound,
-    MissingOption,
-    NothingToSettle,
-    QueueNotFound,
-    ReceiptSettled,
-    SubscriptionsNotFound,
-)
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.insert import Inserts
-from sqlq_spark.send.sender import CHUNK_ROW, Sender
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.send.sender import CHUNK_ROW
 from sqlq_spark.wire.rows import Origin
 
-from .conftest import TIMEOUT, Bench, Strike
+from .conftest import TIMEOUT, Bench
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -109,24 +96,6 @@ def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
     assert bench.bodies() == [b"mine", b"theirs", b"later"]
 
 
-def test_a_task_does_not_wait_for_the_first_chunk_of_a_new_sink(bench: Bench) -> None:
-    """The row of the sink is committed before it: the first task may hang in its chunk."""
-    bench.watched = True
-    stage(bench, chunk(b"1"))
-    bench.watched = False
-
-    def beside() -> None:
-        with StateSession(bench.sink(queryTimeout="1s"), "beside") as session:
-            send.stage(session, [chunk(b"beside")], sink="new", batch=0)
-
-    bench.striking = f"{bench.name} first"
-    bench.strike = Strike(bench.said.index("stage"), beside)
-    send.stage(bench.session("first"), [chunk(b"first")], sink="new", batch=0)
-
-    assert bench.strike.fell == "stage"
-    assert sum(row[0] == "new" for row in staging(bench)) == 2
-
-
 def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
     """The batch may be done again; once it was sent or given up for good, late tasks stage none."""
     stage(bench, chunk(b"x"), chunk(b"y"), sink="write:1")
@@ -147,7 +116,7 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
     first, second = stage(bench, chunk(b"1"), chunk(b"2")), stage(bench, chunk(b"3"))
     bench.dotnet.dba.forget("staging", attempt=next(iter(first.chunks)).attempt, chunk=1)
 
-    with pytest.raises(ChunksMissing) as caught:
+    with pytest.raises(errors.ChunksMissing) as caught:
         dispatch(bench, first, second)
 
     assert str(caught.value).startswith(
@@ -158,42 +127,12 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
     assert len(staging(bench)) == 2
 
 
-def test_two_drivers_at_once_send_a_batch_once(bench: Bench) -> None:
-    """The second waits for the first, then finds it done."""
-    staged = stage(bench, chunk(b"once"))
-    first, second = bench.open("first"), bench.open("second")
-    first.rows("begin")
-    send.lock_exclusive(first, "sink")
-    assert send.advance(first, "sink", 0)
-    other = bench.thread(lambda: dispatch(bench, staged, connection=second))
-    bench.blocked("second")
-    inserts = Inserts(first, bench.sink())
-    for each in send.read_chunks(first, [staged]):
-        inserts.insert(each)
-    first.rows("commit")
-
-    assert other.result(timeout=TIMEOUT) == 0
-    assert bench.bodies() == [b"once"]
-
-
-def test_each_row_goes_where_it_says_in_its_order(bench: Bench) -> None:
-    """To the sink's queue by default; that is one queue, whether a row names it or not."""
-    error = bench.address("error")
-    rows = [(None, b"1"), (error, b"2"), (bench.printed, b"3"), (error, b"4"), (None, b"5")]
-    mixed = pa.concat_tables([chunk(body, queue=queue) for queue, body in rows])
-
-    assert dispatch(bench, stage(bench, mixed)) == 5
-
-    assert bench.bodies() == [b"1", b"3", b"5"]
-    assert bench.bodies(bench.errors) == [b"2", b"4"]
-
-
 def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
     """Nothing is visible, also where the other queues are there; made, the batch goes through."""
-    absent = QueueAddress("absent", bench.dotnet.schema)
+    absent = bench.beside("absent")
     staged = stage(bench, chunk(b"1"), chunk(b"2", queue=bench.address("absent")))
 
-    with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
+    with pytest.raises(errors.QueueNotFound, match=r"absent.*sqlqueue create"):
         dispatch(bench, staged)
 
     assert bench.seqs() == []
@@ -205,16 +144,16 @@ def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("option", "error"),
     [
-        ("queue", QueueNotFound),
-        ("delayedQueue", DelayedQueueNotFound),
-        ("subscriptionTable", SubscriptionsNotFound),
+        ("queue", errors.QueueNotFound),
+        ("delayedQueue", errors.DelayedQueueNotFound),
+        ("subscriptionTable", errors.SubscriptionsNotFound),
     ],
 )
 def test_a_table_that_an_option_names_is_looked_for_before_a_task_runs(
     bench: Bench, option: str, error: type[Exception]
 ) -> None:
     """The error names the table, whatever the columns say; with the table there is no error."""
-    absent = QueueAddress("absent", bench.dotnet.schema)
+    absent = bench.beside("absent")
     options = bench.sink(**{option: bench.address("absent")})
 
     with pytest.raises(error, match="absent"):
@@ -239,7 +178,9 @@ def test_a_sink_whose_rows_alone_say_where_to_looks_for_nothing() -> None:
 def test_an_unreadable_destination_stops_the_batch(bench: Bench) -> None:
     """Whatever a row's queue holds, the error says which text it was."""
     for address in [*bench.dotnet.dba.shapes.no_address, '""' * 300]:
-        with pytest.raises((BadOption, MissingOption, QueueNotFound), match="queue"):
+        with pytest.raises(
+            (errors.BadOption, errors.MissingOption, errors.QueueNotFound), match="queue"
+        ):
             dispatch(bench, stage(bench, chunk(b"x", queue=address)))
 
     assert bench.seqs() == []
@@ -274,16 +215,6 @@ def test_every_row_has_an_id_of_its_own(bench: Bench) -> None:
     assert {each.variant for each in ids} == {uuid.RFC_4122}
 
 
-def test_a_body_of_100_mb_is_sent(bench: Bench) -> None:
-    """A chunk of one message."""
-    batch = pa.RecordBatch.from_pydict({"body": [b"\xa5" * 100_000_000, b"small"]})
-    sender = Sender(options=bench.sink(), partition=0)
-
-    dispatch(bench, stage(bench, *sender.chunks([batch])))
-
-    assert [len(body or b"") for body in bench.bodies()] == [100_000_000, 5]
-
-
 MICRO_BATCH = Origin(query_id="query", query_batch=4)
 ATOMIC = "sendsAtomicWithReceive"
 
@@ -316,7 +247,7 @@ def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(benc
     assert bench.bodies() == [b"passed on"]
     assert settled(bench) == [(0, True), (1, True)]
     assert bench.receive(bench.task(stream))["body"].to_pylist() == [b"1"]
-    with transaction(bench.desk, timeout=TIMEOUT), pytest.raises(ReceiptSettled):
+    with transaction(bench.desk, timeout=TIMEOUT), pytest.raises(errors.ReceiptSettled):
         return_(bench.desk, (stream, 1, 0), bench.queue)
 
 
@@ -330,7 +261,7 @@ def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, (stream, 1, task), bench.queue)
 
-    with pytest.raises(BatchClosed):
+    with pytest.raises(errors.BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)
 
     assert bench.bodies() == [b"%d" % (task + 1)]
@@ -352,7 +283,7 @@ def test_a_micro_batch_of_two_sources_of_which_one_was_returned_sends_nothing(
     with transaction(bench.desk, timeout=TIMEOUT):
         return_(bench.desk, (first, 1, 0), bench.queue)
 
-    with pytest.raises(BatchClosed):
+    with pytest.raises(errors.BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)
 
     assert bench.bodies() == [b"1"]
@@ -378,7 +309,7 @@ def test_a_micro_batch_without_messages_of_the_queue_is_sent(bench: Bench) -> No
 
 def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench) -> None:
     """The likeliest mistake is a url or stateSchema that only one side has."""
-    with pytest.raises(NothingToSettle) as caught:
+    with pytest.raises(errors.NothingToSettle) as caught:
         dispatch(bench, stage(bench, chunk(b"x")), transactionMode=ATOMIC)
 
     said = f"query None has no stream and no receipt in schema {bench.dotnet.state} of "
@@ -389,5 +320,5 @@ def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench
 
 def test_sends_atomic_with_receive_needs_exactly_once(bench: Bench) -> None:
     """Straight inserts commit before the receipts could be settled."""
-    with pytest.raises(BadOption, match="exactlyOnce with transactionMode"):
+    with pytest.raises(errors.BadOption, match="exactlyOnce with transactionMode"):
         bench.sink(delivery="atLeastOnce", transactionMode=ATOMIC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -13,29 +13,27 @@ import stamina
 from proxy import relayed
 from servers import only
 
-from sqlq_spark.admin import checks, problems
+from sqlq_spark import errors
+from sqlq_spark.admin import checks, problems, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
-from sqlq_spark.errors import (
-    NotReachable,
-    ReadOnly,
-    ServerShort,
-    ServerTooOld,
-    StatementPooling,
-)
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
+from sqlq_spark.send import subscriptions
 from sqlq_spark.testing import embedded
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM
 
-from .conftest import TIMEOUT
+from .conftest import TIMEOUT, Bench
+from .dba import as_login
 from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlq_spark.database import Connection
 
     from .conftest import Bench
@@ -138,7 +136,7 @@ def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Ben
     bench.dotnet.send(bench.queue)
     odd = bench.open("odd", url=url)
 
-    with pytest.raises(ReadOnly, match="target_session_attrs=read-write"):
+    with pytest.raises(errors.ReadOnly, match="target_session_attrs=read-write"):
         dispatch(bench, stage(bench, chunk(b"1")), connection=odd)
 
     with transaction(odd, timeout=TIMEOUT):
@@ -150,7 +148,9 @@ def test_an_older_server_is_refused(bare: Bench, monkeypatch: pytest.MonkeyPatch
     """The error says which would do."""
     monkeypatch.setattr(drivers, "OLDEST", 99)
 
-    with pytest.raises(ServerTooOld, match=r" is PostgreSQL \d+\.\d+, but 99 or later is needed"):
+    with pytest.raises(
+        errors.ServerTooOld, match=r" is PostgreSQL \d+\.\d+, but 99 or later is needed"
+    ):
         bare.open()
 
 
@@ -159,8 +159,24 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
     """At once, and with what would do."""
     with relayed(bench.dotnet.url, begins=False) as (url, _):
         session = bench.session(url=url)
-        with pytest.raises(StatementPooling, match="pool_mode=transaction or pool_mode=session"):
+        with pytest.raises(
+            errors.StatementPooling, match="pool_mode=transaction or pool_mode=session"
+        ):
             session.run_with_retries(lambda connection: connection.rows("clock"))
+
+
+def count_tries(session: Session, before: Callable[[int], object]) -> list[int]:
+    """Note each attempt of a session to connect; `before` is told its number."""
+    tried: list[int] = []
+    connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
+
+    def counted() -> object:
+        tried.append(1)
+        before(len(tried))
+        return connect()
+
+    session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
+    return tried
 
 
 @pytest.mark.usefixtures("impatient")
@@ -168,21 +184,10 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
 def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached: bool) -> None:
     """A standby may be taking over; a url that led nowhere yet is an error at once."""
     options = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "orders"})
-    tried: list[int] = []
-
-    def work(_: object) -> None:
-        raise AssertionError
-
     with StateSession(options, "test", reached=reached) as session:
-        connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
-
-        def counted() -> object:
-            tried.append(1)
-            return connect()
-
-        session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
-        with pytest.raises(NotReachable):
-            session.run_with_retries(work)
+        tried = count_tries(session, lambda _: None)
+        with pytest.raises(errors.NotReachable):
+            session.run_with_retries(lambda connection: connection.rows("clock"))
 
     assert len(tried) == (ATTEMPTS if reached else 1)
 
@@ -213,7 +218,7 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
             again = old.run_with_retries(lambda connection: connection.rows("clock"))
             server.stop()
             other = SourceOptions.parse({"url": f"{server.url}?user=x", "queue": "orders"})
-            with Counting(other, "test") as wrong, pytest.raises(NotReachable):
+            with Counting(other, "test") as wrong, pytest.raises(errors.NotReachable):
                 wrong.run_with_retries(lambda connection: connection.rows("clock"))
 
     assert (len(found), len(again)) == (1, 1)
@@ -225,30 +230,68 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
 def test_a_server_without_a_free_connection_is_waited_for(bench: Bench) -> None:
     """Also by a session that has reached no server yet; the error has the server's sentence."""
     role = f"full_{secrets.token_hex(4)}"
-    target = urlsplit(bench.dotnet.url)
-    place = target.netloc.rpartition("@")[2]
-    url = urlunsplit(target._replace(netloc=f"{role}:x@{place}"))
+    url = as_login(bench.dotnet.url, role, "x").url
     options = SourceOptions.parse({"url": url, "queue": bench.printed})
-    tried: list[int] = []
+
+    def allow(tries: int) -> None:
+        if tries == ATTEMPTS - 1:
+            dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1".encode())
+
     with psycopg.connect(bench.dotnet.url, autocommit=True) as dba:
         dba.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0".encode())
         try:
             with Session(options, "test") as session:
-                connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
-
-                def counted() -> object:
-                    tried.append(1)
-                    if len(tried) == ATTEMPTS - 1:
-                        dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1".encode())
-                    return connect()
-
-                session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
+                tried = count_tries(session, allow)
                 found = session.run_with_retries(lambda connection: connection.rows("clock"))
             dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0".encode())
-            with pytest.raises(ServerShort, match=r"53300.*too many connections for role"):
+            with pytest.raises(errors.ServerShort, match=r"53300.*too many connections for role"):
                 bench.open("full", url=url)
         finally:
             dba.execute(f"DROP ROLE {role}".encode())
 
     assert len(found) == 1
     assert len(tried) == ATTEMPTS - 1
+
+
+# ----- behind a pooler ------------------------------------------------------------------------
+
+
+POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transaction")
+
+
+@POOLED
+def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
+    """To receive, send, look, subscribe and install; what is prepared might be gone by then."""
+    timeout, topics = TIMEOUT, bench.beside("SubscriptionRouting")
+    bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
+
+    with relayed(bench.dotnet.url) as (url, relay):
+        pooled = bench.open("pooled", url=url)
+        schema.install(pooled, timeout=timeout)
+        schema.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
+        schema.create_delayed(pooled, bench.queue, timeout=timeout)
+        names = {"topics": ["Shop.Placed"], "endpoint": "Lake", "queue": bench.queue}
+        subscriptions.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
+        got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
+        sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
+        found = checks.run_all_checks(pooled, [bench.queue])
+        look = watch.look(pooled, [bench.printed], bench.source(url=url))
+
+    assert (got, sent, look.queues[0].depth.messages) == ([b"1", b"2", b"3"], 1, 1)
+    problems = [each.name for each in found if each.is_problem]
+    assert problems == []
+    assert relay.torn == []
+    assert relay.whole > 20
+
+
+@POOLED
+def test_a_statement_that_fails_outside_a_transaction_leaves_none_open(bench: Bench) -> None:
+    """The pooler would keep its session for us, and the next statement find it aborted."""
+    with relayed(bench.dotnet.url) as (url, relay):
+        pooled = bench.open("pooled", url=url, stateSchema="nowhere")
+        with pytest.raises(errors.StateNotInstalled):
+            pooled.rows("version")
+        found = pooled.rows("clock")
+
+    assert len(found) == 1
+    assert relay.torn == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,16 +11,8 @@ import pyarrow as pa
 import pytest
 from strict_headers import loads
 
+from sqlq_spark import errors
 from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.errors import (
-    BadOption,
-    QueueNotFound,
-    RightMissing,
-    SubscriberUnreachable,
-    SubscriptionsNotFound,
-)
-from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import dispatch, insert, subscriptions
 from sqlq_spark.send.sender import CHUNK_TOPICS, Sender
 from sqlq_spark.send.subscriptions import Subscription, SubscriptionCache
@@ -34,6 +25,7 @@ from .test_send import chunk, stage, staging
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.dispatch import Staged
 
 
@@ -52,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def table(bare: Bench) -> QueueAddress:
     """Give the address of a table of subscriptions that is not there yet."""
-    return QueueAddress("SubscriptionRouting", bare.dotnet.schema)
+    return bare.beside("SubscriptionRouting")
 
 
 @dataclass
@@ -74,7 +66,8 @@ class Shop:
 
     def sink(self, **raw: str) -> SinkOptions:
         """Options of a sink that publishes."""
-        return sink(self.bench, self.table, **raw)
+        table = self.bench.desk.printed(self.table)
+        return self.bench.sink(**({"queue": None, "subscriptionTable": table} | raw))
 
     def publish(self, *chunks: pa.Table, batch: int = 0, **raw: str) -> int:
         """Stage and dispatch a batch."""
@@ -100,17 +93,6 @@ def shop(bench: Bench, table: QueueAddress) -> Shop:
     for endpoint, topic in (("web", PLACED), ("mail", PLACED), ("web", EVENT), ("stock", EVENT)):
         shop.subscribe(endpoint, topic)
     return shop
-
-
-def sink(bench: Bench, table: QueueAddress, **raw: str) -> SinkOptions:
-    """Give the options of a sink without a queue of its own."""
-    given = {
-        "url": bench.dotnet.url,
-        "stateSchema": bench.dotnet.state,
-        "subscriptionTable": bench.desk.printed(table),
-        "queryTimeout": f"{TIMEOUT:g}s",
-    }
-    return SinkOptions.parse({**given, **raw})
 
 
 def events(*bodies: bytes, topics: Sequence[str] | None = (PLACED,)) -> pa.Table:
@@ -164,7 +146,8 @@ def test_both_sides_subscribe_and_unsubscribe_in_one_table(
 def test_the_table_may_be_made_by_two_at_once(bare: Bench, table: QueueAddress) -> None:
     """An endpoint's installer takes no lock of ours: we wait for its commit, and take its table."""
     first = bare.open("first")
-    with bare.dotnet.creating_subscriptions(table):
+    with bare.dotnet.apart(commit=True) as other:
+        other.create_subscriptions(table)
         made = bare.thread(partial(schema.create_subscriptions, first, table, timeout=TIMEOUT))
         bare.blocked("first")
 
@@ -191,7 +174,7 @@ def test_a_subscription_that_nobody_could_find_is_refused(
     bare: Bench, table: QueueAddress, parts: dict[str, Any], error: str | None
 ) -> None:
     """Before anything is made; a queue that is not there would fail every publisher."""
-    with pytest.raises(BadOption if error else QueueNotFound, match=error):
+    with pytest.raises(errors.BadOption if error else errors.QueueNotFound, match=error):
         subscribe(bare, table, **parts)
 
     assert bare.desk.columns(table) == {}
@@ -290,22 +273,6 @@ def test_events_without_subscribers_are_logged_once_a_batch(
     assert staging(bench) == []
 
 
-def test_many_messages_are_copied_in_sets(bench: Bench, shop: Shop) -> None:
-    """One look at the table, two at new queues, a lock of each; an insert for each and chunk."""
-    staged = stage(bench, events(*[b"x"] * 500), events(*[b"y"] * 500, topics=[EVENT]))
-    bench.watched = True
-
-    with StateSession(shop.sink(), "dispatch") as session:
-        session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=shop.sink()))
-
-    sending = {"subscribers": 1, "destinations": 4, "lock_destination": 3, "load": 4}
-    said = Counter(bench.said)
-    wanted = sending.keys() - bench.desk.lacks
-    assert {name: said[name] for name in wanted} == {name: sending[name] for name in wanted}
-    got = {name: len(bodies) for name, bodies in shop.got().items()}
-    assert got == {"web": 1000, "mail": 500, "stock": 500}
-
-
 # ----- what is remembered ----------------------------------------------------------------------
 
 
@@ -354,7 +321,7 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     shop.subscribe("late", EVENT, address)
     staged = stage(bench, events(b"1"), events(b"2", topics=[EVENT]))
 
-    with pytest.raises(SubscriberUnreachable) as caught:
+    with pytest.raises(errors.SubscriberUnreachable) as caught:
         shop.dispatch(staged)
 
     said = f"endpoint 'late' is subscribed to topic '{EVENT}' with the queue {address!r}, which "
@@ -380,7 +347,7 @@ def test_without_the_table_nothing_is_published(bench: Bench, table: QueueAddres
     """An event must not vanish because an option names the wrong table."""
     staged, shop = stage(bench, events(b"x")), Shop(bench, table, {})
 
-    with pytest.raises(SubscriptionsNotFound) as caught:
+    with pytest.raises(errors.SubscriptionsNotFound) as caught:
         shop.dispatch(staged)
 
     said = f"the subscription table {bench.desk.printed(table)} was not found in "
@@ -391,21 +358,6 @@ def test_without_the_table_nothing_is_published(bench: Bench, table: QueueAddres
     assert bench.bodies() == [b"x"]
 
 
-def test_the_error_of_a_publisher_without_rights_has_the_grant(shop: Shop) -> None:
-    """SELECT is what it needs."""
-    dba = shop.bench.dotnet.dba
-    login = dba.login()
-    dba.grant(login, "DELETE", shop.table)
-    options = shop.sink(url=login.url, delivery="atLeastOnce")
-    try:
-        with Session(options, "role") as session, pytest.raises(RightMissing) as no:
-            insert.send_now(session, [events(b"x")], options)
-
-        assert str(no.value).endswith(f"GRANT SELECT ON {dba.quoted(shop.table)} TO the_user")
-    finally:
-        dba.drop_login(login)
-
-
 # ----- once ------------------------------------------------------------------------------------
 
 
@@ -413,30 +365,6 @@ def chunks_of_tasks() -> Iterator[pa.Table]:
     """Two chunks, the second published to one more queue."""
     yield events(b"1")
     yield events(b"2", topics=[PLACED, EVENT])
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_session_lost_at_any_statement_of_a_send_is_answered_by_doing_it_again(
-    bench: Bench, shop: Shop, clock: Clock
-) -> None:
-    """Each message is in its queues once, whether the statement or only its answer was lost."""
-    options = shop.sink(queue=bench.printed)
-    chunks = [chunk(b"0", lives=10**8), *chunks_of_tasks()]
-    for batch, (session, _) in enumerate(bench.strikes()):
-        for queue in (bench.queue, *shop.queues.values()):
-            bench.dotnet.dba.empty(queue)
-        clock.now += 10
-
-        staged = dispatch.stage(session, chunks, sink="sink", batch=batch)
-        session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
-
-        assert bench.bodies() == [b"0"]
-        assert shop.got() == {"web": [b"1", b"2"], "mail": [b"1", b"2"], "stock": [b"2"]}
-        assert staging(bench) == []
-
-    wanted = "stage advance chunks chunk subscribers destinations lock_destination load discard"
-    assert {*wanted.split()} - bench.desk.lacks <= {*bench.struck}
-    assert bench.struck.count("commit") == 4
 
 
 def test_at_least_once_sends_chunk_by_chunk(bench: Bench, shop: Shop) -> None:

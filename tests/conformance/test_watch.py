@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from servers import only
 
-from sqlq_spark.admin import checks, inspect, problems, purge, report, watch
+from sqlq_spark.admin import checks, inspect, purge, report, watch
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.wire.headers import dumps, wire_time
@@ -85,38 +85,6 @@ def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
     assert look(bare).oldest is None
 
 
-def test_a_look_at_streams_finds_their_lag(bench: Bench) -> None:
-    """What waits and what they hold; a stream's queues are looked at where none is named."""
-    bench.dotnet.send_many(bench.queue, [b"x"] * 10)
-    stream = bench.new_stream()
-    bench.receive(bench.task(stream, messages=4))
-    before = watch.look(bench.desk, [], bench.source())
-    bench.ack(stream, 1)
-    now = watch.look(bench.desk, [], bench.source())
-
-    (queue,) = [each for each in before.queues if each.queue == bench.printed]
-    streams = [each for look in (before, now) for each in look.streams or []]
-    assert (queue.queue, queue.depth.messages, queue.receipts, queue.held) == (
-        bench.printed,
-        6,
-        1,
-        4,
-    )
-    assert [each.lag for each in streams] == [10, 6]
-
-
-def test_delayed_messages_are_counted(bare: Bench) -> None:
-    """Those that are due among them."""
-    assert look(bare).delayed is None
-    delay(bare, [3600, -60, 7200])
-
-    found = look(bare).delayed
-
-    assert found is not None
-    assert (found.messages, found.due) == (3, 1)
-    assert found.bytes > 0
-
-
 def delayed_findings(bench: Bench) -> list[Finding]:
     """What the doctor finds in the table of delayed messages."""
     found = checks.of_any_queue(bench.desk, bench.queue)
@@ -147,42 +115,6 @@ def test_what_is_wrong_with_delayed_messages_is_found_and_its_fix_works(
     assert (found.name, found.severity, found.where) == (name, severity, table)
     bare.dotnet.dba.run(found.fix)
     assert delayed_findings(bare) == []
-
-
-@only("postgresql", "the DBA's statements")
-def test_a_stream_that_moves_what_is_due_logs_what_is_wrong_with_its_table(
-    bare: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that moves nothing has no need of it."""
-    delay(bare)
-    bare.dotnet.dba.run(f'DROP INDEX "{bare.dotnet.schema}"."orders.Delayed_Due"')
-
-    checks.at_start(bare.desk, bare.source())
-    before = caplog.text
-    checks.at_start(bare.desk, bare.source(delayedDelivery="true"))
-
-    assert "due has no index" not in before
-    assert "due has no index" in caplog.text
-
-
-def test_a_login_that_may_only_delete_delayed_messages_lacks_rights(bare: Bench) -> None:
-    """To move them it takes more; one without any right there may do without, which is a note."""
-    delay(bare)
-    login = bare.dotnet.dba.login()
-    try:
-        bare.dotnet.dba.grant(login, "SELECT", bare.queue)
-        connection = bare.open(url=login.url)
-        none = problems.of_delayed(connection, bare.queue)
-        bare.dotnet.dba.grant(login, "DELETE", schema.delayed_of(bare.queue))
-        some = problems.of_delayed(connection, bare.queue)
-    finally:
-        bare.dotnet.dba.drop_login(login)
-
-    found = [{each.name: each.severity for each in one} for one in (none, some)]
-    assert found == [
-        {"move_right": "note", "delay_right": "note"},
-        {"move_right": "error", "delay_right": "note"},
-    ]
 
 
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:

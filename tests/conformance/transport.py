@@ -1,36 +1,37 @@
 """
-The transport's own statements, as .NET endpoints run them: one implementation for all suites.
+A .NET endpoint: the transport's own statements, one call for each, in one place for all suites.
 
 Written from WIRE.md and the transports' design pages, not from the package's SQL, and run by other
-sessions than the package's, so that a mistake of ours is not made twice. `Database` says what can
-be done to a queue; each transport adds its texts and how a session runs them. PostgreSQL's are
-here, SQL Server's in transport_sqlserver.py. What an endpoint does with them is in endpoint.py.
+sessions than the package's, so that a mistake of ours is not made twice. Beside them stands what
+a test asks of the server about sessions. SQL Server's are in transport_sqlserver.py.
 """
 
 from __future__ import annotations
 
-import re
+import time
 import uuid
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import psycopg
-from psycopg import errors
+from psycopg import errors, sql
+
+from . import dba
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from conftest import Place
 
     from sqlq_spark.wire.address import QueueAddress
 
-    Table = QueueAddress | str  # a text is a canonical address
+    from .dba import DBA
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+Row = tuple[Any, ...]
 
-MOVED = 100  # delayed messages in one transaction of the mover
 PURGED = 10_000  # expired messages in one statement of the purger
 
 
@@ -38,17 +39,7 @@ class Busy(Exception):
     """Another session has locked what is asked for."""
 
 
-class Session(Protocol):
-    """A connection with the database; it commits each statement outside of a transaction."""
-
-    def transaction(self) -> AbstractContextManager[Any]:
-        """Commit what the block did, or undo it."""
-
-    def close(self) -> None:
-        """End it."""
-
-
-class Row(NamedTuple):
+class Received(NamedTuple):
     """What the receive statement returns."""
 
     id: uuid.UUID
@@ -77,27 +68,51 @@ class Delayed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Database(ABC):
-    """The statements of one transport, each on a session that the caller opened."""
+class DotNet(ABC):
+    """An endpoint and its DBA, on one database."""
 
     url: str
-    schema: str
-    patience: float = 60.0  # seconds to wait for a lock; a transport waits for none
+    schema: str  # of the queues
+    state: str  # schema of the state tables
+    connection: Any  # commits each statement, unless a transaction was begun
 
+    dialect: ClassVar[str]
     texts: ClassVar[Mapping[str, str]]  # {queue}, {to}: tables
 
+    @property
     @abstractmethod
-    def connect(self, zone: str | None = None) -> Any:
-        """Open a session, which may work in a time zone of its own where that is possible."""
+    def dba(self) -> DBA:
+        """Who has all rights."""
+
+    # ------------------------------------------------------------ sessions
 
     @abstractmethod
-    def address(self, table: str) -> str:
-        """The canonical address of a table in our schema."""
+    def connect(self, zone: str | None, patience: float) -> Any:
+        """Open a session, which waits for a lock for so many seconds."""
+
+    def consumer(self, zone: str | None = None, patience: float = 60.0) -> Self:
+        """Another session of the same endpoint, for a thread, or in a time zone of its own."""
+        return replace(self, connection=self.connect(zone, patience))
+
+    @contextmanager
+    def apart(self, *, commit: bool = False) -> Iterator[Self]:
+        """Give another session, with a transaction open as long as the block lasts."""
+        other = self.consumer()
+        try:
+            other.execute("BEGIN TRANSACTION")
+            yield other
+            other.execute("COMMIT" if commit else "ROLLBACK")
+        finally:
+            other.connection.close()
+
+    @abstractmethod
+    def execute(self, text: str, *values: object) -> list[Row]:
+        """Run a statement with the driver's own marks for values; returns its rows."""
 
     @abstractmethod
     def ask(
-        self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
-    ) -> list[tuple[Any, ...]]:
+        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
+    ) -> list[Row]:
         """
         Run a text on a table; returns its rows, if it has any.
 
@@ -108,142 +123,157 @@ class Database(ABC):
 
     @abstractmethod
     def count(
-        self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
+        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
     ) -> int:
         """Run a text as `ask` does; returns how many rows it changed."""
 
-    @abstractmethod
-    def install(self, session: Any, kind: str, table: Table) -> None:
-        """Make a table, unless it is there or is being made."""
-
-    def impatient(self, seconds: float) -> Self:
-        """The same, with sessions that wait for no lock longer than this."""
-        return replace(self, patience=seconds)
-
     # ------------------------------------------------------------ tables
 
-    def create(self, session: Any, table: Table) -> None:
-        """Make a queue."""
-        self.install(session, "create", table)
+    @abstractmethod
+    def install(self, kind: str, table: QueueAddress) -> None:
+        """Make a table as the transport's installer does, unless another makes it already."""
 
-    def create_delayed(self, session: Any, table: Table) -> None:
-        """Make the table of delayed messages."""
-        self.install(session, "create_delayed", table)
+    def create(self, queue: QueueAddress) -> None:
+        self.install("create", queue)
 
-    def create_subscriptions(self, session: Any, table: Table) -> None:
-        """Make the subscription table."""
-        self.install(session, "create_subscriptions", table)
+    def create_delayed(self, table: QueueAddress) -> None:
+        self.install("create_delayed", table)
 
-    def shape(self, session: Any, table: Table) -> list[tuple[Any, ...]]:
-        """What a DBA sees of a table: its columns, then its indexes."""
-        parts = (self.ask(session, self.texts[each], table) for each in ("columns", "indexes"))
+    def create_subscriptions(self, table: QueueAddress) -> None:
+        self.install("create_subscriptions", table)
+
+    def catalog(self, table: QueueAddress) -> list[Row]:
+        """What the database says of a table's columns, indexes and storage."""
+        parts = (self.ask(self.texts[each], table) for each in ("columns", "indexes"))
         return [row for part in parts for row in part]
 
     # ------------------------------------------------------------ messages
 
     def send(
         self,
-        session: Any,
-        table: Table,
-        headers: str | None,
-        body: bytes | None,
+        queue: QueueAddress,
+        headers: str | None = "{}",
+        body: bytes | None = b"{}",
         *,
-        row: uuid.UUID | None = None,
         lives: int | None = None,
+        row: uuid.UUID | None = None,
     ) -> uuid.UUID:
-        """Insert a message, by default under a new id; `lives` in ms, by the database's clock."""
+        """Insert one message; `lives` in ms until it expires by the database's clock."""
         row = row or uuid.uuid4()
-        values: dict[str, Any] = {"row": row, "lives": lives, "headers": headers, "body": body}
-        self.ask(session, self.texts["send"], table, **values)
+        self.ask(self.texts["send"], queue, row=row, lives=lives, headers=headers, body=body)
         return row
 
-    def receive(self, session: Any, table: Table) -> Row | None:
-        """Delete the lowest message that no one else holds."""
-        found = self.ask(session, self.texts["receive"], table)
+    def send_many(
+        self, queue: QueueAddress, bodies: Sequence[bytes], *, lives: int | None = None
+    ) -> None:
+        """Insert messages of equal headers, in one transaction."""
+        with self.connection.transaction():
+            for body in bodies:
+                self.send(queue, body=body, lives=lives)
+
+    def receive(self, queue: QueueAddress) -> Received | None:
+        """Delete the lowest message that no one holds."""
+        found = self.ask(self.texts["receive"], queue)
         if not found:
             return None
         row, expired, headers, body = found[0]
-        return Row(_uuid(row), bool(expired), headers, body)
+        return Received(_uuid(row), bool(expired), headers, body)
 
-    def rows(self, session: Any, table: Table) -> list[Stored]:
+    def rows(self, queue: QueueAddress) -> list[Stored]:
         """All rows that are committed, by seq."""
-        found = self.ask(session, self.texts["rows"], table)
-        return [Stored(_uuid(row), *rest) for row, *rest in found]
+        return [Stored(_uuid(row), *rest) for row, *rest in self.ask(self.texts["rows"], queue)]
 
-    def peek(self, session: Any, table: Table) -> int:
+    def peek(self, queue: QueueAddress) -> int:
         """How many messages there may be."""
-        return int(self.ask(session, self.texts["peek"], table)[0][0])
+        return int(self.ask(self.texts["peek"], queue)[0][0])
 
-    def purge(self, session: Any, table: Table) -> int:
+    def purge(self, queue: QueueAddress) -> int:
         """Delete everything; waits for whoever holds a message."""
-        return self.count(session, "DELETE FROM {queue}", table)
+        return self.count("DELETE FROM {queue}", queue)
 
-    def purge_expired(self, session: Any, table: Table) -> int:
+    def purge_expired(self, queue: QueueAddress) -> int:
         """Delete a batch of expired messages that no one holds."""
-        return self.count(session, self.texts["purge_expired"], table, most=PURGED)
+        return self.count(self.texts["purge_expired"], queue, most=PURGED)
+
+    @contextmanager
+    def holding(self, text: str, table: QueueAddress, **values: Any) -> Iterator[None]:
+        """Hold what a text locks as long as the block lasts; rolled back after."""
+        with self.apart() as other:
+            other.ask(self.texts[text], table, **values)
+            yield
+
+    def hold(self, queue: QueueAddress, seqs: Sequence[int]) -> Any:
+        """Lock rows as long as the block lasts."""
+        return self.holding("hold", queue, seqs=list(seqs))
+
+    def locked(self, queue: QueueAddress) -> Any:
+        """Lock the whole table against everyone, as long as the block lasts."""
+        return self.holding("lock", queue)
 
     # ------------------------------------------------------------ delayed messages
 
     def store(
         self,
-        session: Any,
-        table: Table,
-        headers: str,
-        body: bytes | None,
-        delay: int,
+        table: QueueAddress,
+        headers: str = "{}",
+        body: bytes | None = b"{}",
         *,
+        delay: float,
         row: uuid.UUID | None = None,
     ) -> None:
-        """Keep a message for `delay` ms; `row` is its id, where the table has one."""
-        values: dict[str, Any] = {"headers": headers, "body": body, "delay": delay}
-        self.ask(session, self.texts["store"], table, row=row or uuid.uuid4(), **values)
+        """Delay a message by some seconds; `row` is its id, where the table has one."""
+        values: dict[str, Any] = {"headers": headers, "body": body, "delay": int(delay * 1000)}
+        self.ask(self.texts["store"], table, row=row or uuid.uuid4(), **values)
 
-    def move(self, session: Any, table: Table, queue: Table, most: int = MOVED) -> int:
+    def move(self, table: QueueAddress, queue: QueueAddress, most: int = 100) -> int:
         """Move a batch of due messages into a queue; returns how many."""
-        return self.count(session, self.texts["move"], table, to=queue, most=most)
+        return self.count(self.texts["move"], table, to=queue, most=most)
 
-    def next_due(self, session: Any, table: Table) -> float | None:
-        """The seconds until the next message is due; None where none waits."""
-        found = self.ask(session, self.texts["next_due"], table)
-        return max(0.0, found[0][0]) if found else None
-
-    def delayed_rows(self, session: Any, table: Table) -> list[Delayed]:
-        """What waits, by due time."""
-        found = self.ask(session, self.texts["delayed_rows"], table)
+    def delayed_rows(self, table: QueueAddress) -> list[Delayed]:
+        """What waits, by due time; a time without a zone is in UTC."""
         return [
-            Delayed(row and _uuid(row), headers, body, _aware(due))
-            for row, headers, body, due in found
+            Delayed(
+                row and _uuid(row), headers, body, due if due.tzinfo else due.replace(tzinfo=UTC)
+            )
+            for row, headers, body, due in self.ask(self.texts["delayed_rows"], table)
         ]
 
     # ------------------------------------------------------------ subscriptions
 
-    def subscribe(self, session: Any, table: Table, endpoint: str, topic: str, queue: str) -> None:
+    def subscribe(self, table: QueueAddress, endpoint: str, topic: str, address: str) -> None:
         """Enter a subscription, or correct its queue."""
-        values = {"endpoint": endpoint, "topic": topic, "address": queue}
-        self.ask(session, self.texts["subscribe"], table, **values)
+        values: dict[str, Any] = {"endpoint": endpoint, "topic": topic, "address": address}
+        self.ask(self.texts["subscribe"], table, **values)
 
-    def unsubscribe(self, session: Any, table: Table, endpoint: str, topic: str) -> None:
-        """Drop a subscription."""
-        self.ask(session, self.texts["unsubscribe"], table, endpoint=endpoint, topic=topic)
+    def unsubscribe(self, table: QueueAddress, endpoint: str, topic: str) -> None:
+        self.ask(self.texts["unsubscribe"], table, endpoint=endpoint, topic=topic)
 
-    def subscribers(self, session: Any, table: Table, topics: Sequence[str]) -> list[str]:
-        """The queues subscribed to any of these topics, each once."""
-        found = self.ask(session, self.texts["subscribers"], table, topics=list(topics))
+    def subscribers(self, table: QueueAddress, *topics: str) -> list[str]:
+        """The queues subscribed to any of these topics, each once, in their order."""
+        found = self.ask(self.texts["subscribers"], table, topics=list(topics))
         return sorted(queue for (queue,) in found)
 
+    # ------------------------------------------------------------ what the server says
 
-def of(dialect: str, url: str, schema: str) -> Database:
-    """The transport of a database."""
-    if dialect == "sqlserver":
-        from .transport_sqlserver import SQLServer  # noqa: PLC0415 - it is made of parts of ours
+    @abstractmethod
+    def state_rows(self, table: str, columns: str) -> list[Row]:
+        """Columns of a state table, in the order of the columns."""
 
-        return SQLServer(url, schema)
-    return PostgreSQL(url, schema)
+    @abstractmethod
+    def clock(self) -> datetime:
+        """The database's UTC clock."""
 
+    @abstractmethod
+    def kill(self, application: str) -> int:
+        """End the sessions whose name holds `application`, and wait; returns how many."""
 
-def _aware(moment: datetime) -> datetime:
-    """A time as a driver gives it; without a zone it is in UTC."""
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    @abstractmethod
+    def sessions(self, application: str) -> int:
+        """How many sessions have `application` in their name."""
+
+    @abstractmethod
+    def waiting(self, application: str) -> bool:
+        """Whether a session whose name holds `application` waits for a lock."""
 
 
 def _uuid(value: uuid.UUID | str) -> uuid.UUID:
@@ -303,9 +333,6 @@ _POSTGRESQL = {
                            LIMIT %(most)s)
             RETURNING Id, Headers, Body)
         INSERT INTO {to} (Id, Expires, Headers, Body) SELECT Id, NULL, Headers, Body FROM due""",
-    "next_due": """
-        SELECT extract(epoch FROM Due - (now() AT TIME ZONE 'UTC')::timestamptz)::float8
-          FROM {queue} ORDER BY Due LIMIT 1 FOR UPDATE SKIP LOCKED""",
     "delayed_rows": "SELECT Id, Headers, Body, Due FROM {queue} ORDER BY Due",
     "subscribe": """
         INSERT INTO {queue} (QueueAddress, Topic, Endpoint)
@@ -320,78 +347,86 @@ _POSTGRESQL = {
 }
 
 
-@dataclass(frozen=True)
-class PostgreSQL(Database):
-    """The PostgreSQL transport, run by psycopg."""
+_ACTIVE = "SELECT {} FROM pg_stat_activity WHERE position(%s IN application_name) > 0"
 
+
+@dataclass(frozen=True)
+class PostgreSQL(DotNet):
+    """An endpoint of the PostgreSQL transport, run by psycopg."""
+
+    connection: psycopg.Connection[Row]
+    dialect: ClassVar[str] = "postgresql"
     texts: ClassVar[Mapping[str, str]] = _POSTGRESQL
 
-    def connect(self, zone: str | None = None) -> Connection:
-        """As Database."""
-        settings = f"-c lock_timeout={int(self.patience * 1000)}"
+    @property
+    def dba(self) -> DBA:
+        return dba.PostgreSQL(self.url, self.state, self.connection)
+
+    @classmethod
+    def at(cls, place: Place) -> PostgreSQL:
+        """Stand in a test's place."""
+        return cls(place.url, place.schema, place.state, place.connection)
+
+    def connect(self, zone: str | None, patience: float) -> psycopg.Connection[Row]:
+        settings = f"-c lock_timeout={int(patience * 1000)}"
         settings += "" if zone is None else f" -c TimeZone={zone}"
         return psycopg.connect(self.url, autocommit=True, options=settings)
 
-    def address(self, table: str) -> str:
-        """As Database."""
-        return quoted(self.schema, table)
-
-    def ask(
-        self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
-    ) -> list[tuple[Any, ...]]:
-        """As Database."""
-        cursor = self._run(session, text, table, to, values)
+    def execute(self, text: str, *values: object) -> list[Row]:
+        cursor = self.connection.execute(text.encode(), values)
         return cursor.fetchall() if cursor.description else []
 
-    def count(
-        self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
-    ) -> int:
-        """As Database."""
-        return self._run(session, text, table, to, values).rowcount
-
-    def install(self, session: Any, kind: str, table: Table) -> None:
-        """As Database; another session may make the same table at this moment."""
-        made = (errors.DuplicateTable, errors.DuplicateObject, errors.UniqueViolation)
-        with suppress(*made), session.transaction():
-            for text in self.texts[kind].split(";"):
-                self.ask(session, text, table)
-
     def _run(
-        self, session: Connection, text: str, table: Table, to: Table | None, values: dict[str, Any]
-    ) -> psycopg.Cursor[tuple[Any, ...]]:
-        schema, name = names(table)
-        words = {
-            "queue": quoted(schema, name),
-            "to": quoted(*names(to or table)),
-            "due": quoted(f"{name}_Due"),
-        }
+        self, text: str, table: QueueAddress, to: QueueAddress | None, values: dict[str, Any]
+    ) -> psycopg.Cursor[Row]:
+        due = replace(table, table=f"{table.table}_Due")
+        words = {"queue": dba.quoted(table), "to": dba.quoted(to or table)}
+        words["due"] = dba.quoted(due).partition(".")[2]
         # psycopg reads % in a name as a placeholder: double it, and always pass parameters
         named = text.format(**{word: each.replace("%", "%%") for word, each in words.items()})
         try:
-            return session.execute(named.encode(), {"name": words["queue"], **values})
+            return self.connection.execute(named.encode(), {"name": words["queue"], **values})
         except errors.UndefinedTable as error:
             raise LookupError(str(table)) from error
         except errors.LockNotAvailable as error:
             raise Busy from error
 
+    def ask(
+        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
+    ) -> list[Row]:
+        cursor = self._run(text, table, to, values)
+        return cursor.fetchall() if cursor.description else []
 
-def quoted(*parts: str) -> str:
-    """Names as PostgreSQL quotes them, with dots between."""
-    return ".".join('"' + name.replace('"', '""') + '"' for name in parts)
+    def count(
+        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
+    ) -> int:
+        return self._run(text, table, to, values).rowcount
 
+    def install(self, kind: str, table: QueueAddress) -> None:
+        made = (errors.DuplicateTable, errors.DuplicateObject, errors.UniqueViolation)
+        with suppress(*made), self.connection.transaction():
+            for text in self.texts[kind].split(";"):
+                self.ask(text, table)
 
-def names(table: Table) -> tuple[str, str]:
-    """
-    Schema and table of an address.
+    def state_rows(self, table: str, columns: str) -> list[Row]:
+        text = f"SELECT {columns} FROM {{}} ORDER BY {columns}"
+        name = sql.Identifier(self.state, table)
+        return self.connection.execute(sql.SQL(text).format(name)).fetchall()
 
-    Raises:
-        ValueError: a text that is no canonical address.
-    """
-    if not isinstance(table, str):
-        return table.schema or "public", table.table
-    part = '"((?:[^"]|"")+)"'
-    found = re.fullmatch(rf"{part}\.{part}", table)
-    if found is None:
-        raise ValueError(table)
-    schema, name = (each.replace('""', '"') for each in found.groups())
-    return schema, name
+    def clock(self) -> datetime:
+        moment: datetime = self.execute("SELECT clock_timestamp() AT TIME ZONE 'UTC'")[0][0]
+        return moment
+
+    def kill(self, application: str) -> int:
+        # with a timeout of its own it polls every 100 ms
+        killed = self.execute(_ACTIVE.format("pg_terminate_backend(pid)"), application)
+        while self.sessions(application):
+            time.sleep(0.001)
+        return len(killed)
+
+    def sessions(self, application: str) -> int:
+        return int(self.execute(_ACTIVE.format("count(*)"), application)[0][0])
+
+    def waiting(self, application: str) -> bool:
+        text = _ACTIVE.format("count(*)") + " AND wait_event_type = 'Lock'"
+        return bool(self.execute(text, application)[0][0])

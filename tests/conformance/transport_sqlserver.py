@@ -8,20 +8,28 @@ mistake of ours is not made twice. `:name` stands for a value.
 from __future__ import annotations
 
 import re
+import secrets
+import time
 import uuid
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.url import Target
 
-from .transport import Busy, Database
+from . import sqlserver_dba
+from .sqlserver_dba import quoted
+from .transport import Busy, DotNet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime
 
-    from .transport import Table
+    from sqlq_spark.wire.address import QueueAddress
+
+    from .dba import DBA
+    from .transport import Row
 
 # NOCOUNT is saved before a statement, and put back after it
 _BEFORE = """
@@ -33,7 +41,6 @@ _AFTER = """;
 IF (@NOCOUNT = 'ON') SET NOCOUNT ON;
 IF (@NOCOUNT = 'OFF') SET NOCOUNT OFF;
 """
-_ADDRESS = re.compile(r"({0}(?=@)|[^@]+)@({0})@({0})".format(r"\[(?:[^\]]|\]\])+\]"))
 # {there}: whether the table is there; {make} makes it. Looked again under the lock.
 _INSTALL = """
 IF NOT {there}
@@ -119,9 +126,6 @@ _SQLSERVER = {
         DELETE FROM message
         OUTPUT NEWID(), NULL, NULL, 1, NULL, deleted.Headers, deleted.Body
           INTO {to} (Id, CorrelationId, ReplyToAddress, Recoverable, Expires, Headers, Body)""",
-    "next_due": """
-        SELECT TOP 1 CAST(DATEDIFF(ms, GETUTCDATE(), Due) AS float) / 1000
-          FROM {queue} WITH (READPAST) ORDER BY Due""",
     "delayed_rows": "SELECT NULL, Headers, Body, Due FROM {queue} ORDER BY Due",
     "subscribe": """
         MERGE {queue} WITH (HOLDLOCK, TABLOCK) AS target
@@ -180,59 +184,112 @@ class Session:
         self.raw.close()
 
 
-@dataclass(frozen=True)
-class SQLServer(Database):
-    """The SQL Server transport, run by whichever driver is there."""
+# our sessions say who they are in context_info
+_ACTIVE = """
+SELECT s.session_id, r.wait_type
+  FROM sys.dm_exec_sessions AS s
+  LEFT JOIN sys.dm_exec_requests AS r ON r.session_id = s.session_id
+ WHERE s.session_id <> @@SPID
+   AND CHARINDEX(?, CAST(s.context_info AS varchar(128))) > 0
+"""
 
+
+@contextmanager
+def place(url: str) -> Iterator[SQLServer]:
+    """Give an endpoint in schemas of its own; they are dropped after."""
+    schema, state = (f"{kind}_{secrets.token_hex(6)}" for kind in ("test", "state"))
+    unconnected = SQLServer(url, schema, state, None)  # type: ignore[arg-type]
+    with closing(unconnected.connect(None, 60.0)) as connection:
+        dotnet = replace(unconnected, connection=connection)
+        dotnet.execute(f"EXEC (N'CREATE SCHEMA {schema}')")
+        try:
+            yield dotnet
+        finally:
+            for each in (schema, state):
+                dotnet.dba.drop_schema(each)
+
+
+@dataclass(frozen=True)
+class SQLServer(DotNet):
+    """An endpoint of the SQL Server transport, run by whichever driver is there."""
+
+    connection: Session
+    dialect: ClassVar[str] = "sqlserver"
     texts: ClassVar[Mapping[str, str]] = _SQLSERVER
 
-    def connect(self, zone: str | None = None) -> Session:
-        """As Database; sessions have no time zone here."""
+    @property
+    def dba(self) -> DBA:
+        return sqlserver_dba.SQLServer(self.url, self.state, self.execute, self._executing)
+
+    @contextmanager
+    def _executing(self) -> Iterator[Callable[..., list[Row]]]:
+        """Run statements in a transaction that is undone."""
+        with self.apart() as other:
+            yield other.execute
+
+    def connect(self, zone: str | None, patience: float) -> Session:
+        """As DotNet; sessions have no time zone here."""
         del zone
         made = Session(drivers.connect(Target.parse(self.url), "dotnet", 10)[1])
-        made.run(f"SET LOCK_TIMEOUT {int(self.patience * 1000)}")
+        made.run(f"SET LOCK_TIMEOUT {int(patience * 1000)}")
         return made
 
-    def address(self, table: str) -> str:
-        """As Database; an endpoint's always names the database."""
-        name = table if "@" not in table else bracketed(table)
-        return f"{name}@{bracketed(self.schema)}@{bracketed(Target.parse(self.url).database)}"
+    def execute(self, text: str, *values: object) -> list[Row]:
+        return self.connection.run(text, *values)
 
     def ask(
-        self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
-    ) -> list[tuple[Any, ...]]:
-        """As Database."""
+        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
+    ) -> list[Row]:
         marked, bound = parameters(text, values)
         queue = quoted(table)
         words = {"queue": queue, "text": queue.replace("'", "''"), "to": quoted(to or table)}
         try:
-            found: list[tuple[Any, ...]] = session.run(
-                f"{_BEFORE}{marked.format(**words)}{_AFTER}", *bound
-            )
+            return self.execute(f"{_BEFORE}{marked.format(**words)}{_AFTER}", *bound)
         except Exception as error:
             if "Invalid object name" in str(error):
                 raise LookupError(str(table)) from error
             raise
-        return found
 
     def count(
-        self, session: Any, text: str, table: Table, *, to: Table | None = None, **values: Any
+        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
     ) -> int:
-        """As Database."""
-        return int(self.ask(session, f"{text}; SELECT @@ROWCOUNT", table, to=to, **values)[0][0])
+        return int(self.ask(f"{text}; SELECT @@ROWCOUNT", table, to=to, **values)[0][0])
 
-    def install(self, session: Any, kind: str, table: Table) -> None:
-        """As Database; whoever makes the same table at this moment waits for the lock."""
+    def install(self, kind: str, table: QueueAddress) -> None:
+        """As DotNet; whoever makes the same table at this moment waits for the lock."""
         queue = quoted(table)
         literal = queue.replace("'", "''")
-        (database,) = session.run("SELECT QUOTENAME(DB_NAME())")[0]
+        (database,) = self.execute("SELECT QUOTENAME(DB_NAME())")[0]
         words = {
             "there": f"OBJECT_ID(N'{literal}', N'U') IS NOT NULL",
             "lock": f"{database.replace(chr(39), chr(39) * 2)}.{literal}_lock",
             "make": self.texts[kind].format(queue=queue),
         }
-        with session.transaction():
-            session.run(_INSTALL.format(**words))
+        with self.connection.transaction():
+            self.execute(_INSTALL.format(**words))
+
+    def state_rows(self, table: str, columns: str) -> list[Row]:
+        names = ", ".join(f"[{name.strip()}]" for name in columns.split(","))
+        return self.execute(f"SELECT {names} FROM [{self.state}].[{table}] ORDER BY {names}")
+
+    def clock(self) -> datetime:
+        moment: datetime = self.execute("SELECT GETUTCDATE()")[0][0]
+        return moment
+
+    def kill(self, application: str) -> int:
+        found = {session for session, _ in self.execute(_ACTIVE, application)}
+        for session in found:
+            self.execute(f"KILL {int(session)}")
+        while self.execute(_ACTIVE, application):
+            time.sleep(0.001)
+        return len(found)
+
+    def sessions(self, application: str) -> int:
+        return len({session for session, _ in self.execute(_ACTIVE, application)})
+
+    def waiting(self, application: str) -> bool:
+        found = self.execute(_ACTIVE, application)
+        return any(str(wait or "").startswith("LCK") for _, wait in found)
 
 
 def parameters(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -248,26 +305,3 @@ def parameters(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
         return "?"
 
     return re.sub(r"(?<!\w):(\w+)", lambda found: mark(values[found[1]]), text), bound
-
-
-def bracketed(name: str) -> str:
-    """A name in brackets."""
-    return "[" + name.replace("]", "]]") + "]"
-
-
-def quoted(address: Table) -> str:
-    """
-    Schema and table of an address, as SQL names them, with the database if it is named.
-
-    Raises:
-        ValueError: a text that is no canonical address, `table@[schema]@[catalog]`.
-    """
-    if not isinstance(address, str):
-        database = "" if address.catalog is None else f"{bracketed(address.catalog)}."
-        return f"{database}{bracketed(address.schema or 'dbo')}.{bracketed(address.table)}"
-    found = _ADDRESS.fullmatch(address)
-    if found is None:
-        raise ValueError(address)
-    table, schema, database = found.groups()
-    bare = table if "@" in table else bracketed(table)
-    return f"{database}.{schema}.{bare}"

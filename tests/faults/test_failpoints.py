@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
-from conformance.dotnet import PostgreSQL
+from conformance.transport import PostgreSQL
 
 from sqlq_spark import database
 from sqlq_spark.database import schema, transaction

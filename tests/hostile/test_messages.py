@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from bench.postgresql import uri
 from conformance.conftest import TIMEOUT, Bench
-from conformance.dotnet import PostgreSQL
+from conformance.transport import PostgreSQL
 from conftest import placed
 
 from sqlq_spark.admin import checks, inspect, report, watch

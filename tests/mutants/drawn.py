@@ -44,7 +44,7 @@ DRAWN = [
         old="    if zone is None:",
         new="    if zone is not None:",
         tests=[
-            "conformance/test_delayed_zones.py::test_what_the_endpoint_stores_we_move_at_the_right_time"
+            "conformance/test_delayed.py::test_what_the_endpoint_stores_we_move_at_the_right_time"
         ],
     ),
     Fault(
@@ -116,7 +116,7 @@ DRAWN = [
         new="""    if found:
         return 0, 0""",
         tests=[
-            "conformance/test_large.py::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
+            "conformance/test_receive.py::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
         ],
     ),
     Fault(

@@ -281,7 +281,7 @@ RETURNING""",
                     cursor.executemany(STATEMENTS["begin"], None)""",
         new="",
         tests=[
-            "conformance/test_poolers.py::test_between_transactions_only_whole_statements_are_sent"
+            "conformance/test_server_settings.py::test_between_transactions_only_whole_statements_are_sent"
         ],
     ),
     Fault(

@@ -13,7 +13,7 @@ from spark.stand import OtherPlace, SparkQueue
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conformance.dotnet import DotNet
+    from conformance.transport import DotNet
     from pyspark.sql import SparkSession
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 from conformance.transport import PostgreSQL
 
+from sqlq_spark.wire.address import QueueAddress
+
 if TYPE_CHECKING:
     from random import Random
 
@@ -191,6 +193,6 @@ class Competitor(User):
         time.sleep(0.02 if None not in numbers else 0.1)
 
     def _receive(self, connection: psycopg.Connection[Any]) -> int | None:
-        queue = PostgreSQL(self.place.url, self.place.name)
-        found = queue.receive(connection, self.place.address("orders"))
+        dotnet = PostgreSQL(self.place.url, self.place.name, "", connection)
+        found = dotnet.receive(QueueAddress("orders", self.place.name))
         return int(json.loads(found.body)["number"]) if found and found.body else None

@@ -28,7 +28,7 @@ from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conformance.dotnet import PostgreSQL
+    from conformance.transport import PostgreSQL
 
 QUEUES = ("orders", "error", "billing", "shipping")
 HEARING = ("billing", "shipping")  # subscribed to TOPIC

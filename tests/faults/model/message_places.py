@@ -23,7 +23,7 @@ from .queries import Receipt
 from .steps import FIGURES
 
 if TYPE_CHECKING:
-    from conformance.dotnet import PostgreSQL
+    from conformance.transport import PostgreSQL
     from receipt_moves import State
 
     from sqlq_spark.options import SinkOptions, SourceOptions
