@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12335, "tokens": 71166},
-    "everything else": {"files": 51, "lines": 9386, "tokens": 54112},
+    "core": {"files": 62, "lines": 12335, "tokens": 71142},
+    "everything else": {"files": 51, "lines": 9065, "tokens": 51960},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
-    "other files in tests": {"files": 70, "lines": 1361},
-    "package": {"files": 113, "lines": 21721, "tokens": 125278},
+    "other files in tests": {"files": 70, "lines": 1350},
+    "package": {"files": 113, "lines": 21400, "tokens": 123102},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 292, "lines": 51275, "tokens": 345468},
-    "words": {"words": 69869},
+    "tests": {"files": 281, "lines": 49139, "tokens": 331014},
+    "words": {"words": 69907},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -80,15 +80,10 @@ class Place:
 def server(sqlqueue_server: str) -> str:
     """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
     kind = f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded"
-    servers.ran["postgresql"] = f"{version(sqlqueue_server)}, {kind}"
+    with psycopg.connect(sqlqueue_server) as connection:
+        version = connection.info.parameter_status("server_version")
+    servers.ran["postgresql"] = f"{version}, {kind}"
     return sqlqueue_server
-
-
-def version(url: str) -> str:
-    """What a PostgreSQL says it is."""
-    with psycopg.connect(url) as connection:
-        found = connection.execute("SHOW server_version").fetchone()
-    return "" if found is None else str(found[0])
 
 
 @pytest.fixture(scope="session")
@@ -176,18 +171,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand what this process did to the one that prints."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["model"] = dict(FIGURES)
-        session.config.workeroutput["servers"] = servers.ran
-        session.config.workeroutput["left out"] = dict(servers.left_out)
+        session.config.workeroutput["did"] = dict(FIGURES), servers.ran, dict(servers.left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
     """Take over what a process did; each has collected all tests."""
-    output = getattr(node, "workeroutput", {})
-    FIGURES.update(output.get("model", {}))
-    servers.ran.update(output.get("servers", {}))
-    servers.left_out |= output.get("left out", {})
+    figures, ran, left_out = getattr(node, "workeroutput", {}).get("did", ({}, {}, {}))
+    FIGURES.update(figures)
+    servers.ran.update(ran)
+    servers.left_out |= left_out
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,4 @@
-"""Payloads for tests: read as the package reads them, and forged ones of any list and buffers."""
+"""Payloads for tests: forged ones of any list and buffers, and one reader."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from sqlq_spark.wire.payload import ZSTD, Expected, Packed, unpack
+from sqlq_spark.wire.payload import ZSTD, Expected, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
-
-
-def reread(payload: Packed, schema: pa.Schema, *optional: pa.Field) -> pa.Table:
-    """Read a payload that was just packed."""
-    where, size = "a test", payload.size
-    expected = Expected(where=where, schema=schema, optional=optional, most=size, size=size)
-    return unpack(payload.bytes.to_pybytes(), (), expected)
 
 
 def of_receipt(payload: bytes) -> pa.Table:
@@ -34,14 +27,7 @@ def forged(
     columns: Sequence[object] = tuple(QUEUE_ROW.names),
     claims: dict[int, Any] | None = None,
 ) -> bytes:
-    """
-    A payload of any buffers.
-
-    Args:
-        batches: rows, and the buffers of all columns, plain.
-        columns: what the list names.
-        claims: the place of a buffer → what the list says of it instead.
-    """
+    """A payload of rows and the plain buffers of columns; of some `claims` says another size."""
     parts: list[bytes] = []
     listed: list[dict[str, Any]] = []
     for rows, buffers in batches:

@@ -1,12 +1,27 @@
-"""A proxy in front of a server: tests pass its messages on, and count or change them."""
+"""
+Servers of our own in front of PostgreSQL: tests pass its messages on, and count or change them.
+
+A `Door` speaks TLS, for which the embedded server is not built. A `Pooler` notes what a transaction
+pooler would tear apart.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import BufferedReader
+    from pathlib import Path
+
+    import trustme
 
 
 class Proxy(ABC):
@@ -16,18 +31,18 @@ class Proxy(ABC):
         """Listen; the url is that of the server, over TCP."""
         parts = urlsplit(url)
         self.server = parts.hostname or "127.0.0.1", parts.port or 5432
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._door.getsockname()[1]
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
         """Take no more clients."""
-        self._door.close()
+        self._listening.close()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                client = self._door.accept()[0]
+                client = self._listening.accept()[0]
                 threading.Thread(target=self._run, args=(client,), daemon=True).start()
 
     def _run(self, client: socket.socket) -> None:
@@ -45,3 +60,178 @@ def moved(url: str, host: str, port: int, *parameters: str) -> str:
     login = parts.netloc.rpartition("@")[0]
     query = "&".join(filter(None, parameters))
     return parts._replace(netloc=f"{login}@{host}:{port}", query=query).geturl()
+
+
+def message(stream: BufferedReader) -> bytes:
+    """One message behind its kind: its length, itself included, and its text."""
+    head = stream.read(4)
+    return head + stream.read(int.from_bytes(head) - 4)
+
+
+# ---------------------------------------------------------------- TLS
+
+ASKED = (80877103).to_bytes(4)  # a client asks for TLS
+HOST = "db.example"
+
+
+class Door(Proxy):
+    """Lets clients in, over TLS if it has a certificate, and counts them."""
+
+    def __init__(self, url: str, context: ssl.SSLContext | None) -> None:
+        """Listen in front of the server of the url."""
+        self.encrypted = 0  # clients that were satisfied with the certificate
+        self.plain = 0  # clients that went on without TLS
+        self._context = context
+        super().__init__(url)
+
+    def session(self, client: socket.socket) -> None:
+        """Answer the client's wish for TLS, and relay the rest."""
+        start = client.recv(8, socket.MSG_WAITALL)
+        if start[4:] != ASKED:
+            self.plain += 1
+            self._relay(client, start)
+        elif self._context is None:
+            client.sendall(b"N")
+            start = client.recv(8, socket.MSG_WAITALL)
+            self.plain += bool(start)
+            self._relay(client, start)
+        else:
+            client.sendall(b"S")
+            with self._context.wrap_socket(client, server_side=True) as inside:
+                if start := inside.recv(65536):
+                    self.encrypted += 1
+                    self._relay(inside, start)
+
+    def _relay(self, client: socket.socket, start: bytes) -> None:
+        with socket.create_connection(self.server) as server:
+            server.sendall(start)
+            threading.Thread(target=pump, args=(server, client), daemon=True).start()
+            pump(client, server)
+
+
+def pump(one: socket.socket, other: socket.socket) -> None:
+    """Hand on what comes, until the end of either."""
+    with contextlib.suppress(OSError):
+        while part := one.recv(65536):
+            other.sendall(part)
+        other.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def door(
+    url: str, authority: trustme.CA | None, *names: str, clients: trustme.CA | None = None
+) -> Iterator[Door]:
+    """
+    Give a door in front of a server over TCP.
+
+    Args:
+        url: the server's.
+        authority: who issues the door's certificate; None: it has none, and speaks no TLS.
+        names: host names and addresses in the certificate.
+        clients: who issues the certificates that clients must have; None: they need none.
+    """
+    context = None
+    if authority is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert(*names).configure_cert(context)
+        if clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            clients.configure_trust(context)
+    made = Door(url, context)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def client_words(issuer: trustme.CA, user: str, folder: Path) -> list[str]:
+    """Write a client's certificate and its key, and return the parameters that name them."""
+    issued = issuer.issue_cert(f"{user}@clients.example", common_name=user)
+    certificate, key = folder / f"{user}.pem", folder / f"{user}.key"
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    key.touch(0o600)  # libpq reads no key that others may read
+    issued.private_key_pem.write_to_path(key)
+    return [f"sslcert={certificate}", f"sslkey={key}"]
+
+
+def through(url: str, made: Door, *parameters: str, host: str = HOST) -> str:
+    """The url of a server behind a door, which is found under the host's name."""
+    return moved(url, host, made.port, *parameters, "hostaddr=127.0.0.1")
+
+
+# ---------------------------------------------------------------- a transaction pooler
+
+WHOLE = b"QX"  # a query in one message; good-bye
+# what a pooler says to a begin that lends its sessions for a statement only, and is gone
+REFUSED = b"SFATAL\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0"
+# what PgBouncer says to a client that brings settings of its own
+STRANGE = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+IDLE = b"I"  # of ReadyForQuery: no transaction is open
+
+
+class Pooler(Proxy):
+    """
+    Passes messages on, and keeps the kinds of those that a pooler would tear apart.
+
+    It lends a session from the begin of a transaction to its end. A statement that is prepared
+    while none is open may be looked for in another session afterwards, so all that may be sent
+    between transactions is a whole statement, in one message.
+    """
+
+    def __init__(self, url: str, *, begins: bool, options: bool) -> None:
+        """Without `begins` a session is lent for a statement; without `options` none may come."""
+        self.refused = 0  # clients that brought options
+        self.torn: list[bytes] = []
+        self.whole = 0  # messages between transactions that are as they should be
+        self._begins = begins
+        self._options = options
+        super().__init__(url)
+
+    def session(self, client: socket.socket) -> None:
+        """Lend a session of the server, transaction by transaction."""
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with client.makefile("rb") as asked:
+            start = message(asked)  # the first one has no kind
+            if self._options or b"\0options\0" not in start:
+                self._lend(client, asked, start)
+            else:
+                self.refused += 1
+                client.sendall(b"E" + (len(STRANGE) + 4).to_bytes(4) + STRANGE)
+
+    def _lend(self, client: socket.socket, asked: BufferedReader, start: bytes) -> None:
+        state = [b""]  # the server's, as it said last
+        with socket.create_connection(self.server) as server:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            back = threading.Thread(target=answer, args=(server, client, state), daemon=True)
+            back.start()
+            server.sendall(start)
+            while kind := asked.read(1):
+                text = message(asked)
+                if state[0] == IDLE:
+                    self.whole += kind in WHOLE
+                    self.torn += [] if kind in WHOLE else [kind]
+                if not self._begins and b"BEGIN" in text:
+                    client.sendall(b"E" + (len(REFUSED) + 4).to_bytes(4) + REFUSED)
+                    break
+                server.sendall(kind + text)
+            server.shutdown(socket.SHUT_WR)
+            back.join()
+
+
+def answer(server: socket.socket, client: socket.socket, state: list[bytes]) -> None:
+    """Pass on what a server says, and keep its state."""
+    with server.makefile("rb") as said:
+        while kind := said.read(1):
+            text = message(said)
+            if kind == b"Z":
+                state[0] = text[4:]
+            client.sendall(kind + text)
+
+
+@contextmanager
+def relayed(url: str, *, begins: bool = True, options: bool = True) -> Iterator[tuple[str, Pooler]]:
+    """Give the url of a pooler in front of a server over TCP, and the pooler."""
+    relay = Pooler(url, begins=begins, options=options)
+    plain = (urlsplit(url).query, "sslmode=disable", "gssencmode=disable")
+    yield moved(url, "127.0.0.1", relay.port, *plain), relay
+    relay.close()

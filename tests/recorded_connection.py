@@ -25,13 +25,7 @@ class RecordedConnection(ANY):  # type: ignore[misc]
         self.inner = inner
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """
-        Run a statement.
-
-        Args:
-            statement: its name, or that of the method which runs it, such as `load`.
-            call: runs it on the connection; what it returns must be returned.
-        """
+        """Run a statement by its name, or the method, such as `load`; return what it returns."""
         del statement
         return call()
 

@@ -1,26 +1,36 @@
-"""A login whose password the server changes; tests/given_password.py gives the last one."""
+"""A login whose password the server changes, and the function that gives the last one."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
-from given_password import CREDENTIALS
 from psycopg import sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from conftest import Place
+
+CREDENTIALS = "tests.rotation:password"  # Spark's workers import it too
+
+
+def password(url: str) -> str:
+    """Give the password that was published last, and note the call; the url names its file."""
+    file = Path(parse_qs(urlsplit(url).query)["passfile"][0])
+    with file.with_name("calls").open("a", encoding="utf-8") as calls:
+        calls.write(f"{os.getpid()} {url}\n")
+    return file.read_text(encoding="utf-8")
 
 
 @dataclass
 class Rotation:
-    """The login, and the module beside the password that it gives."""
+    """The login, and the folder with the password that the function gives."""
 
     place: Place
     folder: Path
@@ -29,7 +39,7 @@ class Rotation:
 
     @property
     def url(self) -> str:
-        """The place's url with this login and without a password."""
+        """The place's url with this login and without a password; libpq reads no such file."""
         parts = urlsplit(self.place.url)
         place = f"{self.user}@{parts.netloc.rpartition('@')[2]}"
         query = f"passfile={quote(str(self.folder / 'password'), safe='')}"
@@ -47,11 +57,7 @@ class Rotation:
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     def change(self) -> str:
-        """
-        Let the server accept another password only, which the function does not give yet.
-
-        It is as long as a token.
-        """
+        """Let the server accept another password only, as long as a token and not published yet."""
         self.passwords.append(f"pA55 &w%rd'@/:{secrets.token_hex(1000)}")
         role, text = sql.Identifier(self.user), sql.Literal(self.passwords[-1])
         self.place.connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(role, text))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from collections import Counter
 from contextlib import closing, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+import docker
 import pytest
 
 from sqlq_spark.database.sqlserver import drivers
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 VARIABLE = "SQLQ_TEST_SQLSERVER"  # a url, sqlserver://…
-NONE = "none"
 IMAGE = "mcr.microsoft.com/mssql/server:2022-CU26-ubuntu-22.04"
-PATIENCE = 0.4  # seconds for a Docker engine to answer
-SOCKET = "unix:///var/run/docker.sock"
 ONLY = "one_database"  # the marker of tests that no other database can run
 
 ran: dict[str, str] = {}  # dialect → the server's own words for what it is
@@ -36,38 +33,15 @@ left_out: Counter[str] = Counter()  # tests of one database that was not there, 
 
 
 @cache
-def docker() -> bool:
-    """Whether a Docker engine answers; asked once, and not for long."""
-    at = urlsplit(os.environ.get("DOCKER_HOST") or SOCKET)
-    try:
-        with closing(_reached(at.scheme, at.path, at.hostname, at.port)) as engine:
-            engine.settimeout(PATIENCE)
-            engine.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
-            return b" 200 " in engine.recv(64)
-    except OSError:
-        return False
-
-
-def _reached(scheme: str, path: str, host: str | None, port: int | None) -> socket.socket:
-    if scheme in {"tcp", "http"}:
-        return socket.create_connection((host or "127.0.0.1", port or 2375), timeout=PATIENCE)
-    if scheme != "unix" or not os.path.exists(path):  # noqa: PTH110 - of a url
-        raise OSError(path)
-    engine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    engine.settimeout(PATIENCE)
-    try:
-        engine.connect(path)
-    except OSError:
-        engine.close()
-        raise
-    return engine
-
-
 def databases() -> list[str]:
-    """The dialects that the shared tests are run with."""
-    named = os.environ.get(VARIABLE)
-    there = named != NONE if named else docker()
-    return ["postgresql", *(["sqlserver"] if there else [])]
+    """The dialects that the shared tests are run with; a Docker engine has a second to answer."""
+    if named := os.environ.get(VARIABLE):
+        return ["postgresql"] if named == "none" else ["postgresql", "sqlserver"]
+    try:
+        docker.from_env(timeout=1).ping()
+    except (docker.errors.DockerException, OSError):
+        return ["postgresql"]
+    return ["postgresql", "sqlserver"]
 
 
 @contextmanager
@@ -109,9 +83,6 @@ def asked(url: str, text: str) -> Any:
         return cursor.fetchone()[0] if cursor.description else None
 
 
-# ---------------------------------------------------------------- tests of one database
-
-
 def sorted_out(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Tests to run, and those that are marked for a database other than the one they would get."""
     kept: list[pytest.Item] = []
@@ -134,19 +105,13 @@ def only(dialect: str, reason: str) -> pytest.MarkDecorator:
     return getattr(pytest.mark, ONLY)(dialect, reason)  # type: ignore[no-any-return]
 
 
-# ---------------------------------------------------------------- the last lines of a run
-
-
 def closing_lines() -> list[str]:
-    """Which servers ran, and how many tests were left out, and why."""
-    lines = [f"PostgreSQL: {ran.get('postgresql', 'no test asked for one')}"]
-    if "sqlserver" in ran:
-        lines.append(f"SQL Server: {ran['sqlserver']}")
-    elif "sqlserver" in databases():
-        lines.append("SQL Server: none ran, for no test asked for one")
-    else:
-        lines.append(
-            f"SQL Server: none ran, for {VARIABLE} names none and no Docker engine answers; "
-            "its T-SQL was parsed and compared only"
-        )
-    return lines + [f"{number} tests {reason}" for reason, number in sorted(left_out.items())]
+    """Which servers ran, and how many tests were left out, and why: the last lines of a run."""
+    none = "no test asked for one"
+    if "sqlserver" not in databases():
+        none = f"{VARIABLE} names none and no Docker engine answers; its T-SQL was parsed only"
+    return [
+        f"PostgreSQL: {ran.get('postgresql', 'no test asked for one')}",
+        f"SQL Server: {ran.get('sqlserver', f'none ran, for {none}')}",
+        *(f"{number} tests {reason}" for reason, number in sorted(left_out.items())),
+    ]

@@ -182,7 +182,7 @@ def of_jobs() -> Facts:
             value = each.default if factory is MISSING else factory()
             hint = str(each.type).removesuffix(" | None").partition("[")[0]
             words = [each.name, hint, default(value)]
-            words += ["secret"] if each.metadata["secret"] else []
+            words += ["secret"] if each.name.endswith("password") else []
             words += [f"or {variable}" for variable in each.metadata["environment"]]
             yield f"setting {' '.join(words)}", job.removeprefix("sqlqueue-")
 

@@ -68,14 +68,12 @@ def test_the_bytes_of_a_batch_are_shared_by_what_was_expected() -> None:
     """Between the queues by weight, between the tasks of one evenly."""
     end = offset({}, {"messages": 3, "bytes": 1000, "bounds": [1, 2]})
 
-    assert [each.bytes for each in tasks_of(end, options())] == [CEILING] * 3
-    assert [each.bytes for each in tasks_of(end, options(maxBytesPerTrigger="8m"))] == [
-        MIB,
-        MIB,
-        6 * MIB,
-    ]
-    assert [each.bytes for each in tasks_of(end, options(maxBytesPerTrigger="1"))] == [1, 1, 1]
-    assert [each.bytes for each in tasks_of(offset({}), options(maxBytesPerTrigger="9"))] == [4, 4]
+    for raw, expected in (
+        ({}, [CEILING] * 3),
+        ({"maxBytesPerTrigger": "8m"}, [MIB, MIB, 6 * MIB]),
+        ({"maxBytesPerTrigger": "1"}, [1, 1, 1]),
+    ):
+        assert [each.bytes for each in tasks_of(end, options(**raw))] == expected
 
 
 def test_small_tasks_share_partitions_and_large_ones_do_not() -> None:

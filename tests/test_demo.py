@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -13,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from processes import inheriting, naming
 from waiting import PATIENCE, until
@@ -62,22 +59,12 @@ def test_the_demo_loses_nothing_and_repeats_nothing(kept: Path) -> None:
     assert {"checkpoint", "postgresql", "spark.log", "table"} <= {
         path.name for path in kept.iterdir()
     }
-    # JSON of the size of an order
-    bodies: list[bytes] = []
-    for path in (kept / "table").glob("*.parquet"):
-        with contextlib.suppress(pa.ArrowInvalid):  # a kill left it incomplete
-            bodies += pq.read_table(path)["body"].to_pylist()
-    assert len(bodies) >= 4000
-    assert all(250 < len(body) < 1000 for body in bodies)
-    assert all(body.startswith(b'{"OrderId":') for body in bodies)
 
 
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(
-    ("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_nothing_stays_behind_when_the_demo_is_stopped(
     kept: Path, ending: signal.Signals, code: int
 ) -> None:
@@ -127,9 +114,8 @@ def test_a_folder_that_is_not_empty_is_not_touched(tmp_path: Path) -> None:
 
     done = demo("--keep", str(tmp_path))
 
-    assert done.returncode == 2
+    assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["mine"])
     assert "expected a folder that is new or empty" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_when_spark_fails_its_log_is_kept() -> None:

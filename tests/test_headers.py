@@ -2,17 +2,18 @@
 
 import json
 import re
-import sys
 import unicodedata
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from strict_headers import loads
 
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.address import POSTGRESQL
 from sqlq_spark.wire.headers import (
-    FAULT_PREFIXES,
     LONGEST_SPAN,
     NEVER_FIRST,
     BadTimeSpan,
@@ -31,43 +32,46 @@ HEADERS = st.dictionaries(ANY_TEXT, st.none() | ANY_TEXT)
 # ----- writing ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ({}, "{}"),
-        ({"key/with/slashes": "v"}, r'{"key\/with\/slashes":"v"}'),
-        ({"emoji": "🚀"}, r'{"emoji":"\uD83D\uDE80"}'),
-        ({"newline": "line1\r\nline2"}, r'{"newline":"line1\r\nline2"}'),
-        ({"keyWithNull": None}, '{"keyWithNull":null}'),
-        ({"b": "1", "a": "2"}, '{"b":"1","a":"2"}'),
-        ({"NServiceBus.ContentType": "text/xml"}, r'{"NServiceBus.ContentType":"text\/xml"}'),
-        (
-            {"NServiceBus.ReplyToAddress": '"public"."Shop.Orders"'},
-            r'{"NServiceBus.ReplyToAddress":"\"public\".\"Shop.Orders\""}',
-        ),
-    ],
-)
-def test_headers_are_written_as_the_9_1_writer_does(
-    headers: dict[str, str | None], expected: str
-) -> None:
-    """Compact, in the order given, byte for byte."""
-    assert dumps(headers) == expected
+# what endpoints of NServiceBus 10.2 with transport 9.1 wrote
+GOLDEN = [
+    json.loads(line)["headers"]
+    for line in Path(__file__)
+    .with_name("golden")
+    .joinpath("nservicebus-10.jsonl")
+    .read_text("utf-8")
+    .splitlines()
+]
+TIMES = {
+    *(wire.TIME_SENT, wire.DELIVER_AT, wire.TIME_OF_FAILURE, f"{wire.RETRIES}.Timestamp"),
+    *(wire.PROCESSING_STARTED, wire.PROCESSING_ENDED),
+}
+
+
+def test_what_endpoints_wrote_is_read_and_written_byte_for_byte() -> None:
+    """All headers in their order, every time, the one lifetime, and each address."""
+    assert wire.dumps({"a/b": None, "emoji": "🚀"}) == r'{"a\/b":null,"emoji":"\uD83D\uDE80"}'
+    for text in GOLDEN:
+        read = {name: value or "" for name, value in loads(text).items()}
+        assert wire.dumps(read) == text
+        for name in TIMES & read.keys():
+            assert wire_time(parse_wire_time(read[name])) == read[name]
+        for name in {wire.REPLY_TO_ADDRESS, wire.FAILED_Q} & read.keys():
+            assert POSTGRESQL.print_address(POSTGRESQL.parse_address(read[name])) == read[name]
+        if lifetime := read.get(wire.TIME_TO_BE_RECEIVED):
+            assert format_span(parse_span(lifetime)) == lifetime
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", ""),
         ("plain ASCII < > & ' + ` ~", "plain ASCII < > & ' + ` ~"),
         ('"\\/\b\t\n\f\r', r"\"\\\/\b\t\n\f\r"),
         ("\0\x1f\x7f\x80", r"\u0000\u001F\u007F\u0080"),
         ("ä ß Ж 漢 €", "ä ß Ж 漢 €"),
         ("\u00a0\u2003\u3000", r"\u00A0\u2003\u3000"),
-        ("\u2028\u2029", r"\u2028\u2029"),
         ("\ue000\uffff", r"\uE000\uFFFF"),
         ("\u200d\u00ad", "\u200d\u00ad"),  # Cf is not escaped
         ("\ufeff", r"\uFEFF"),  # but for the byte order mark
-        ("\ufffd", "\ufffd"),
         ("\U0001d4b3\U0010ffff", r"\uD835\uDCB3\uDBFF\uDFFF"),
         ("a\ud83d", r"a\uFFFD"),
         ("\udc00b", r"\uFFFDb"),
@@ -85,6 +89,7 @@ def test_text_is_escaped_as_the_9_1_writer_does(text: str, expected: str) -> Non
 def test_a_character_is_escaped_if_and_only_if_its_category_says_so(character: str) -> None:
     r"""Every code point is one of four: short, replaced, `\uXXXX` in UTF-16 units, or itself."""
     written = escape(character)
+    assert escape("\n" + character) == "\\n" + written  # beside one that is not printable
 
     category = unicodedata.category(character)
     if character in '"\\/\b\t\n\f\r':
@@ -101,17 +106,6 @@ def test_a_character_is_escaped_if_and_only_if_its_category_says_so(character: s
         assert written == character
     if category != "Cs":
         assert json.loads(f'"{written}"') == character
-
-
-def test_the_fast_path_skips_nothing_that_must_be_escaped() -> None:
-    """Over all code points: each is written alone as beside a character that is not printable."""
-    missed = [
-        code
-        for code in range(sys.maxunicode + 1)
-        if escape("\n" + chr(code)) != "\\n" + escape(chr(code))
-    ]
-
-    assert missed == []
 
 
 @given(HEADERS)
@@ -132,16 +126,6 @@ def test_no_text_begins_with_a_name_on_which_old_endpoints_fail() -> None:
     assert dumps({"__type": "x", "a": "1", "b": None}) == '{"a":"1","b":null,"__type":"x"}'
     assert dumps({"a": "1", "__type": "x", "b": "2"}) == '{"a":"1","__type":"x","b":"2"}'
     assert dumps({"__type": None}) == '{"__type":null}'
-
-
-def test_what_return_to_source_removes_is_known_by_its_beginning() -> None:
-    """The prefixes that an endpoint writes when a message fails."""
-    assert FAULT_PREFIXES == (
-        "NServiceBus.Retries",
-        "NServiceBus.FailedQ",
-        "NServiceBus.TimeOfFailure",
-        "NServiceBus.ExceptionInfo.",
-    )
 
 
 # ----- times -----------------------------------------------------------------------------------
@@ -187,12 +171,7 @@ def test_a_time_in_another_form_says_what_was_expected(text: str) -> None:
     ("text", "milliseconds"),
     [
         ("00:00:00", 0),
-        ("00:00:01", 1000),
-        ("00:30:00", 1_800_000),
-        ("1:2:3", 3_723_000),
         ("1.12:00:00", 129_600_000),
-        ("0.00:00:01", 1000),
-        ("00:00:01.5", 1500),
         ("00:00:01.5000000", 1500),
         ("00:00:00.0019999", 1),
         ("24.20:31:23.647", 2_147_483_647),
@@ -205,19 +184,8 @@ def test_a_span_is_read_in_milliseconds(text: str, milliseconds: int) -> None:
 
 
 UNREADABLE = [
-    "",
-    "6",
-    "10:00",
-    "24:00:00",
-    "00:60:00",
-    "00:00:60",
-    "00:00:01.",
-    "00:00:01.12345678",
-    "1 hour",
-    " 00:00:01",
-    "00:00:01\n",
-    "\u0660\u0660:00:01",
-    "--00:00:01",
+    *("", "6", "10:00", "24:00:00", "00:60:00", "00:00:60", "00:00:01.", "00:00:01.12345678"),
+    *("1 hour", " 00:00:01", "00:00:01\n", "\u0660\u0660:00:01", "--00:00:01"),
 ]
 
 
@@ -226,9 +194,7 @@ UNREADABLE = [
     [
         *((text, "cannot be read") for text in UNREADABLE),
         ("-00:00:01", "is negative"),
-        ("-1.00:00:00", "is negative"),
         ("24.20:31:23.648", "is longer than 24.20:31:23.6470000"),
-        ("99999999.00:00:00", "is longer than 24.20:31:23.6470000"),
     ],
 )
 def test_a_span_that_no_endpoint_could_pass_says_why(text: str, reason: str) -> None:

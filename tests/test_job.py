@@ -14,18 +14,18 @@ from unittest import mock
 
 import pytest
 
-from sqlq_spark.errors import BadOption, QueueNotFound
+from sqlq_spark.errors import QueueNotFound
 from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import streams
-from sqlq_spark.jobs.settings import number, pairs, setting, texts
-from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.jobs.settings import days, pairs, setting, texts
 from sqlq_spark.options.fields import Reader, count, flag
 
 ROOT = Path(__file__).parent.parent
 URL = "postgresql://spark:s3cret@localhost:5432/shop"
+DAYS = "a number of days above 0, at most 36500"
 BARE = "postgresql://spark@localhost:5432/shop"
-FORMS = "postgresql://user@host:5432/shop or sqlserver://user@host:1433/shop"
+FORMS = "The database: postgresql://user@host:5432/database or sqlserver://user@host:1433/database."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,15 @@ class Settings(job_settings.DatabaseSettings, job_settings.StreamSettings):
     queues: str = setting("Which.")
     names: tuple[str, ...] = setting("Several.", texts, default=())
     most: int = setting("How many.", Reader("at least 1", count.read), default=5)
-    share: float = setting("Of 100%.", number("a number", 0), default=0.5)
+    share: float = setting("Of 100%.", days, default=0.5)
     split: bool = setting("Apart.", flag, default=False)
     checkpoint: str | None = setting("Where.", default=None)  # type: ignore[assignment]
     source: dict[str, str] = setting("More.", pairs)
+    sink: dict[str, str] = setting("More.", pairs)
+
+    def options(self) -> job_settings.Opened:
+        """Nothing is opened."""
+        return []
 
 
 @pytest.fixture(autouse=True)
@@ -76,11 +81,11 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     """What neither gives is the default; a table of the file is a flag that is repeated."""
     path = file(
         tmp_path,
-        f'url = "{URL}"\nqueues = "a"\nnames = ["x"]\nmost = 7\nshare = 1\n[source]\n'
+        f'url = "{URL}"\nqueues = "a"\nnames = "x"\nmost = 7\nshare = 1\n[source]\n'
         'peekDelay = "1s"\nmaxConcurrency = 3\nfailOnDataLoss = false\n',
     )
 
-    made = loaded("--settings", path, "--queues", "b", "--split", "--names", "y, z")
+    made = loaded("--settings", path, "--queues", "b", "--split=true", "--names", "y, z")
 
     assert (made.queues, made.names, made.most, made.share) == ("b", ("y", "z"), 7, 1.0)
     assert (made.split, made.trigger, made.log_level) == (True, "availableNow", "FATAL")
@@ -91,17 +96,17 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
 
 def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
     """Each by its name, with what was found and what was expected."""
-    path = file(tmp_path, 'quues = "a"\nmost = 0\nshare = "much"\nnames = [1.5, []]\nsplit = 1\n')
+    path = file(tmp_path, 'quues = "a"\nmost = 0\nshare = "much"\nnames = ["x"]\nsplit = 1\n')
 
     said = refused("--settings", path, "--trigger", "soon")
 
     assert said.splitlines() == [
         "flag --trigger is 'soon': expected availableNow, or a time, for example 10s",
         f"setting most in {path} is 0: expected at least 1",
-        f"setting names in {path} is [1.5, []]: expected a list of texts",
+        f"setting names in {path} is ['x']: expected texts, separated by commas",
         "setting queues is missing: give --queues: Which.",
         f"setting quues in {path} is not known: did you mean queues?",
-        f"setting share in {path} is 'much': expected a number",
+        f"setting share in {path} is 'much': expected {DAYS}",
         f"setting split in {path} is 1: expected true or false",
         f"setting url is missing: give --url, or environment variable SQLQUEUE_URL: {FORMS}",
     ]
@@ -118,7 +123,7 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
         (["--settings", "/none"], "flag --settings is '/none': expected a TOML file ([Errno 2] No"),
         (["--source", "peekDelay"], "flag --source is ['peekDelay']: expected a table of NAME = v"),
         (["--most", "many"], "flag --most is 'many': expected at least 1"),
-        (["--share", "true"], "flag --share is 'true': expected a number"),
+        (["--share", "true"], "flag --share is 'true': expected a number of days"),
         (["--split", "maybe"], "flag --split is 'maybe': expected true or false"),
         (["--queues", " "], "flag --queues is ' ': expected text"),
     ],
@@ -195,25 +200,26 @@ def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
     )
     made = loaded("--settings", path)
 
-    said = json.dumps(job_settings.blank("", vars(made)))
+    said = {name: job_settings.show(name, each) for name, each in vars(made).items()}
 
-    assert "s3cret" not in said
-    assert said.count("***") == 3
-    assert "localhost" in said
+    assert "s3cret" not in str(said)
+    assert sorted(name for name in said if "***" in said[name]) == ["password", "source", "url"]
+    assert "localhost" in said["url"]
     assert "s3cret" not in repr(replace(made, source={}))
     without = loaded("--url", "postgresql://localhost/shop", "--queues", "a")
-    assert job_settings.blank("", vars(without))["password"] is None
+    assert job_settings.show("password", without.password) == "None"
+    assert job_settings.show("source", {"Password": "s3cret"}) == "***"
 
 
 def test_no_error_shows_a_secret(tmp_path: Path) -> None:
     """It only says that a password is wrong; a url is shown without its own, also in a list."""
     password = file(tmp_path, f'url = "{URL}"\nqueues = "a"\npassword = ["s3cret"]\n')
-    expected = f"setting password in {password} is '***': expected text"
+    expected = f"setting password in {password} is ***: expected text"
     assert refused("--settings", password) == expected
     url = file(tmp_path, f'url = ["{URL}", [{{ url = "{URL}" }}]]\nqueues = "a"\n')
     said = refused("--settings", url)
     assert "s3cret" not in said
-    assert said.count("spark:***@localhost") == 2
+    assert "spark:***@localhost" in said
 
 
 # ---------------------------------------------------------------- options of source and sink
@@ -223,9 +229,9 @@ def test_what_is_passed_to_the_data_source() -> None:
     """A job's own options and those of its table, as the data source spells them."""
     table = {"PEEKDELAY": "2s", "maxMessagesPerTrigger": "10"}
 
-    raw = job_settings.raw_options(
-        SourceOptions, table, url=URL, queues="a", errorQueue=None, failOnDataLoss=True
-    )
+    settings = Settings(url=URL, queues="a", source=table)
+
+    raw = settings.raw_options("source", queues="a", errorQueue=None, failOnDataLoss=True)
 
     assert raw == {
         "url": URL,
@@ -237,20 +243,21 @@ def test_what_is_passed_to_the_data_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "table", "said"),
+    ("title", "table", "said"),
     [
-        (SourceOptions, {"peekDelays": "1s"}, "setting peekDelays in [source] is not known: did"),
-        (SourceOptions, {"Queues": "b"}, "setting Queues in [source] is set by the job"),
-        (SourceOptions, {"password": "x"}, "setting password in [source] is set by the job"),
-        (SourceOptions, {"peekDelay": "1"}, "option peekDelay is '1': expected a time of at least"),
-        (SinkOptions, {"quue": "b"}, "setting quue in [sink] is not known: did you mean queue?"),
-        (SinkOptions, {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is set"),
+        ("source", {"peekDelays": "1s"}, "setting peekDelays in [source] is not known: did"),
+        ("source", {"Queues": "b"}, "setting Queues in [source] is set by the job"),
+        ("source", {"password": "x"}, "setting password in [source] is set by the job"),
+        ("sink", {"quue": "b"}, "setting quue in [sink] is not known: did you mean queue?"),
+        ("sink", {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is set"),
     ],
 )
-def test_an_option_that_is_not_passed(kind: Any, table: dict[str, str], said: str) -> None:
+def test_an_option_that_is_not_passed(title: str, table: dict[str, str], said: str) -> None:
     """It is named, with the table where it stands, before Spark starts."""
-    with pytest.raises((job_settings.BadSettings, BadOption)) as error:
-        job_settings.raw_options(kind, table, url=URL, password=None, queues="a")
+    given: dict[str, Any] = {"url": URL, "queues": "a", title: table}
+
+    with pytest.raises(job_settings.BadSettings) as error:
+        Settings(**given).raw_options(title, queues="a")
 
     assert str(error.value).startswith(said)
 
@@ -340,7 +347,6 @@ def test_without_java_or_delta_a_job_says_what_to_install(
     made, words = job.Job("", Settings, lambda *_: {}), ["--url", URL, "--queues", "a"]
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "delta", None)
-        patch.setattr(Settings, "tables", lambda _: {"/lake/orders": False}, raising=False)
         assert made.main(words) == 2
     assert "add --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
 

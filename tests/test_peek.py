@@ -90,16 +90,11 @@ def test_a_look_starts_where_the_queue_started() -> None:
     assert (state.found, state.anchor) == (WAITING, 5)
     assert look(state, WAITING, now=29.0)[1] == [Query("anchor", 5)]
     assert look(state, WAITING, now=30.0)[1] == [Query("start", LOWEST_SEQ)]
+    slow, _ = look(PeekState(), WAITING, took=2.0)  # seldom: fifty times what it took
+    assert look(slow, WAITING, now=99.0)[1] == [Query("anchor", 5)]
+    assert look(slow, WAITING, now=100.0)[1] == [Query("start", LOWEST_SEQ)]
     # what was asked for was received, so only dead rows are before its end
     assert peek.learn(plan(state), NONE_EMPTY).anchor == 8
-
-
-def test_a_slow_look_from_the_very_beginning_comes_seldom() -> None:
-    """Fifty times what it took."""
-    state, _ = look(PeekState(), WAITING, took=2.0)
-
-    assert look(state, WAITING, now=99.0)[1] == [Query("anchor", 5)]
-    assert look(state, WAITING, now=100.0)[1] == [Query("start", LOWEST_SEQ)]
 
 
 def test_a_look_that_finds_nothing_looks_at_the_very_beginning_and_rests() -> None:
@@ -142,17 +137,6 @@ def test_a_busy_queue_does_not_hide_messages_that_were_held() -> None:
     assert early == [Query("behind", 8, ends=True)]
     assert due == [Query("start", LOWEST_SEQ)]
     assert later == [Query("anchor", 8)]
-
-
-def test_messages_that_are_held_for_long_cost_an_empty_batch_each_thirty_seconds() -> None:
-    """The look after it starts behind them again."""
-    state = peek.learn(plan(look(PeekState(), WAITING, now=0.0)[0]), EMPTY)
-
-    state, due = look(state, WAITING, now=30.0)
-    _, again = look(peek.learn(plan(state), EMPTY), WAITING, now=31.0)
-
-    assert due == [Query("start", LOWEST_SEQ)]
-    assert again == [Query("behind", 8, ends=True)]
 
 
 def test_without_receipts_an_unchanged_queue_shows_that_a_batch_received_nothing() -> None:

@@ -29,20 +29,15 @@ if TYPE_CHECKING:
         ("server closed the connection unexpectedly", errors.ConnectionLost),
         ("terminating connection due to administrator command", errors.ConnectionLost),
         ("the database system is starting up", errors.ConnectionLost),
-        ("the database system is shutting down", errors.ConnectionLost),
         ("the database system is in recovery mode", errors.ConnectionLost),
         ("the database system is not yet accepting connections", errors.ConnectionLost),
         ("sorry, too many clients already", errors.ServerShort),
         ('too many connections for role "bo"', errors.ServerShort),
-        (
-            "remaining connection slots are reserved for roles with the SUPERUSER attribute",
-            errors.ServerShort,
-        ),
+        ("remaining connection slots are reserved for roles", errors.ServerShort),
         ("no more connections allowed (max_client_conn)", errors.ServerShort),
         ('connection to server at "db" failed: Connection refused', errors.NotReachable),
         ('could not translate host name "db" to address', errors.NotReachable),
         ('password authentication failed for user "bo"', errors.LoginRefused),
-        ('role "bo" does not exist', errors.LoginRefused),
         ('database "shop" does not exist', errors.DatabaseNotFound),
         ("SSL error: certificate verify failed", errors.ServerNotVerified),
         ('server certificate for "a" does not match host name "b"', errors.ServerNotVerified),
@@ -79,10 +74,8 @@ def test_a_statement_that_changes_a_table_has_its_grant(name: str) -> None:
     [
         "postgresql://bo:s3cret/x@db/shop",
         "postgresql://bo:x?s3cret@db/shop",
-        "postgresql://bo:s3cret@x@db/shop",
         "postgresql://bo:s3cret x@db/shop",
         "postgresql://bo:s3cret%zz@db/shop",
-        "postgresql://bo:s3cret%00@db/shop",
         "postgresql://bo:s3cret@db:port/shop",
         "postgresql://bo@db/shop?password=x&s3cret",
         "postgresql://bo:s3cret\n@db/shop",
@@ -112,18 +105,17 @@ def test_an_error_shows_where_a_url_leads(url: str, place: str) -> None:
     assert redact(url) == place
 
 
-@pytest.mark.parametrize("state", ["53100", "53200"])
-def test_a_server_without_room_or_memory_is_worth_another_try(place: Place, state: str) -> None:
+def test_a_server_without_room_is_worth_another_try(place: Place) -> None:
     """As one without a connection; the trigger raises what the server would raise."""
     queue = QueueAddress("short", place.schema)
     place.sql(f"""
         CREATE TABLE {place.schema}.short (body bytea);
         CREATE FUNCTION {place.schema}.raise() RETURNS trigger LANGUAGE plpgsql AS
-            $$BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END$$;
+            $$BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '53100'; END$$;
         CREATE TRIGGER t BEFORE INSERT ON {place.schema}.short
             EXECUTE FUNCTION {place.schema}.raise()""")
     with closing(connect(place.url, application="test", timeout=30, state=place.state)) as found:
-        with pytest.raises(errors.ServerShort, match=state), transaction(found, timeout=30):
+        with pytest.raises(errors.ServerShort, match="53100"), transaction(found, timeout=30):
             found.load(queue, pa.table({"body": [b"x"]}))
         assert found.rows("clock")  # the session can be used again
 

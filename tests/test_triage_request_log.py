@@ -4,65 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from spark.stand import Queue
 
 from sqlq_spark.jobs.error_triage import in_log
-from sqlq_spark.send.dispatch import (
-    GIVEN_UP,
-    OPEN,
-    SENT,
-    UNKNOWN,
-    give_up,
-    open_request,
-    read_state,
-)
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN, read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Place
 
-    Sink = Callable[[str], dict[str, str]]
 
-
-@pytest.fixture
-def sink(place: Place) -> Sink:
-    """Give a function of a request's options, in an empty database."""
+def test_a_request_is_opened_once_and_then_sent_or_given_up(place: Place) -> None:
+    """Asking changes nothing; neither end is undone."""
     queue = Queue(place, "orders")
     queue.install()
-    return lambda name: {**queue.options, "txnAppId": f"triage:{name}", "txnVersion": "0"}
-
-
-def rows(place: Place) -> list[tuple[str, int]]:
-    """Return the rows of the dispatch log."""
-    return place.sql(f"SELECT sink, batch FROM {place.state}.dispatch_log")
-
-
-def test_a_request_is_opened_sent_and_then_not_given_up(
-    sink: Callable[[str], dict[str, str]], place: Place
-) -> None:
-    """Asking changes nothing; what was sent is not opened again."""
-    assert [in_log(sink("r"), read_state), rows(place)] == [UNKNOWN, []]
-    in_log(sink("r"), open_request)
-    assert [in_log(sink("r"), read_state), in_log(sink("other"), read_state)] == [OPEN, UNKNOWN]
-    assert rows(place) == [("app:triage:r", OPEN)]
-
+    sent, given_up, other = (
+        {**queue.options, "txnAppId": f"triage:{name}", "txnVersion": "0"} for name in "abc"
+    )
+    assert in_log(sent, read_state) == UNKNOWN
+    assert place.sql(f"SELECT sink, batch FROM {place.state}.dispatch_log") == []
+    in_log(sent, dispatch.open_request)
+    assert [in_log(each, read_state) for each in (sent, other)] == [OPEN, UNKNOWN]
     place.sql(f"UPDATE {place.state}.dispatch_log SET batch = {SENT}, messages = 7")
-    assert in_log(sink("r"), read_state) == SENT
-    in_log(sink("r"), give_up)
-    assert in_log(sink("r"), read_state) == SENT
-    in_log(sink("r"), open_request)
-    assert in_log(sink("r"), read_state) == SENT
+    in_log(given_up, dispatch.open_request)
 
+    for change in (dispatch.give_up, dispatch.open_request, dispatch.give_up):
+        in_log(sent, change)
+        in_log(given_up, change)
 
-def test_only_an_open_request_is_given_up_and_stays_so(
-    sink: Callable[[str], dict[str, str]],
-) -> None:
-    """Also if it is done twice."""
-    in_log(sink("r"), open_request)
-    for _ in range(2):
-        in_log(sink("r"), give_up)
-        assert in_log(sink("r"), read_state) == GIVEN_UP
-    in_log(sink("r"), open_request)
-    assert in_log(sink("r"), read_state) == GIVEN_UP
+        assert [in_log(each, read_state) for each in (sent, given_up)] == [SENT, GIVEN_UP]

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq_spark.jobs.queue_to_delta import OTHER, Settings, application, place_of, table_name
+from sqlq_spark.jobs.queue_to_delta import OTHER, Settings, application, table_name
 
 texts = st.text(st.characters(exclude_categories=[]), max_size=300)
 
@@ -32,31 +32,22 @@ def test_what_looks_alike_is_kept_apart() -> None:
     assert all(each.startswith("shop_placed_") for each in map(table_name, types[:5]))
 
 
-def test_where_a_table_stands() -> None:
-    """Below a path, beside a name."""
-    assert place_of("s3://lake/orders/", "a_1") == "s3://lake/orders/a_1"
-    assert place_of("main.lake.orders", "a_1") == "main.lake.orders_a_1"
-
-
-def rules(names: dict[str, str], most_types: int = 1, form: str = "map") -> Settings:
+def rules(names: dict[str, str], form: str = "map") -> Settings:
     """Settings of a job that writes a table for each type."""
     given: dict[str, Any] = {"url": "postgresql:///s", "queues": "q", "table": "t"}
-    return Settings(
-        **given, checkpoint="c", split=True, names=names, most_types=most_types, form=form
-    )
+    return Settings(**given, checkpoint="c", split=True, names=names, form=form)
 
 
 def test_a_write_is_known_again_by_its_rules() -> None:
     """Other rules make another write of it; so does another stream or share."""
     known = {
-        application(query, name, rules(named, most, form))
+        application(query, name, rules(named, form))
         for query in ("1", "2")
         for name in ("paid", "Paid")
         for named in ({}, {"A": "a"}, {"A": "b"})
-        for most in (1, 2)
         for form in ("map", "json")
     }
     one, other = (rules(names) for names in ({"A": "a", "B": "b"}, {"B": "b", "A": "a"}))
 
-    assert len(known) == 48
+    assert len(known) == 24
     assert application("1", "x", one) == application("1", "x", other)

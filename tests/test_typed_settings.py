@@ -33,8 +33,6 @@ SPLIT = {"split": True, **ERROR}
         ({"schemas": {"A": "a INT"}, **ERROR}, "settings names and schemas need split = true"),
         ({"schema": "/none.ddl", **ERROR}, "setting schema is '/none.ddl': expected a file to"),
         ({"schemas": {"A": "none.ddl"}, **SPLIT}, "setting A in [schemas] is 'none.ddl': expected"),
-        ({"partition_by": ("date", "date")}, "setting partition_by is date, date: expected date,"),
-        ({"schema_prefix": "x_"}, "setting schema_prefix needs schema or [schemas]"),
         (
             {"schemas": {"A": "a INT"}, "names": {"A": "both", "B": "both"}, **SPLIT},
             "setting names gives B and A the table both: expected the same schema for both",

@@ -21,16 +21,10 @@ def until(
     told: Callable[[], object] = str,
 ) -> T:
     """
-    Look again and again until there is something to be seen.
+    Look again and again until what is `wanted` is seen, or anything true; return it.
 
-    Args:
-        look: what is looked at.
-        wanted: what must be seen; None: anything that counts as true.
-        seconds: how long; the last look begins after them, however long the machine stood still.
-        told: what the error tells too, as the end of a log.
-
-    Returns:
-        What was seen.
+    The last look begins after the seconds, however long the machine stood still. The error also
+    tells what `told` gives, as the end of a log.
     """
     end = time.monotonic() + seconds
     while True:
@@ -40,15 +34,8 @@ def until(
             return seen
         if late:
             what = "" if wanted is None else f" {wanted!r}"
+            lines = inspect.getsource(look).strip() if inspect.isfunction(look) else repr(look)
             raise AssertionError(
-                f"waited {seconds:g} s for{what}: {source(look)}\nsaw last: {seen!r}\n{told()}"
+                f"waited {seconds:g} s for{what}: {lines}\nsaw last: {seen!r}\n{told()}"
             )
         time.sleep(0.02)
-
-
-def source(look: Callable[[], object]) -> str:
-    """The lines in which a look stands."""
-    try:
-        return inspect.getsource(look).strip()
-    except (OSError, TypeError):
-        return repr(look)

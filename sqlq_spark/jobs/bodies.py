@@ -42,6 +42,7 @@ class Schema(NamedTuple):
 
     types: tuple[str, ...]  # the message types that have it; none: all messages
     columns: StructType
+    names: dict[str, str]  # field → the table's column
     name: str  # of the stream's column that holds the parsed bodies
 
 
@@ -147,34 +148,30 @@ def find_required(kind: DataType, value: str, path: str = "") -> list[tuple[str,
     return []
 
 
-def parse(
-    spark: SparkSession, ddl: Mapping[str, str], prefix: str, taken: Iterable[str]
-) -> list[Schema]:
+def parse(spark: SparkSession, ddl: Mapping[str, str], taken: Iterable[str]) -> list[Schema]:
     """
     Parse the schemas of a job; types with the same text share a schema.
 
     Args:
         spark: the session, which must be active.
         ddl: full name of a message type, or "" for all messages → DDL.
-        prefix: of the names of the table's columns.
-        taken: names of the table's other columns.
+        taken: names of the table's other columns; a field `id` becomes the column `body_id`.
 
     Raises:
-        BadSettings: the DDL is not valid, or names a column that the table has already.
+        BadSettings: the DDL is not valid, or names a column twice.
     """
-    schemas: list[Schema] = []
+    schemas, others = list[Schema](), {each.lower() for each in taken}
     for given in sorted(set(ddl.values())):
         types = tuple(sorted(each for each in ddl if ddl[each] == given and each))
         setting = f"setting {types[0]} in [schemas]" if types else "setting schema"
-        columns, others = parse_ddl(spark, setting, given), {each.lower() for each in taken}
-        for name in (f"{prefix}{each}" for each in columns.names):
-            if name.lower() in others:
-                raise BadSettings(
-                    reason=f"{setting} has the column {name}, which the table has already. "
-                    "Names are not case-sensitive. Set schema_prefix, for example to body_"
-                )
-            others.add(name.lower())
-        schemas.append(Schema(types=types, columns=columns, name=f"typedBody{len(schemas)}"))
+        columns = parse_ddl(spark, setting, given)
+        names = {each: f"body_{each}" if each.lower() in others else each for each in columns.names}
+        if len({each.lower() for each in names.values()}) < len(columns):
+            listed = ", ".join(names.values())
+            raise BadSettings(
+                reason=f"{setting} has a column twice: {listed}. Names are not case-sensitive"
+            )
+        schemas.append(Schema(types, columns, names, f"typedBody{len(schemas)}"))
     return schemas
 
 

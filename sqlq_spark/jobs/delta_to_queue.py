@@ -22,12 +22,12 @@ from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
+    Opened,
     StreamSettings,
     pairs,
-    raw_options,
     setting,
 )
-from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.options.fields import one_of
 from sqlq_spark.send.frame import WRITTEN
 
@@ -86,15 +86,14 @@ class Settings(DatabaseSettings, StreamSettings):
                 raise BadSettings(reason=f"setting {each} in [columns]: expected one of {known}")
 
     def write(self) -> dict[str, str]:
-        sink = {"contentType": "application/json", **self.sink}  # of which the last one counts
-        return raw_options(SinkOptions, sink, **self.login(), queue=self.queue, topics=self.topics)
+        raw = self.raw_options("sink", queue=self.queue, topics=self.topics)
+        return {"contentType": "application/json", **raw}
 
-    def options(self) -> list[SourceOptions | SinkOptions]:
+    def options(self) -> Opened:
         return [SinkOptions.parse(self.write())]
 
-    def tables(self) -> dict[str, bool]:
-        """The table that is read, which must exist."""
-        return {self.table: True}
+    def needs_table(self) -> bool:
+        return True
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The messages to send, as a stream."""

@@ -28,16 +28,13 @@ again.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import stamina
+from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import failed_messages
 from sqlq_spark.database.sessions import Session, StateSession
@@ -45,10 +42,10 @@ from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
     DatabaseSettings,
+    Opened,
     StreamSettings,
     days,
     pairs,
-    raw_options,
     setting,
     texts,
 )
@@ -63,13 +60,11 @@ with suppress(ImportError):  # the runner says what to install
     from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
     from sqlq_spark import functions
-    from sqlq_spark.jobs import table_writer
-    from sqlq_spark.jobs.streams import delete_rows, has_table, is_path, quote_table, read_table
+    from sqlq_spark.jobs import streams, table_writer
+    from sqlq_spark.jobs.streams import commit, has_table, quote_table, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-T = TypeVar("T")
 
 # `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: the part up to the parenthesis.
 # The quantifiers are possessive, so that a line of a megabyte takes one pass.
@@ -79,7 +74,6 @@ NUMBERED = r"(?<=__|DisplayClass)[0-9]++(?:_[0-9]++)*+"  # as in <Handle>d__5, D
 ADDRESS = r"0x[0-9a-fA-F]++"
 QUOTED = r"\"[^\"]*+\"|'[^']*+'"
 NUMBER = r"[0-9]++"
-DIGITS = 16  # of a digest, in hex
 
 # when a message failed; without such a header, when it was collected
 SEEN = "coalesce(timeOfFailure, collected)"
@@ -119,9 +113,6 @@ class Settings(DatabaseSettings, StreamSettings):
 
     error_queue: str = setting("The error queue.")
     table: str = setting("The Delta table of failures: a name, or a path with a slash in it.")
-    groups_table: str | None = setting(
-        "The Delta table of groups; default: the name of table with _groups.", default=None
-    )
     mode: str = setting("collect or retry.", one_of("collect", "retry"), default="collect")
     groups: tuple[str, ...] = setting(
         "With mode retry: digests of groups, separated by commas.", texts, default=()
@@ -157,15 +148,9 @@ class Settings(DatabaseSettings, StreamSettings):
     source: dict[str, str] = setting("Options of the data source.", pairs)
     sink: dict[str, str] = setting("Options of the sink.", pairs)
 
-    @property
-    def groups_into(self) -> str:
-        return self.groups_table or f"{self.table.rstrip('/')}_groups"
-
     def read(self) -> dict[str, str]:
-        return raw_options(
-            SourceOptions,
-            self.source,
-            **self.login(),
+        return self.raw_options(
+            "source",
             queue=self.error_queue,
             headersFormat="json",
             allowedDestinations=self.allowed_destinations,
@@ -173,11 +158,9 @@ class Settings(DatabaseSettings, StreamSettings):
 
     def write(self, request: str) -> dict[str, str]:
         """Options of the sink; a request is sent only once."""
-        return raw_options(
-            SinkOptions,
-            self.sink,
-            **self.login(),
-            asReceived="true",
+        return self.raw_options(
+            "sink",
+            asReceived=True,
             delivery="exactlyOnce",
             transactionMode=None,
             queue=None,
@@ -187,44 +170,23 @@ class Settings(DatabaseSettings, StreamSettings):
             allowedDestinations=self.allowed_destinations,
         )
 
-    def options(self) -> list[SourceOptions | SinkOptions]:
-        if self.groups_into.rstrip("/") == self.table.rstrip("/"):
-            reason = f"setting groups_table is {self.groups_table!r}: expected another table "
-            raise BadSettings(reason=f"{reason}than table")
-        source = SourceOptions.parse(self.read())
+    def options(self) -> Opened:
         if self.mode == "retry":
-            return [source, SinkOptions.parse(self.write("check"))]
+            return [*super().options(), SinkOptions.parse(self.write("check"))]
         if self.checkpoint is None:
             raise BadSettings(reason="setting checkpoint is missing: mode collect needs a folder")
         if self.groups or self.ids or self.give_up or self.limit:
             raise BadSettings(reason="settings groups, ids, give_up and limit are for --mode retry")
-        return [source]
+        return super().options()
 
-    def tables(self) -> dict[str, bool]:
-        return {self.table: self.mode == "retry", self.groups_into: False}
+    def needs_table(self) -> bool:
+        return self.mode == "retry"
 
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    return collect(spark, settings) if settings.mode == "collect" else retry(spark, settings)
-
-
-def collect(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    """
-    Receive the error queue into the table, and write the groups at the end.
-
-    A stream that runs on writes them after each batch. With Spark Connect the totals have no
-    failures that it deleted then.
-    """
-    totals = Counter[str]()
-
-    def write(batch: DataFrame, query: str, number: int) -> None:
-        table_writer.append_delta(batch, settings.table, query, number)
-        if settings.trigger != "availableNow":
-            tidy(batch.sparkSession, settings, totals)
-
-    received = table_writer.receive(spark, settings, failures, write)
-    groups = tidy(spark, settings, totals)
-    return received | totals | {"groups": groups}
+    if settings.mode == "retry":
+        return retry(spark, settings)
+    return table_writer.keep(spark, settings, failures, tidy)
 
 
 def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
@@ -235,35 +197,32 @@ def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
         )
     work = Retry(spark, settings)
     work.resume()
-    limit, resumed = settings.limit, work.totals["resumed"]
-    work.do(None if limit is None else max(0, limit - resumed))
+    work.do(settings.limit)
     missing = work.missing()
-    tidy(spark, settings, work.totals)
-    found = bool(work.staying or missing)
-    return {**work.totals, "staying": work.staying, "missing": missing, "found": found}
+    work.totals.update(tidy(spark, settings))
+    found = {"staying": work.staying, "missing": missing}
+    return {**work.totals, **found, "found": any(found.values())}
 
 
-def tidy(spark: SparkSession, settings: Settings, totals: Counter[str]) -> int:
+def tidy(spark: SparkSession, settings: Settings) -> dict[str, int]:
     """
     Delete settled failures that are old, and overwrite the table of groups, each in one commit.
 
     A failure is settled once it is marked as returned. One that waits for a decision, or has a
     request that is not finished, stays.
-
-    Returns:
-        The number of groups.
     """
-    if not has_table(spark, settings.table):
-        return 0
+    done, table = dict[str, int](), settings.table
+    if not has_table(spark, table):
+        return done
     if settings.retention_days is not None:
         seconds = round(settings.retention_days * 86_400)
         old = f"returned < current_timestamp() - INTERVAL '{seconds}' SECOND"
-        delete = partial(delete_rows, spark, settings.table, old)
-        totals["deletedFailures"] += retry_conflicts(delete)
-    groups = read_table(spark.read, settings.table).groupBy("digest").agg(*map(F.expr, GROUPS))
-    writer, into = groups.coalesce(1).write.format("delta").mode("overwrite"), settings.groups_into
-    retry_conflicts(partial(writer.save if is_path(into) else writer.saveAsTable, into))
-    return read_table(spark.read, into).count()
+        done["deletedFailures"] = streams.delete_rows(spark, table, old)
+    groups = read_table(spark.read, table).groupBy("digest").agg(*map(F.expr, GROUPS))
+    writer = groups.coalesce(1).write.format("delta").mode("overwrite")
+    save = writer.save if streams.is_path(table) else writer.saveAsTable
+    streams.retry_conflicts(save)(f"{table.rstrip('/')}_groups")
+    return done
 
 
 # ---------------------------------------------------------------- rows and groups
@@ -285,7 +244,7 @@ def digest() -> Column:
     stack = F.nullif(mask(F.array_join(frames, "\n"), GUID, ADDRESS, NUMBERED), F.lit(""))
     plain = mask(message, GUID, QUOTED, ADDRESS, NUMBER)
     whole = F.concat_ws("\n", kind, F.coalesce(stack, plain))
-    return F.substring(F.sha2(whole.cast("binary"), 256), 1, DIGITS)
+    return F.substring(F.sha2(whole.cast("binary"), 256), 1, 16)
 
 
 def mask(text: Column, *patterns: str) -> Column:
@@ -365,8 +324,9 @@ class Retry:
         """
         Return the chosen failures: those of some groups, or with some ids of messages or failures.
 
-        At most `limit`, the oldest first; None: all.
+        At most `limit`, the oldest first, with those that were resumed; None: all.
         """
+        left = "ALL" if limit is None else max(0, limit - self.totals["resumed"])
         groups, ids = among("digest", self.settings.groups), self.settings.ids
         chosen = f"{groups} OR {among('failureId', ids)} OR {among('messageId', ids)}"
         wanted = f"request IS NULL AND returned IS NULL AND ({chosen})"
@@ -374,7 +334,7 @@ class Retry:
         there, reasons = self.sources(counted)
         for text in counted.keys() - there.keys():
             self.staying[reasons.get(text or "", HOMELESS)] += counted[text]
-        if there and limit != 0:
+        if there and left:
             request = str(uuid.uuid4())
             in_log(self.settings.write(request), dispatch.open_request)
             key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
@@ -382,12 +342,12 @@ class Retry:
             merge = (
                 f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM (SELECT {key} "  # noqa: S608 - by `literal`
                 f"FROM {table} WHERE {wanted} AND {among('failedQueue', there)} "
-                f"ORDER BY {SEEN}, {key} LIMIT {'ALL' if limit is None else limit})) AS o "
+                f"ORDER BY {SEEN}, {key} LIMIT {left})) AS o "
                 "ON t.errorQueue = o.errorQueue AND t.seq = o.seq AND t.failureId = o.failureId "
                 "AND t.request IS NULL AND t.returned IS NULL "
                 f"WHEN MATCHED THEN UPDATE SET request = {literal(request)}"
             )
-            retry_conflicts(lambda: self.spark.sql(merge).collect())
+            commit(self.spark, merge)
             self.finish(request, "returned")
 
     def finish(self, request: str, total: str) -> None:
@@ -445,17 +405,17 @@ class Retry:
             connection = session.open()
             wanted = [text for text in texts if text]
             found = failed_messages.sources(connection, source.address, wanted, source)
-            reasons = {text: each for text, each in found.items() if isinstance(each, str)}
-            there = {
-                text: connection.canonical(each)
-                for text, each in found.items()
-                if not isinstance(each, str)
-            }
+            there, reasons = dict[str, str](), dict[str, str]()
+            for text, each in found.items():
+                if isinstance(each, str):
+                    reasons[text] = each
+                else:
+                    there[text] = connection.canonical(each)
             return there, reasons
 
     def _update(self, which: str, change: str) -> None:
         text = f"UPDATE {quote_table(self.settings.table)} SET {change} WHERE {which}"  # noqa: S608 - by `literal`
-        retry_conflicts(lambda: self.spark.sql(text).collect())
+        commit(self.spark, text)
 
 
 def by_queue(failures: DataFrame) -> dict[str | None, int]:
@@ -473,32 +433,14 @@ def among(column: str, values: Iterable[str]) -> str:
     return f"{column} IN ({listed})" if listed else "false"
 
 
-# ---------------------------------------------------------------- the dispatch log, and conflicts
+# ---------------------------------------------------------------- the dispatch log
 
 
-def in_log(sink: Mapping[str, str], work: Callable[..., T]) -> T:
+def in_log(sink: Mapping[str, str], work: Callable[..., Any]) -> Any:  # noqa: ANN401 - of `work`
     """Read or change a request in the dispatch log, by the options of the write that sends it."""
     options = SinkOptions.parse(sink)
-    call = partial(work, sink=f"app:{options.txn_app_id}", timeout=options.query_timeout)
     with StateSession(options, "triage") as session:
-        return session.run_with_retries(call)
-
-
-# Delta's errors if another commit came first; a second attempt succeeds, or finds nothing to do
-CONFLICT = re.compile(
-    r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
-    r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
-)
-ATTEMPTS = 8  # to commit, with pauses of 8 s in total
-
-
-def retry_conflicts(work: Callable[[], T]) -> T:
-    """Do one commit of a table, and try again if another commit came first."""
-    return stamina.retry(
-        on=lambda error: bool(CONFLICT.search(f"{type(error).__name__}: {error}")),
-        attempts=ATTEMPTS,
-        timeout=None,
-    )(work)()
+        return session.run_with_retries(partial(work, sink=f"app:{options.txn_app_id}"))
 
 
 main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -5,8 +5,8 @@ Maintain queues on a schedule. Starts no Spark.
     sqlqueue-maintenance --settings conf/maintenance.toml
 
 The job deletes expired messages, moves due messages into their queue, checks queues and server as
-`sqlqueue doctor` does, and lists receipts of streams that gave no sign for days. Each step can be
-switched off, and repeated safely. The exit code is 1 if there is an error or such receipts.
+`sqlqueue doctor` does, and lists receipts of streams that gave no sign for days. It may be repeated
+at any time. The exit code is 1 if there is an error or such receipts.
 
 It also deletes what killed writes without `txnAppId` staged more than a week ago, if its login may
 send.
@@ -21,7 +21,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
@@ -32,10 +31,9 @@ from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.trust import DELAYED, RETURNED, Destinations
 from sqlq_spark.jobs import runner
-from sqlq_spark.jobs.settings import DatabaseSettings, number, pairs, raw_options, setting
-from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.jobs.settings import DatabaseSettings, Opened, days, pairs, setting
+from sqlq_spark.options import SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.options.fields import flag
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.dispatch import delete_abandoned
 
@@ -45,9 +43,6 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
-DAY = 86_400.0  # seconds
-FIX = "fix the queue, or list the queues to maintain in the setting queues"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(DatabaseSettings):
@@ -56,15 +51,8 @@ class Settings(DatabaseSettings):
     queues: str | None = setting(
         "The queues, separated by commas; default: those of all streams.", default=None
     )
-    purge_expired: bool = setting("Delete expired messages.", flag, default=True)
-    move_due: bool = setting(
-        "Move due messages of queues that have a table of delayed messages.", flag, default=True
-    )
-    doctor: bool = setting("Check queues and server for problems.", flag, default=True)
-    receipts_days: float | None = setting(
-        "List receipts of streams that gave no sign for so many days.",
-        number("a number of days, at least 0", 0),
-        default=7.0,
+    receipts_days: float = setting(
+        "List receipts of streams that gave no sign for so many days.", days, default=7.0
     )
     source: dict[str, str] = setting(
         "Options of the data source: stateSchema, queryTimeout, endpointTimeZone.", pairs
@@ -74,9 +62,9 @@ class Settings(DatabaseSettings):
     def database(self) -> DatabaseOptions:
         """The options of the database, and of the named queues if there are any."""
         kind = SourceOptions if self.queues else DatabaseOptions
-        return kind.parse(raw_options(kind, self.source, **self.login(), queues=self.queues))
+        return kind.parse(self.raw_options("source", queues=self.queues))
 
-    def options(self) -> list[SourceOptions | SinkOptions]:
+    def options(self) -> Opened:
         """What a dry run looks at: the named queues."""
         database = self.database
         return [database] if isinstance(database, SourceOptions) else []
@@ -92,61 +80,61 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
     """
     options = settings.database
     named = isinstance(options, SourceOptions)
-    steps = {"expired": settings.purge_expired, "moved": settings.move_due}
-    done = Counter({step: 0 for step, wanted in steps.items() if wanted})
+    done = Counter(expired=0, moved=0)
     with Session(options, "maintenance") as session:
         repeat = session.run_with_retries
         queues, findings = repeat(partial(choose_queues, settings=settings))
-        for queue in [each for each, trusted in queues.items() if trusted]:
+        for queue, where in queues.items():
+            if where is None:
+                continue
             try:
                 done.update(repeat(partial(maintain, queue=queue, settings=settings)))
             except errors.DatabaseFailure as error:
                 if named or isinstance(error, errors.ConnectionLost):
                     raise
-                where = repeat(methodcaller("printed", queue))
-                findings.append(Finding(where, "not_maintained", "error", str(error), FIX))
+                fix = "fix the queue, or list the queues to maintain in the setting queues"
+                findings.append(Finding(where, "not_maintained", "error", str(error), fix))
         work = partial(keep_state, days=settings.receipts_days)
         receipts = [] if repeat(checks.of_state) else repeat(work)
-        if settings.doctor:
-            check = partial(checks.run_all_checks, queues=[*queues])
-            findings += repeat(partial(check, unnamed=() if named else queues))
-    totals: dict[str, Any] = {"queues": len(queues), **done}
-    if settings.doctor or findings:
-        totals["findings"] = [asdict(each) for each in findings]
-    if settings.receipts_days is not None:
-        totals["receipts"] = receipts
+        check = partial(checks.run_all_checks, queues=[*queues])
+        findings += repeat(partial(check, unnamed=() if named else queues))
     for each in findings:
         runner.print_line(f"{each.severity}  {each.where}: {each.found}. Fix: {each.fix}")
-    found = bool(receipts) or any(each.severity == "error" for each in findings)
-    return totals | {"found": found}
+    return {
+        "queues": len(queues),
+        **done,
+        "findings": [asdict(each) for each in findings],
+        "receipts": [asdict(each) for each in receipts],
+        "found": bool(receipts) or any(each.severity == "error" for each in findings),
+    }
 
 
 def choose_queues(
     connection: Connection, settings: Settings
-) -> tuple[dict[QueueAddress, bool], list[Finding]]:
+) -> tuple[dict[QueueAddress, str | None], list[Finding]]:
     """
     Choose the named queues, or those of all streams; without state tables there are none.
 
     Returns:
-        The queues that exist, and whether to maintain each; and findings, for a stream's queue that
-        does not exist, is no address, or is not trusted.
+        The queues that exist, with their names for people, or None if they are not trusted; and
+        findings, for a stream's queue that does not exist, is no address, or is not trusted.
     """
     options = settings.database
     if isinstance(options, SourceOptions):
-        return dict.fromkeys(options.addresses, True), []
-    there: dict[QueueAddress, bool] = {}
+        return dict.fromkeys(options.addresses, ""), []
+    there: dict[QueueAddress, str | None] = {}
     queues, findings = checks.queues_of_streams(connection, [connection.state])
     for queue in queues:
         where = connection.printed(queue)
         if connection.columns(queue):
             with transaction(connection):
                 reason = distrust(connection, queue)
-            there[queue] = reason is None
+            there[queue] = where if reason is None else None
             if reason is not None:
                 problem = f"the job skips it: {reason.rstrip('.')}"
                 fix = "name the queue in the setting queues, if you trust its owner"
                 findings.append(Finding(where, "not_maintained", "warning", problem, fix))
-        elif settings.doctor:
+        else:
             error = errors.QueueNotFound(queue=where, server=connection.server)
             findings.append(unreadable(where, error))
     return there, findings
@@ -166,19 +154,17 @@ def distrust(connection: Connection, queue: QueueAddress) -> str | None:
 
 def maintain(connection: Connection, queue: QueueAddress, settings: Settings) -> dict[str, int]:
     """Do the steps on a queue, a batch a transaction; a lost answer loses only their counts."""
-    options, done = settings.database, dict[str, int]()
-    if settings.purge_expired:
-        done["expired"] = sum(purge.purge_expired(connection, queue))
-    if settings.move_due:
-        if not settings.queues:
-            options = replace(options, allowed=())
-        mover = Mover(queue, options)
-        if connection.columns(mover.delayed):
-            done["moved"] = mover.move_all(connection).messages
-    return done
+    options = settings.database
+    expired, moved = sum(purge.purge_expired(connection, queue)), 0
+    if not settings.queues:
+        options = replace(options, allowed=())
+    mover = Mover(queue, options)
+    if connection.columns(mover.delayed):
+        moved = mover.move_all(connection).messages
+    return {"expired": expired, "moved": moved}
 
 
-def keep_state(connection: Connection, *, days: float | None) -> list[dict[str, Any]]:
+def keep_state(connection: Connection, *, days: float) -> list[inspect.Stream]:
     """
     Delete what killed writes left, if this login may.
 
@@ -187,20 +173,8 @@ def keep_state(connection: Connection, *, days: float | None) -> list[dict[str, 
     """
     with suppress(errors.RightMissing), transaction(connection):
         delete_abandoned(connection)
-    if days is None:
-        return []
     with transaction(connection):
-        streams = inspect.unseen_streams(connection, days * DAY)
-    return [
-        {
-            "stream": each.stream,
-            "queue": each.queue,
-            "receipts": each.receipts,
-            "messages": each.held,
-            "seen": each.seen.isoformat(),
-        }
-        for each in streams
-    ]
+        return inspect.unseen_streams(connection, days * 86_400)
 
 
 main = runner.Job(__doc__, Settings, run, spark=False)  # the entry point of the wheel

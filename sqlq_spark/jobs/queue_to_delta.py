@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
+    LOGIN,
     BadSettings,
     DatabaseSettings,
+    Opened,
     StreamSettings,
     pairs,
-    raw_options,
     setting,
-    texts,
 )
-from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.fields import count, flag, one_of
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.options.fields import flag, one_of
 
 with suppress(ImportError):  # the runner says what to install
     from pyspark.errors import PySparkException
@@ -49,17 +49,12 @@ with suppress(ImportError):  # the runner says what to install
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SHARED = ("allowedDestinations", "queryTimeout", "stateSchema")  # options of the read and the sink
+# options of the read and the sinks
+SHARED = (*LOGIN, "allowedDestinations", "queryTimeout", "stateSchema")
 LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
 OTHER = "other"  # the table of the types without their own
-STEM = 60  # the last characters of a type's name that its table's or partition's name contains
-BODY_ONLY = ("id", "seq", "queue", "messageType", "sentAt", "receivedAt", "body")
-PARTITIONS = {"date": "date", "type": "typePartition"}
-PLAIN = "regexp_replace(messageType, '[^A-Za-z0-9._-]+', '_')"  # the name of a type is untrusted
-FOLDERS = {
-    "date": "to_date(receivedAt) AS date",
-    "type": f"coalesce(right({PLAIN}, {STEM}), '{OTHER}') AS typePartition",
-}
+STEM = 60  # the last characters of a type's name that its table's name contains
+MOST_TYPES = 50  # of a batch that get a table, beside those that the settings name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +65,9 @@ class Settings(DatabaseSettings, StreamSettings):
     table: str = setting("The table: a name, or for Delta a path, with a slash in it.")
     format: str = setting("The format of the tables.", one_of("delta", "iceberg"), default="delta")
     form: str = setting(
-        "map: headers as map<string,string>. json: headers as text, faster. body: no headers.",
-        one_of("map", "json", "body"),
+        "map: headers as map<string,string>. json: headers as text, faster.",
+        one_of("map", "json"),
         default="map",
-    )
-    partition_by: tuple[str, ...] = setting(
-        "Partition columns: date (of receivedAt) and type (a shortened name).", texts, default=()
     )
     error_queue: str | None = setting(
         "The queue for poison messages, and for bodies that do not fit the schema. Default: poison "
@@ -89,15 +81,7 @@ class Settings(DatabaseSettings, StreamSettings):
     schemas: dict[str, str] = setting(
         "With split: full type name = its schema, as in the setting schema.", pairs
     )
-    schema_prefix: str = setting(
-        "The beginning of the names of these columns in the table.", default=""
-    )
     split: bool = setting("Write a table for each message type.", flag, default=False)
-    most_types: int = setting(
-        "With split: how many types of a batch get a table. The others go to the table `other`.",
-        count,
-        default=50,
-    )
     names: dict[str, str] = setting(
         "With split: full type name = table name, to choose the table's name.", pairs
     )
@@ -122,14 +106,7 @@ class Settings(DatabaseSettings, StreamSettings):
             "setting schema is for one table: with split use [schemas]": self.schema and split,
             "setting error_queue is missing: messages whose body does not fit the schema go "
             "there": ddl and self.error_queue is None,
-            "setting schema_prefix needs schema or [schemas]": self.schema_prefix and not ddl,
-            f"setting partition_by is {', '.join(self.partition_by)}: expected date, type": (
-                len({*self.partition_by} & PARTITIONS.keys()) < len(self.partition_by)
-            ),
         }
-        for name in self.names.values():
-            reason = f"setting names has {name!r}: expected letters, digits and underscores"
-            wrong[reason] = not re.fullmatch(r"[A-Za-z0-9_]{1,100}", name)
         types = {OTHER: "other types"}  # the first of each table
         for each, name in sorted(self.named.items()):
             first = types.setdefault(name.lower(), each)
@@ -150,45 +127,36 @@ class Settings(DatabaseSettings, StreamSettings):
         return {each: table_name(each) for each in self.schemas} | self.names
 
     @property
-    def partitions(self) -> list[str]:
-        return [PARTITIONS[each] for each in self.partition_by]
-
-    @property
     def json(self) -> bool:
         """Whether headers are text."""
-        return self.form != "map"
+        return self.form == "json"
 
     def read(self) -> dict[str, str]:
-        return raw_options(
-            SourceOptions,
-            self.source,
-            **self.login(),
+        return self.raw_options(
+            "source",
             queues=self.queues,
             errorQueue=self.error_queue,
-            headersFormat="json" if self.json else "map",
+            headersFormat=self.form,
         )
 
     def failures(self, application: str, number: int) -> dict[str, str]:
         """Options of the sink of failures."""
-        return self._sink(queue=self.error_queue, txnAppId=application, txnVersion=str(number))
+        own = {"queue": str(self.error_queue), "txnAppId": application, "txnVersion": str(number)}
+        return self.shared | own
 
-    def _sink(self, **own: str | None) -> dict[str, str]:
-        shared = {name: text for name, text in self.read().items() if name in SHARED}
-        return raw_options(SinkOptions, shared, **self.login(), **own)
+    @property
+    def shared(self) -> dict[str, str]:
+        return {name: text for name, text in self.read().items() if name in SHARED}
 
     def answers(self) -> SinkOptions:
         """Options of the sink of acknowledgements, which needs no state tables."""
-        return SinkOptions.parse(self._sink(delivery="atLeastOnce"))
+        return SinkOptions.parse({**self.shared, "delivery": "atLeastOnce"})
 
-    def options(self) -> list[SourceOptions | SinkOptions]:
-        opened: list[SourceOptions | SinkOptions] = [SourceOptions.parse(self.read())]
+    def options(self) -> Opened:
+        opened = super().options()
         if self.ddl:
             opened.append(SinkOptions.parse(self.failures("check", 0)))
         return [*opened, self.answers()] if self.acknowledge_retries else opened
-
-    def tables(self) -> dict[str, bool]:
-        """The table that is written; it need not exist."""
-        return {} if self.split else {self.table: False}
 
     def needs_delta(self) -> bool:
         """Iceberg must come with the session."""
@@ -220,11 +188,7 @@ def read_ddl(message_type: str, given: str) -> str:
 
 def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     appender = Appender(settings)
-    totals = table_writer.receive(spark, settings, appender.add_columns, appender.write)
-    connected = type(spark).__module__.startswith("pyspark.sql.connect")
-    if settings.acknowledge_retries and not connected:
-        totals["unacknowledged"] = appender.unacknowledged
-    return totals
+    return table_writer.receive(spark, settings, appender.add_columns, appender.write)
 
 
 class Appender:
@@ -240,14 +204,13 @@ class Appender:
         self.settings = settings
         self.schemas = list[bodies.Schema]()
         self.schema: bodies.Schema | None = None  # of all messages
-        self.unacknowledged = 0  # retries; with Spark Connect only the server's copy counts them
 
     def add_columns(self, received: DataFrame) -> DataFrame:
         """
         Add columns from the headers, the time of the receipt, and parsed bodies.
 
         Raises:
-            BadSettings: a schema is not valid, or has a column that the table has already.
+            BadSettings: a schema is not valid.
         """
         settings = self.settings
         frame = received.select(
@@ -256,24 +219,18 @@ class Appender:
             functions.time_sent("headers", json=settings.json).alias("sentAt"),
             F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
         )
-        taken = [*frame.columns, *PARTITIONS.values()]
-        self.schemas = bodies.parse(frame.sparkSession, settings.ddl, settings.schema_prefix, taken)
+        self.schemas = bodies.parse(frame.sparkSession, settings.ddl, frame.columns)
         self.schema = self.schemas[0] if settings.schema else None
         return bodies.add_columns(frame, self.schemas)
 
     def columns(self, rows: DataFrame, schema: bodies.Schema | None) -> DataFrame:
         """The columns of a table: those of a message, and those of its body."""
         own = {bodies.UNFIT, *(each.name for each in self.schemas)}
-        settings, typed, kept = (
-            self.settings,
-            [],
-            [each for each in rows.columns if each not in own],
-        )
+        columns = [F.col(each) for each in rows.columns if each not in own]
         if schema is not None:
-            body, prefix = F.col(schema.name)[bodies.BODY], settings.schema_prefix
-            typed = [body[each].alias(f"{prefix}{each}") for each in schema.columns.names]
-        folders = [F.expr(FOLDERS[each]) for each in settings.partition_by]
-        return rows.select(*(BODY_ONLY if settings.form == "body" else kept), *folders, *typed)
+            body = F.col(schema.name)[bodies.BODY]
+            columns += [body[field].alias(name) for field, name in schema.names.items()]
+        return rows.select(*columns)
 
     def write(self, batch: DataFrame, query: str, number: int) -> None:
         """Write a batch. A replay has the same rows, and writes them to the same tables."""
@@ -289,15 +246,14 @@ class Appender:
             for name, rows, schema in self.shares(good):
                 table = place_of(settings.table, name) if settings.split else settings.table
                 by = application(query, name, settings)
-                append(self.columns(rows, schema), table, by, number, settings.partitions)
+                append(self.columns(rows, schema), table, by, number)
             if self.schemas and not unfit.isEmpty():
                 reason = F.coalesce(*map(bodies.reason, self.schemas))
                 failed = unfit.select(*functions.fail(bodies.EXCEPTION, reason, json=settings.json))
                 options = settings.failures(application(query, "failed", settings), number)
                 failed.write.format("sqlqueue").mode("append").options(**options).save()
             if settings.acknowledge_retries:
-                left = table_writer.acknowledge(good, settings.answers(), json=settings.json)
-                self.unacknowledged += left
+                table_writer.acknowledge(good, settings.answers(), json=settings.json)
         finally:
             with suppress(PySparkException):
                 batch.unpersist()
@@ -317,7 +273,7 @@ class Appender:
             .groupBy(kind)
             .count()
             .orderBy(F.desc("count"), kind)
-            .limit(self.settings.most_types)
+            .limit(MOST_TYPES)
             .collect()
         )
         tables = {"": OTHER} | {each: table_name(each) for each, _ in frequent} | named
@@ -358,7 +314,7 @@ def application(query: str, name: str, settings: Settings) -> str:
     """
     if not settings.split and not settings.ddl:
         return query
-    rules = [sorted(settings.named.items()), settings.most_types, settings.form]
+    rules = [sorted(settings.named.items()), MOST_TYPES, settings.form]
     if settings.ddl:
         rules.append(sorted(settings.ddl.items()))
     return f"{query}:{name}:{hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]}"

@@ -7,13 +7,12 @@ Copy messages between queues of two databases, PostgreSQL or SQL Server, exactly
 Body, headers and message id are unchanged, and a message keeps its remaining time to be received.
 Each queue's messages go to the queue of the same name, or to the one in [targets]. Delayed messages
 stay in their table. Poison messages go to the error queue of the source. Addresses in headers
-(ReplyToAddress, FailedQ) stay those of the source. With --atomic, within one database, receive and
-send commit together.
+(ReplyToAddress, FailedQ) stay those of the source. Within one database, transactionMode =
+"sendsAtomicWithReceive" in [sink] lets receive and send commit together.
 """
 
 from __future__ import annotations
 
-import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -22,19 +21,17 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import RETURNED, Destinations
-from sqlq_spark.errors import TimedOut
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
+    Opened,
     StreamSettings,
     pairs,
-    raw_options,
     setting,
     with_two_databases,
 )
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.fields import flag
-from sqlq_spark.options.names import names_of, parse_queue
+from sqlq_spark.options.names import parse_queue
 from sqlq_spark.wire.address import QueueAddress
 
 with suppress(ImportError):  # the runner says what to install
@@ -46,10 +43,6 @@ with suppress(ImportError):  # the runner says what to install
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from sqlq_spark.database import Connection
-
-PATIENCE = 1.0  # seconds to wait for a lock that only this job takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,66 +59,30 @@ class Settings(StreamSettings):
         "The schema of the target's queues; default: the default schema.", default=None
     )
     error_queue: str = setting("The source's queue for poison messages, which are not copied.")
-    atomic: bool = setting(
-        "Within one database: commit receive and send in one transaction.", flag, default=False
-    )
     source: dict[str, str] = setting("Options of the data source.", pairs)
     sink: dict[str, str] = setting("Options of the sink.", pairs)
 
     def read(self) -> dict[str, str]:
-        own = {"queues": self.queues, "errorQueue": self.error_queue, "headersFormat": "json"}
-        return raw_options(SourceOptions, self.source, **self.login("source_"), **own)
+        return self.raw_options(
+            "source",
+            "source_",
+            queues=self.queues,
+            errorQueue=self.error_queue,
+            headersFormat="json",
+        )
 
     def write(self) -> dict[str, str]:
-        mode = "sendsAtomicWithReceive" if self.atomic else None
-        own = {"queue": None, "asReceived": "true", "transactionMode": mode}
-        return raw_options(SinkOptions, self.sink, **self.login("target_"), **own)
+        return self.raw_options("sink", "target_", queue=None, asReceived=True)
 
-    def routes(self) -> dict[QueueAddress, QueueAddress]:
-        """
-        Map each queue of the source to its queue in the target.
+    def options(self) -> Opened:
+        return [*super().options(), SinkOptions.parse(self.write())]
 
-        Raises:
-            BadSettings: [targets] names a queue that is not read.
-        """
-        source, writes = SourceOptions.parse(self.read()), names_of(self.target_url)
-        reads, routes = source.naming, {}
-        named = {reads.qualify(parse_queue("targets", name, reads)): name for name in self.targets}
-        for queue in map(reads.qualify, source.addresses):
-            target = QueueAddress(queue.table, self.target_schema)
-            if queue in named:
-                target = parse_queue("targets", self.targets[named.pop(queue)], writes)
-            routes[queue] = writes.qualify(target)
-        if named:
-            raise BadSettings(
-                reason=f"setting {min(named.values())} in [targets] is not one of the queues that "
-                f"are read: {', '.join(source.names)}"
-            )
-        return routes
-
-    def options(self) -> list[SourceOptions | SinkOptions]:
-        return [SourceOptions.parse(self.read()), SinkOptions.parse(self.write())]
+    def needs_delta(self) -> bool:
+        return False
 
     def frame(self, spark: SparkSession) -> None:  # noqa: ARG002
         """Let a dry run check both databases."""
         check(self)
-
-
-def one_database(first: Connection, second: Connection) -> bool:
-    """
-    Whether two sessions are in one database, even if their urls differ.
-
-    Locks belong to a database: if one session waits for a lock of the other, they share it.
-    """
-    name = f"relay {uuid.uuid4()}"
-    with transaction(first, timeout=10 * PATIENCE):
-        first.rows("install_lock", state_name=name)
-        try:
-            with transaction(second, timeout=PATIENCE):
-                second.rows("install_lock", state_name=name)
-        except TimedOut:
-            return True
-    return False
 
 
 def check(settings: Settings) -> dict[str, str]:
@@ -138,26 +95,31 @@ def check(settings: Settings) -> dict[str, str]:
     Raises:
         QueueNotWritable: a target is not a queue, or this login may not send to it.
         DestinationRefused: an INSERT would run code of an owner that is not trusted.
-        BadSettings: the databases do not fit the settings.
+        BadSettings: [targets] names a queue that is not read, or a queue is sent to itself.
     """
     source, target = SourceOptions.parse(settings.read()), SinkOptions.parse(settings.write())
-    routes = settings.routes()
+    reads, writes, targets = source.naming, target.naming, settings.targets
+    named = {reads.qualify(parse_queue("targets", name, reads)): name for name in targets}
+    routes = {}
+    for queue in map(reads.qualify, source.addresses):
+        to = QueueAddress(queue.table, settings.target_schema)
+        if queue in named:
+            to = parse_queue("targets", targets[named.pop(queue)], writes)
+        routes[queue] = writes.qualify(to)
+    if named:
+        raise BadSettings(
+            reason=f"setting {min(named.values())} in [targets] is not one of the queues that are "
+            f"read: {', '.join(source.names)}"
+        )
     with StateSession(source, "relay") as reading, StateSession(target, "relay") as writing:
         received, sent = reading.open(), writing.open()
-        if one_database(received, sent):
-            identities = sent.identities([*routes, *routes.values()])
-            for queue, identity in zip(routes, identities, strict=False):
-                if identity in identities[len(routes) :]:
-                    raise BadSettings(
-                        reason=f"queue {received.printed(queue)} is read and sent to in "
-                        f"{sent.server}: set another target_url, target_schema or [targets]"
-                    )
-        elif settings.atomic:
+        both = {*routes} & {*routes.values()} if received.server == sent.server else ()
+        for queue in both:
             raise BadSettings(
-                reason="setting atomic is true: expected one database, not "
-                f"{received.server} and {sent.server}"
+                reason=f"queue {received.printed(queue)} is read and sent to in {sent.server}: "
+                "set another target_url, target_schema or [targets]"
             )
-        with transaction(sent, timeout=target.query_timeout):
+        with transaction(sent):
             Destinations(sent, target.allowed, by_header=True).check(routes.values(), RETURNED)
         return {received.canonical(queue): sent.canonical(to) for queue, to in routes.items()}
 

@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sqlq_spark import errors, versions
 from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.jobs.settings import BadSettings, Settings, blank, load
+from sqlq_spark.jobs.settings import BadSettings, Settings, load, show
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.send.insert import check_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
@@ -45,7 +44,6 @@ UNUSABLE = (
     versions.NoJava,
     errors.UnsupportedVersion,
 )
-TRACED = {"ERROR", "WARN", "INFO", "DEBUG"}  # log levels with stack traces
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,10 @@ class Job:
         try:
             if self.spark:
                 versions.check("pyspark", "pyarrow")
-            settings, dry_run = load(self.doc or "", self.kind, words)
+            settings, dry_run = load(self.doc, self.kind, words)
             level = settings.log_level
             settings.options()
-            session: AbstractContextManager[SparkSession | None] = nullcontext()
+            session: Any = nullcontext()
             if self.spark:
                 from sqlq_spark.jobs import streams  # noqa: PLC0415 - pyspark is an extra
 
@@ -89,7 +87,7 @@ class Job:
         except Exception as error:  # noqa: BLE001 - the only place that reports a job's failure
             for line in sentence(error).splitlines() or [""]:
                 print_line(f"{name}: {line}", sys.stderr)
-            if level in TRACED:
+            if level not in {"OFF", "FATAL"}:
                 traceback.print_exc()
             return USAGE if isinstance(error, UNUSABLE) else FAILED
         print(json.dumps({"job": name, **totals}, ensure_ascii=False, default=str), flush=True)  # noqa: T201
@@ -128,8 +126,8 @@ def look(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
         SqlQueueError: something cannot be reached or used.
         BadSettings: a table that must exist does not.
     """
-    for name, given in blank("", vars(settings)).items():
-        print_line(f"{name} = {json.dumps(given, ensure_ascii=False, default=str)}")
+    for name, given in vars(settings).items():
+        print_line(f"{name} = {show(name, given)}")
     for options in settings.options():
         check: Any = check_tables
         if isinstance(options, SourceOptions):
@@ -142,9 +140,9 @@ def look(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
     if spark is not None:
         from sqlq_spark.jobs import streams  # noqa: PLC0415 - pyspark is an extra
 
-        for table, must in settings.tables().items():
+        if table := getattr(settings, "table", ""):
             there = streams.has_table(spark, table)
-            if must and not there:
+            if settings.needs_table() and not there:
                 raise BadSettings(reason=f"table {table} does not exist, or is not a Delta table")
             print_line(f"table {table}: {'exists' if there else 'will be created'}")
         if (frame := settings.frame(spark)) is not None:

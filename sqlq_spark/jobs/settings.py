@@ -23,24 +23,23 @@ from sqlq_spark.options.fields import (
     Reader,
     duration,
     find_near,
-    flag,
     one_of,
     option_names,
     require,
     words,
 )
-from sqlq_spark.options.names import HIDDEN, hide_secrets, other_password_variables
+from sqlq_spark.options.names import EXAMPLES, HIDDEN, hide_secrets, other_password_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from sqlq_spark.options.connection import DatabaseOptions
-
 S = TypeVar("S", bound="Settings")
+Opened = list[SourceOptions | SinkOptions]
 
 MOST_DAYS = 36_500  # of a retention
+LOGIN = ("url", "user", "password", "credentials")
 
 
 class BadSettings(BadInput):
@@ -50,10 +49,8 @@ class BadSettings(BadInput):
 # ---------------------------------------------------------------- readers
 
 
-def _read_texts(given: Any) -> tuple[str, ...]:  # noqa: ANN401
-    """Read a list of the file, or a text with commas."""
-    items = given.split(",") if isinstance(given, str) else given
-    return tuple(text(as_text(each).strip()) for each in items)
+def _read_texts(given: str) -> tuple[str, ...]:
+    return tuple(text(each.strip()) for each in given.split(","))
 
 
 def _read_pairs(given: Any) -> dict[str, str]:  # noqa: ANN401
@@ -64,25 +61,15 @@ def _read_pairs(given: Any) -> dict[str, str]:  # noqa: ANN401
 
 
 def _read_trigger(given: str) -> str:
-    return "availableNow" if given.lower() == "availablenow" else keep_text(duration(0))(given)
+    """Read a trigger as Spark writes it."""
+    if given.lower() == "availablenow":
+        return "availableNow"
+    return f"{round(duration(0)(given) * 1000)} milliseconds"
 
 
-def keep_text(read: Reader) -> Reader:
-    """Return a reader that checks a text and keeps it as it was written."""
-
-    def check(given: str) -> str:
-        read(given)
-        return given
-
-    return Reader(read.expected, check)
-
-
-def number(expected: str, least: float, most: float = float("inf")) -> Reader:
-    def read(given: str) -> float:
-        require(least <= float(given) <= most)
-        return float(given)
-
-    return Reader(expected, read)
+def _read_days(given: str) -> float:
+    require(0 < float(given) <= MOST_DAYS)
+    return float(given)
 
 
 def as_text(given: Any) -> str:  # noqa: ANN401
@@ -93,13 +80,9 @@ def as_text(given: Any) -> str:  # noqa: ANN401
 
 
 text = Reader("text", words.read)
-texts = Reader("a list of texts", _read_texts)
+texts = Reader("texts, separated by commas", _read_texts)
 pairs = Reader("a table of NAME = value", _read_pairs)
-days = number(f"a number of days above 0, at most {MOST_DAYS}", 1e-9, MOST_DAYS)
-# it has a flag, but a password in it is never printed
-database_url = Reader(
-    "postgresql://user@host:5432/shop or sqlserver://user@host:1433/shop", words.read
-)
+days = Reader(f"a number of days above 0, at most {MOST_DAYS}", _read_days)
 
 
 # ---------------------------------------------------------------- settings
@@ -110,7 +93,6 @@ def setting(
     read: Reader = text,
     *,
     default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
-    secret: bool = False,
     environment: str = "",
 ) -> Any:  # noqa: ANN401
     """
@@ -118,20 +100,19 @@ def setting(
 
     Args:
         description: the help.
-        read: reads a text; `texts` and `pairs` also read a list and a table of the file.
+        read: reads a text; `pairs` reads a table of the file.
         default: the field's default; without one the setting is required.
-        secret: a password: never printed, and has no flag.
         environment: variables that are read if neither flag nor file has the setting.
     """
     metadata = {
         "description": description,
         "read": read,
-        "secret": secret,
         "environment": tuple(environment.split()),
     }
     if read is pairs:
         return field(default_factory=dict, metadata=metadata)
-    return field(default=default, repr=not secret and read is not database_url, metadata=metadata)
+    # a url may hold a password
+    return field(default=default, repr=not environment, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,22 +129,46 @@ class Settings:
         default="FATAL",
     )
 
-    def login(self, side: str = "") -> dict[str, str | None]:
-        """The options of the connection, from settings whose names begin with `side`."""
-        names = ("url", "user", "password", "credentials")
-        return {name: getattr(self, side + name) for name in names}
+    def raw_options(self, title: str, side: str = "", **own: str | bool | None) -> dict[str, str]:
+        """
+        The options of the data source: of the login, of the job, and of a table of the settings.
 
-    def options(self) -> list[SourceOptions | SinkOptions]:
+        Args:
+            title: the table, `source` or `sink`; it may set any option that the job does not set.
+            side: the beginning of the names of the login's settings.
+            own: by public name; None is left out.
+
+        Returns:
+            Texts for Spark's `.options(…)` and for `parse`.
+
+        Raises:
+            BadSettings: an option is not known, or is set by the job.
+        """
+        own |= {name: getattr(self, side + name) for name in LOGIN}
+        ours, raw = {CHECKPOINT, *map(str.lower, own)}, {}
+        known = option_names(SinkOptions if title == "sink" else SourceOptions)
+        for name, text in getattr(self, title).items():
+            what = f"setting {name} in [{title}]"
+            if name.lower() in ours:
+                raise BadSettings(
+                    reason=f"{what} is set by the job: use the job's own settings instead"
+                )
+            if name.lower() not in known:
+                raise BadSettings(reason=describe_unknown(what, name, sorted(known.values())))
+            raw[known[name.lower()]] = text
+        return raw | {name: as_text(each) for name, each in own.items() if each is not None}
+
+    def options(self) -> Opened:
         """The options of what the job will open, validated before Spark starts."""
         return []
 
-    def tables(self) -> dict[str, bool]:
-        """The Delta tables that the job uses, and whether each must exist."""
-        return {}
+    def needs_table(self) -> bool:
+        """Whether the setting `table` names a table that must exist."""
+        return False
 
     def needs_delta(self) -> bool:
         """Whether Spark must have Delta."""
-        return bool(self.tables())
+        return True
 
     def frame(self, spark: SparkSession) -> DataFrame | None:  # noqa: ARG002
         """What the job will write, not yet computed; a dry run prints its columns."""
@@ -174,9 +179,7 @@ class Settings:
 class DatabaseSettings(Settings):
     """The settings of a job on one database."""
 
-    url: str = setting(
-        f"The database. {database_url.expected}", database_url, environment="SQLQUEUE_URL"
-    )
+    url: str = setting(f"The database: {EXAMPLES}.", environment="SQLQUEUE_URL")
     user: str | None = setting("The login, if it is not in the url.", default=None)
     secret_key: str | None = setting("The password's key in secret_scope.", default=None)
     credentials: str | None = setting(
@@ -185,7 +188,7 @@ class DatabaseSettings(Settings):
         environment="SQLQUEUE_CREDENTIALS",
     )
     password: str | None = setting(
-        "The password.", default=None, secret=True, environment="SQLQUEUE_PASSWORD PGPASSWORD"
+        "The password.", default=None, environment="SQLQUEUE_PASSWORD PGPASSWORD"
     )
 
 
@@ -220,11 +223,14 @@ class StreamSettings(Settings):
         """Options of the data source, of a job that receives."""
         raise NotImplementedError
 
+    def options(self) -> Opened:
+        return [SourceOptions.parse(self.read())]
+
 
 # ---------------------------------------------------------------- reading
 
 
-def load(doc: str, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
+def load(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     """
     Read a job's settings: from flags, then the file, then the environment, then the secret scope.
 
@@ -239,9 +245,14 @@ def load(doc: str, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     Raises:
         BadSettings: one or more settings are wrong; it has a line for each.
     """
-    parser = make_parser(doc, kind)
+    parser, file = make_parser(doc, kind), dict[str, Any]()
     line, strays = parser.parse_known_args(given)
-    file = {} if line.settings is None else read_file(line.settings)
+    if line.settings is not None:
+        try:
+            file = tomllib.loads(Path(line.settings).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
+            reason = f"flag --settings is {line.settings!r}: expected a TOML file ({error})"
+            raise BadSettings(reason=reason) from None
     known = [each.name for each in fields(kind)]
     wrong = [
         describe_unknown(f"setting {name} in {line.settings}", name, known)
@@ -249,15 +260,12 @@ def load(doc: str, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     ]
     if strays:
         word = strays[0].partition("=")[0]
-        flags = [name_flag(name) for name in vars(line)]
+        flags = [f"--{name.replace('_', '-')}" for name in vars(line)]
         wrong.append(f"{describe_unknown(f'flag {word}', word, flags)} ({parser.epilog})")
     values: dict[str, Any] = {}
     for each in fields(kind):
         try:
-            for found, place in list_places(each, line, file, values):
-                if found is not None:
-                    values[each.name] = read_value(each, found, place)
-                    break
+            values |= find_value(each, line, file, values)
         except BadSettings as error:
             wrong.append(str(error))
     if wrong:
@@ -265,13 +273,13 @@ def load(doc: str, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     return kind(**values), line.dry_run
 
 
-def make_parser(doc: str, kind: type[Settings]) -> argparse.ArgumentParser:
+def make_parser(doc: str | None, kind: type[Settings]) -> argparse.ArgumentParser:
     """Make a parser that reads texts, or lists of texts of repeated flags."""
-    secrets = ", ".join(each.name for each in fields(kind) if each.metadata["secret"])
+    secrets = [each.name for each in fields(kind) if each.name.endswith("password")]
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--settings FILE.toml] [--dry-run] [--NAME VALUE ...]",
-        description=doc.strip(),
-        epilog=f"Set only in the file, the environment or a secret scope: {secrets}.",
+        description=doc,
+        epilog=f"Set only in the file, the environment or a secret scope: {', '.join(secrets)}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -283,70 +291,60 @@ def make_parser(doc: str, kind: type[Settings]) -> argparse.ArgumentParser:
         action="store_true",
         help="Print what would be done, and check it; change nothing.",
     )
-    # those of the job before those of every job
-    order = [name for cls in kind.__mro__[:-1] for name in cls.__annotations__]
-    for each in sorted(fields(kind), key=lambda each: order.index(each.name)):
-        read, described = each.metadata["read"], each.metadata["description"]
-        if each.default not in {MISSING, None, (), ""}:
+    for each in fields(kind):
+        described = each.metadata["description"]
+        if each.default not in {MISSING, None, ()}:
             described += f" Default: {as_text(each.default)}."
-        more: dict[str, Any] = {"help": described.replace("%", "%%")}
-        if read is pairs:
-            more |= {"action": "append", "metavar": "NAME=VALUE"}
-        elif read is flag:
-            more |= {"nargs": "?", "const": "true", "metavar": "true|false"}
-        if not each.metadata["secret"]:
-            parser.add_argument(name_flag(each.name), **more)
+        if each.name not in secrets:
+            parser.add_argument(
+                f"--{each.name.replace('_', '-')}",
+                action="append" if each.metadata["read"] is pairs else "store",  # NAME=VALUE
+                help=described.replace("%", "%%"),
+            )
     return parser
 
 
-def name_flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def read_file(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
-        reason = f"flag --settings is {path!r}: expected a TOML file ({error})"
-        raise BadSettings(reason=reason) from None
-
-
-def list_places(
-    each: Field[Any],
-    line: argparse.Namespace,
-    file: Mapping[str, Any],
-    values: Mapping[str, Any],
-) -> Iterator[tuple[Any, str]]:
+def find_value(
+    each: Field[Any], line: argparse.Namespace, file: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
     """
-    List where a setting may be given, with its value there or None. The first value counts.
+    Find a setting and read it, from the first place that has it; {} leaves it to its default.
 
     A password in the url takes precedence over the environment and the secret scope, and so does
     the setting `credentials`. PGPASSWORD is used only for PostgreSQL.
 
     Raises:
-        BadSettings: a setting without a default has no value.
+        BadSettings: its text cannot be read, or it has no default.
     """
     name, read, variables = each.name, each.metadata["read"], each.metadata["environment"]
-    yield getattr(line, name, None), f"flag {name_flag(name)}"
-    yield file.get(name), f"setting {name} in {line.settings}"
+    flag = f"--{name.replace('_', '-')}"
+    places = [
+        (getattr(line, name, None), f"flag {flag}"),
+        (file.get(name), f"setting {name} in {line.settings}"),
+    ]
     # of the same login, if this setting is a password; else there are none yet
     url, credentials, key = (
         values.get(name.replace("password", other), "")
         for other in ("url", "credentials", "secret_key")
     )
-    if credentials or hide_secrets(url) != url:
-        return
-    for variable in variables:
-        if variable not in other_password_variables(url):
-            yield os.environ.get(variable) or None, f"environment variable {variable}"
-    if key and "secret_scope" in values:
-        yield secret(values["secret_scope"], key), f"secret {key}"
+    own, others = credentials or hide_secrets(url) != url, other_password_variables(url)
+    variables = [] if own else [each for each in variables if each not in others]
+    places += [(os.environ.get(each) or None, f"environment variable {each}") for each in variables]
+    for given, place in places:
+        if given is not None:
+            try:
+                found = read(given if isinstance(given, (list, dict)) else as_text(given))
+            except (ValueError, TypeError, AttributeError):
+                reason = f"{place} is {show(name, given)}: expected {read.expected}"
+                raise BadSettings(reason=reason) from None
+            return {name: found}
+    if key and not own and "secret_scope" in values:
+        return {name: secret(values["secret_scope"], key)}
     if each.default is MISSING and each.default_factory is MISSING:
         other = "".join(f", or environment variable {variable}" for variable in variables)
         expected = each.metadata["description"] if read is text else read.expected
-        raise BadSettings(
-            reason=f"setting {name} is missing: give {name_flag(name)}{other}: {expected}"
-        )
+        raise BadSettings(reason=f"setting {name} is missing: give {flag}{other}: {expected}")
+    return {}
 
 
 def secret(scope: str, key: str) -> str:
@@ -369,25 +367,11 @@ def secret(scope: str, key: str) -> str:
     return found
 
 
-def read_value(each: Field[Any], given: Any, place: str) -> Any:  # noqa: ANN401
-    """Read one value of the file, a flag or the environment."""
-    read = each.metadata["read"]
-    try:
-        return read(given if isinstance(given, (list, dict)) else as_text(given))
-    except (ValueError, TypeError, AttributeError):
-        reason = f"{place} is {blank(each.name, given)!r}: expected {read.expected}"
-        raise BadSettings(reason=reason) from None
-
-
-def blank(name: str, given: Any) -> Any:  # noqa: ANN401
-    """Blank passwords in a value: in a url, in a list, in a table."""
-    if given is not None and "password" in name.lower():
-        return HIDDEN
-    if isinstance(given, dict):
-        return {key: blank(key, each) for key, each in given.items()}
-    if isinstance(given, (list, tuple)):
-        return [blank(name, each) for each in given]
-    return hide_secrets(given) if isinstance(given, str) and "://" in given else given
+def show(name: str, given: Any) -> str:  # noqa: ANN401
+    """A value as text, without the passwords in it: in a url, in a list, in a table."""
+    shown = repr(given)
+    hidden = given is not None and ("password" in name or "password':" in shown.lower())
+    return HIDDEN if hidden else hide_secrets(shown)
 
 
 def describe_unknown(what: str, name: str, known: Sequence[str]) -> str:
@@ -395,40 +379,3 @@ def describe_unknown(what: str, name: str, known: Sequence[str]) -> str:
     near = find_near(name, known, likely=0.6)
     expected = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
     return f"{what} is not known: {expected}"
-
-
-# ---------------------------------------------------------------- the data source's options
-
-
-def raw_options(
-    kind: type[DatabaseOptions], given: Mapping[str, str], **own: str | bool | None
-) -> dict[str, str]:
-    """
-    The options of the data source: those of the job, and those of its table `[source]` or `[sink]`.
-
-    Args:
-        kind: whose options.
-        given: the table; it may set any option that the job does not set.
-        own: by public name; None is left out.
-
-    Returns:
-        Texts for Spark's `.options(…)` and for `kind.parse`.
-
-    Raises:
-        BadInput: an option is not known, is set by the job, or has a bad value.
-    """
-    title = "sink" if kind is SinkOptions else "source"
-    ours = {CHECKPOINT, *map(str.lower, own)}
-    free = {lower: name for lower, name in option_names(kind).items() if lower not in ours}
-    for name in given:
-        what = f"setting {name} in [{title}]"
-        if name.lower() in ours:
-            raise BadSettings(
-                reason=f"{what} is set by the job: use the job's own settings instead"
-            )
-        if name.lower() not in free:
-            raise BadSettings(reason=describe_unknown(what, name, sorted(free.values())))
-    raw = {name: as_text(each) for name, each in own.items() if each is not None}
-    raw |= {free[name.lower()]: each for name, each in given.items()}
-    kind.parse(raw)
-    return raw

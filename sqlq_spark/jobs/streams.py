@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import threading
-import time
 import uuid
 from collections import Counter
 from contextlib import contextmanager
@@ -21,19 +20,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import stamina
 from py4j.java_gateway import JavaClass
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import checkpoints, errors, register, spark_api, versions
-from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.options.fields import duration
 from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:
@@ -67,11 +65,11 @@ NO_TABLE = {
     "TABLE_OR_VIEW_NOT_FOUND",
 }
 
-POLL = 0.25  # seconds between two looks at a stream
-LAST_BATCH = 60.0  # seconds to wait for the end of the batch when a stream is stopped
-TARGET = "sqlqueue_target"  # a folder of one file, because Spark writes only folders
-STREAM = re.compile(r"stream\W+([0-9a-f-]{36})")  # in an offset of the source
-UNDELIVERED = ("expired", "diverted", "forwarded")
+# Delta's errors if another commit came first; a second attempt succeeds, or finds nothing to do
+CONFLICT = re.compile(
+    r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
+    r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
+)
 
 
 # ---------------------------------------------------------------- the session
@@ -101,10 +99,10 @@ def session(name: str, settings: Settings) -> Iterator[SparkSession]:
     if remote.startswith("local"):  # this process starts the server, or Spark itself
         builder = configure(builder, delta=settings.needs_delta())
     made = builder.getOrCreate()
-    if "SPARK_REMOTE" in os.environ or os.environ.get("SPARK_API_MODE") == "connect":
-        made.conf.set("spark.sql.session.timeZone", "UTC")
-    else:
+    if hasattr(made, "sparkContext"):
         made.sparkContext.setLogLevel(settings.log_level)
+    else:  # Spark Connect
+        made.conf.set("spark.sql.session.timeZone", "UTC")
     register(made)  # after the start, so that messages name the application as their sender
     try:
         yield made
@@ -137,34 +135,12 @@ def configure(builder: SparkSession.Builder, *, delta: bool) -> SparkSession.Bui
 # ---------------------------------------------------------------- the cluster
 
 
-def parallelism(spark: SparkSession) -> int:
-    """
-    How many tasks the cluster runs at the same time; 0 if that cannot be read.
-
-    Spark Connect has no `sparkContext`, and some configuration of Databricks cannot be read.
-    """
-    sized = product(spark, "spark.executor.instances", "spark.executor.cores")
-    if hasattr(spark, "sparkContext"):
-        # it does not count executors that have not started yet
-        return max(int(spark.sparkContext.defaultParallelism), sized)
-    return product(spark, "spark.default.parallelism") or sized
-
-
 def product(spark: SparkSession, *names: str) -> int:
     """The product of settings of the session; 0 if one is missing or may not be read."""
     try:
         return math.prod(int(spark.conf.get(name, "0") or 0) for name in names)
     except PySparkException:
         return 0
-
-
-def set_conf(spark: SparkSession, name: str, text: str) -> bool:
-    """Set a setting of the session; returns False if that is not allowed, as on serverless."""
-    try:
-        spark.conf.set(name, text)
-    except PySparkException:
-        return False
-    return True
 
 
 def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
@@ -177,7 +153,12 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     given = SourceOptions.parse(read)
     if given.max_concurrency is not None or given.instances:
         return read
-    found = parallelism(spark)
+    found = product(spark, "spark.executor.instances", "spark.executor.cores")
+    if hasattr(spark, "sparkContext"):  # not with Spark Connect
+        # it does not count executors that have not started yet
+        found = max(int(spark.sparkContext.defaultParallelism), found)
+    else:
+        found = product(spark, "spark.default.parallelism") or found
     if not found:
         log.warning(
             "the cores of this cluster cannot be read: a micro-batch uses at most %d tasks; "
@@ -216,24 +197,32 @@ def has_table(spark: SparkSession, table: str) -> bool:
         raise
 
 
+# do one commit of a table; try again, with pauses of 8 s in total, if another commit came first
+retry_conflicts = stamina.retry(
+    on=lambda error: bool(CONFLICT.search(f"{type(error).__name__}: {error}")),
+    attempts=8,
+    timeout=None,
+)
+
+
+@retry_conflicts
+def commit(spark: SparkSession, text: str) -> Row:
+    """Change a table by an SQL statement; returns its counts."""
+    return spark.sql(text).collect()[0]
+
+
 def delete_rows(spark: SparkSession, table: str, condition: str) -> int:
     text = f"DELETE FROM {quote_table(table)} WHERE {condition}"  # noqa: S608 - no value of others
-    return int(spark.sql(text).collect()[0]["num_affected_rows"])
+    return int(commit(spark, text)["num_affected_rows"])
 
 
 # ---------------------------------------------------------------- a stream
 
 
 def start(writer: DataStreamWriter, settings: StreamSettings) -> StreamingQuery:
-    writer = writer.option("checkpointLocation", settings.checkpoint)
-    return with_trigger(writer, settings.trigger).start()
-
-
-def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
-    if trigger == "availableNow":
-        return writer.trigger(availableNow=True)
-    milliseconds = round(duration(0)(trigger) * 1000)
-    return writer.trigger(processingTime=f"{milliseconds} milliseconds")
+    trigger = settings.trigger
+    when: Any = {trigger: True} if trigger == "availableNow" else {"processingTime": trigger}
+    return writer.option("checkpointLocation", settings.checkpoint).trigger(**when).start()
 
 
 def receive(
@@ -248,23 +237,16 @@ def receive(
         write: starts the stream of a read; it may be called more than once.
 
     Returns:
-        `messages`, `batches`, and the messages of acknowledged batches that were not delivered:
-        `expired`, `diverted`, `forwarded`.
+        `messages` and `batches`.
     """
     read = spread(spark, settings.read())
-    source = SourceOptions.parse(read)
     again = settings.trigger == "availableNow" and not spark_api.DRAINS_AT_ONCE
-    totals = Counter(messages=0, batches=0, **dict.fromkeys(UNDELIVERED, 0))
-    _, before = look(source, tops=False)
-    ends: list[Any] = []
+    totals, ends = Counter(messages=0, batches=0), list[Any]()
     with sigterm() as asked:
         while True:
             tally = watch(write(load(spark, read)), asked)
-            tops, after = look(source, tops=again)
             totals.update(messages=tally.messages, batches=tally.batches)
-            for name in UNDELIVERED:
-                totals[name] += getattr(after.get(tally.stream), name, 0)
-                totals[name] -= getattr(before.get(tally.stream), name, 0)
+            tops = look(SourceOptions.parse(read)) if again else []
             ends = ends or [last for _, last in tops]  # of delayed messages that were due, too
             left = any(
                 None not in (first, end) and first <= end
@@ -272,8 +254,17 @@ def receive(
             )
             if not left or asked.is_set() or not tally.worked:
                 return dict(totals)  # later messages may wait
-            before = after
             read.pop("purgeOnStartup", None)  # later messages must not be purged
+
+
+def look(source: SourceOptions) -> list[tuple[Any, ...]]:
+    """The lowest and the highest seq of each queue, None where it is empty."""
+    with Session(source, "job") as session:
+        connection = session.open()
+        with transaction(connection):
+            return [
+                connection.rows("top", tables={"queue": queue})[0] for queue in source.addresses
+            ]
 
 
 def load(spark: SparkSession, read: dict[str, str]) -> DataFrame:
@@ -308,7 +299,6 @@ class Tally:
     batches: int = 0
     last: int = -1  # the last batch that is counted
     worked: bool = False  # whether a batch was run, even an empty or a replayed one
-    stream: str = ""  # the id of a stream from queues
     seen: str = ""  # the time of the last progress
 
     def note(self) -> None:
@@ -323,45 +313,21 @@ class Tally:
                 self.last = progress.batchId
                 self.batches += 1
                 self.messages += progress.numInputRows
-            if found := STREAM.search(str(progress.sources[0].endOffset)):
-                self.stream = found[1]
 
 
 def watch(query: StreamingQuery, asked: threading.Event) -> Tally:
     """Wait until a stream ends, or until it was asked to stop and its batch ended."""
-    tally, active = Tally(query), True
-    while active and not asked.is_set():
-        active = not query.awaitTermination(POLL)  # type: ignore[arg-type]
+    tally = Tally(query)
+    while not query.awaitTermination(0.25):  # type: ignore[arg-type]  # takes fractions
+        before = tally.last
         tally.note()
-    if active:
-        last, until = tally.last, time.monotonic() + LAST_BATCH
-        while query.status["isDataAvailable"] and tally.last == last and time.monotonic() < until:
-            query.awaitTermination(POLL)  # type: ignore[arg-type]
-            tally.note()
-        query.stop()
+        if asked.is_set() and (tally.last > before or not query.status["isDataAvailable"]):
+            query.stop()
     tally.note()
     return tally
 
 
 # ---------------------------------------------------------------- the database of a stream
-
-
-def look(
-    source: SourceOptions, *, tops: bool
-) -> tuple[list[tuple[Any, ...]], dict[str, inspect.Stream]]:
-    """
-    Look at the queues, if `tops`, and at the state tables.
-
-    Returns:
-        The lowest and the highest seq of each queue, None where it is empty; and the streams.
-    """
-    with Session(source, "job") as session:
-        connection = session.open()
-        with transaction(connection, timeout=source.query_timeout):
-            queues = source.addresses if tops else ()
-            ends = [connection.rows("top", tables={"queue": queue})[0] for queue in queues]
-            streams = [] if source.transaction_mode == "none" else inspect.streams(connection)
-    return ends, {each.stream: each for each in streams}
 
 
 def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
@@ -379,14 +345,13 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     """
     if sink.delivery != "exactlyOnce":
         return
-    note, timeout = f"{checkpoint.rstrip('/')}/{TARGET}", sink.query_timeout
+    # a folder of one file, because Spark writes only folders
+    note = f"{checkpoint.rstrip('/')}/sqlqueue_target"
     known, _, was = checkpoints.text(spark, note).partition("\n")
     with StateSession(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
-        if known:
-            state = session.run_with_retries(partial(read_state, sink=known, timeout=timeout))
-            if state != UNKNOWN:
-                return
+        if known and session.run_with_retries(partial(read_state, sink=known)) != UNKNOWN:
+            return
         logs = (checkpoints.read(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
         batch, done = map(checkpoints.newest, logs)
         if known and batch > done:
@@ -397,6 +362,6 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
                 f"without an error. Or, if the batch was not sent, delete {note}"
             )
         fresh = f"job:{uuid.uuid4()}"
-        session.run_with_retries(partial(open_request, sink=fresh, timeout=timeout))
+        session.run_with_retries(partial(open_request, sink=fresh))
     text = spark.range(1).select(F.lit(f"{fresh}\n{here}").alias("value")).coalesce(1)
     text.write.mode("overwrite").text(note)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -67,6 +68,31 @@ def receive(
     return streams.receive(spark, settings, begin)
 
 
+def keep(
+    spark: SparkSession,
+    settings: Any,  # noqa: ANN401 - of a job with a table
+    columns: Callable[[DataFrame], DataFrame],
+    tidy: Callable[[SparkSession, Any], dict[str, int]],
+    *partitions: str,
+) -> dict[str, Any]:
+    """
+    Receive into the Delta table of the settings, and tidy it at the end.
+
+    A stream that runs on tidies after each batch. With Spark Connect the totals have no counts of
+    it, because another process does it.
+    """
+    done = Counter[str]()
+
+    def write(batch: DataFrame, query: str, number: int) -> None:
+        append_delta(batch, settings.table, query, number, partitions)
+        if settings.trigger != "availableNow":
+            done.update(tidy(batch.sparkSession, settings))
+
+    totals = receive(spark, settings, columns, write)
+    done.update(tidy(spark, settings))
+    return totals | done
+
+
 def append_delta(
     rows: DataFrame, table: str, name: str, number: int, partitions: Sequence[str] = ()
 ) -> None:
@@ -83,9 +109,7 @@ def append_delta(
         writer.saveAsTable(table)
 
 
-def append_iceberg(
-    rows: DataFrame, table: str, name: str, number: int, partitions: Sequence[str] = ()
-) -> None:
+def append_iceberg(rows: DataFrame, table: str, name: str, number: int) -> None:
     """
     Append rows to an Iceberg table as `append_delta`.
 
@@ -98,9 +122,7 @@ def append_iceberg(
     if not spark.catalog.tableExists(table):
         # an empty table that takes new columns
         creator = rows.limit(0).writeTo(table).using("iceberg")
-        creator = creator.tableProperty("write.spark.accept-any-schema", "true")
-        columns = [F.col(each) for each in partitions]
-        (creator.partitionedBy(*columns) if columns else creator).create()
+        creator.tableProperty("write.spark.accept-any-schema", "true").create()
     spark.sql(f"REFRESH TABLE {table}")  # another session's cache may be older
     last = spark.sql(
         f"SELECT max(CAST(s.summary['{BATCH}'] AS BIGINT)) FROM {table}.snapshots AS s "  # noqa: S608 - the table is the operator's
@@ -115,7 +137,7 @@ def append_iceberg(
     rows.writeTo(table).options(**options, **mark).append()
 
 
-def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> int:
+def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> None:
     """
     Report to ServiceControl the messages that it returned, after their batch was written.
 
@@ -123,9 +145,6 @@ def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> in
     tables of the owner of the queue that the message came from, or to those in allowedDestinations.
     An answer that cannot be sent is logged and left out. It fails no batch. A repeated answer has
     no effect. `options` are of a sink in the database of the queues.
-
-    Returns:
-        How many could not be sent.
     """
     answer = F.struct(*functions.acknowledge_retries(json=json), F.col("queue").alias("source"))
     answers = (
@@ -142,7 +161,6 @@ def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> in
         sent += send_to(row["source"], row["queue"], row["headers_list"], options)
     if sent < len(answers):
         log.warning("%d of %d retries were not acknowledged", len(answers) - sent, len(answers))
-    return len(answers) - sent
 
 
 def send_to(source: str, queue: str, headers: list[str], options: SinkOptions) -> int:

@@ -284,23 +284,23 @@ def advance(connection: Connection, sink: str, batch: int, messages: int = 0) ->
 # ---------------------------------------------------------------- a request of a job
 
 
-def read_state(connection: Connection, sink: str, timeout: float) -> int:
+def read_state(connection: Connection, sink: str) -> int:
     """Return the last batch of a sink; changes nothing."""
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         sent = last_sent(connection, sink)
     return UNKNOWN if sent is None else sent[0]
 
 
-def open_request(connection: Connection, sink: str, timeout: float) -> None:
+def open_request(connection: Connection, sink: str) -> None:
     """Enter a request, unless the dispatch log has it or a later state."""
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         lock_exclusive(connection, sink)
         advance(connection, sink, OPEN)
 
 
-def give_up(connection: Connection, sink: str, timeout: float) -> None:
+def give_up(connection: Connection, sink: str) -> None:
     """Give up a request, if it is open, and delete what it staged."""
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         _, batch = lock_exclusive(connection, sink)
         if batch is None or batch < SENT:
             advance(connection, sink, GIVEN_UP)

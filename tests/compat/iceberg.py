@@ -82,8 +82,8 @@ def job(
         **more,
     )
 
-    def write(rows: DataFrame, table: str, name: str, number: int, columns: list[str]) -> None:
-        append(rows, table, name, number, columns)
+    def write(rows: DataFrame, table: str, name: str, number: int) -> None:
+        append(rows, table, name, number)
         if after and after[0] == number:
             after[1]()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from pooler import relayed
+from proxy import relayed
 from servers import only
 
 from sqlq_spark.admin import checks, watch

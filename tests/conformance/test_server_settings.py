@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import psycopg
 import pytest
 import stamina
-from pooler import relayed
+from proxy import relayed
 from servers import only
 
 from sqlq_spark.admin import checks, problems

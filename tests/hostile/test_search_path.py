@@ -20,7 +20,7 @@ from bench.postgresql import uri
 from cli.conftest import run
 from cli.database import STREAM, received
 from conftest import Place
-from pooler import relayed
+from proxy import relayed
 
 from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database.statements import Statements

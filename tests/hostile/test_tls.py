@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import trustme
-from tls import HOST, client_words, door, through
+from proxy import HOST, client_words, door, through
 
 from sqlq_spark import errors
 from sqlq_spark.database.postgresql import drivers

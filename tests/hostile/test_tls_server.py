@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 import trustme
-from tls import HOST, client_words
+from proxy import HOST, client_words
 
 from sqlq_spark import errors
 from sqlq_spark.database.postgresql.connection import connect

@@ -16,17 +16,9 @@ from sqlq_spark.jobs.settings import Settings
 from .submit import module
 
 
-class WithDelta(Settings):
-    """Of a job that needs Delta."""
-
-    def needs_delta(self) -> bool:
-        """Every one of these jobs does."""
-        return True
-
-
 def run(orders: list[list[str]]) -> int:
     """Run jobs one after the other, up to the first that fails."""
-    with streams.session("tests", WithDelta(log_level="ERROR")) as session:
+    with streams.session("tests", Settings(log_level="ERROR")) as session:
         session.conf.set("spark.sql.shuffle.partitions", "2")
         session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
         for name, *flags in orders:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs.submit import delta_actions, delta_rows, module
+from jobs.submit import delta_rows, module
 from sqlq_spark.jobs.settings import BadSettings, load
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from spark.stand import Queue
 
     from jobs.submit import Desk
@@ -74,7 +70,6 @@ def given(queue: Queue, desk: Desk) -> dict[str, Any]:
         "queue": queue.name,
         "table": str(desk.folder / "audit"),
         "checkpoint": str(desk.folder / "checkpoint"),
-        "optimize": True,
         "source": {"stateSchema": queue.place.state, "maxMessagesPerTrigger": 100},
     }
 
@@ -100,8 +95,6 @@ def test_killed_in_the_middle_each_audited_message_is_there_once(
 
     assert done.code == 0, done.log
     assert 0 < left <= done.totals["messages"] <= 300
-    assert done.totals["messagesPerSecond"] > 0
-    assert done.totals["packedFiles"] > 1
     rows = delta_rows(table)
     assert len(rows) == len({row["id"] for row in rows}) == 300
     assert [queue.count(), queue.state("receipt")] == [0, 0]
@@ -118,69 +111,15 @@ def test_killed_in_the_middle_each_audited_message_is_there_once(
     assert all(row["date"] >= str(today) for row in (ahead, failed, poison))
 
 
-OLD = "2026-01-01 17:05:10:000000 Z"  # before any retention
-
-
-def operations(table: Path) -> list[str]:
-    """The operations of a table's commits, in their order."""
-    actions = delta_actions(table)
-    return [each["commitInfo"]["operation"] for each in actions if "commitInfo" in each]
-
-
-@pytest.mark.usefixtures("spark")
-def test_killed_while_it_keeps_the_table_in_order(
-    queue: Queue, desk: Desk, given: dict[str, Any]
-) -> None:
-    """After rows are deleted, while files are packed, while unused ones are removed."""
-    table = desk.folder / "audit"
-    table.mkdir()
-    for number in range(100):
-        old = {} if number % 2 else {"NServiceBus.ProcessingEnded": OLD}
-        queue.put(json.dumps({"NServiceBus.MessageId": f"m-{number}", **old}))
-    kept = [f"m-{number}" for number in range(1, 100, 2)]
-    given |= {"retention_days": 0.000001, "vacuum_hours": 24}
-    given["source"]["maxMessagesPerTrigger"] = 50
-
-    def whole() -> list[str]:
-        return sorted(row["messageId"] for row in delta_rows(table))
-
-    desk.killed_when(lambda: "DELETE" in operations(table), "audit_to_delta", given)
-    deleted = whole()
-    there = set(table.rglob("*.parquet"))
-    desk.killed_when(lambda: set(table.rglob("*.parquet")) - there, "audit_to_delta", given)
-    packed = whole()
-    unused = [table / f"unused-{number}.parquet" for number in range(5000)]
-    for each in unused:
-        each.touch()
-        os.utime(each, (time.time() - 90_000,) * 2)
-    desk.killed_when(lambda: not all(each.exists() for each in unused), "audit_to_delta", given)
-    vacuumed = whole()
-    done = desk.run("audit_to_delta", given)
-
-    assert done.code == 0, done.log
-    assert [deleted, packed, vacuumed, whole()] == [sorted(kept)] * 4
-    assert not any(each.exists() for each in unused)
-    assert [queue.count(), done.totals["vacuums"]] == [0, 1]
-
-
 # ---------------------------------------------------------------- without Spark
 
 
-HOURS = "a number of hours from 24 to 87600"
-DAYS = "a number of days above 0, at most 36500"
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "expected"),
-    [
-        *(("--vacuum-hours", value, HOURS) for value in ("0.0001", "23.9", "nan", "inf")),
-        *(("--retention-days", value, DAYS) for value in ("0", "nan", "1e6")),
-    ],
-)
-def test_times_that_would_do_harm_are_refused(flag: str, value: str, expected: str) -> None:
-    """The files of a batch that is being written belong to no version yet: they stay a day."""
-    audit = module("audit_to_delta")
+@pytest.mark.parametrize("value", ["0", "nan", "1e6"])
+def test_times_that_would_do_harm_are_refused(value: str) -> None:
+    """None, or longer than a calendar."""
+    audit, flag = module("audit_to_delta"), "--retention-days"
     words = ["--url", "postgresql:///", "--table", "t", "--checkpoint", "c", flag, value]
+    expected = "a number of days above 0, at most 36500"
 
     with pytest.raises(BadSettings, match=f"flag {flag} is '{value}': expected {expected}"):
         load("", audit.Settings, words)

@@ -99,9 +99,7 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
         table=tables,
         checkpoint=tmp_path / "4",
         split="true",
-        most_types=1,
         schemas={"Shop.PlaceOrder": "number INT NOT NULL"},
-        schema_prefix="order_",
         error_queue=unfit.name,
         acknowledge_retries="true",
         source=state,
@@ -137,7 +135,7 @@ def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) 
     assert numbers(table) == [*range(MESSAGES)]
     assert sorted(chain(*map(numbers, tables.iterdir()))) == [*range(MESSAGES + 1)]
     typed = delta_rows(tables / table_name("Shop.PlaceOrder"))
-    assert sorted(row["order_number"] for row in typed) == [*range(MESSAGES)]
+    assert sorted(row["number"] for row in typed) == [*range(MESSAGES)]
     assert [control.count(), unfit.count()] == [1, 1]
     assert sent.count() == split.count() == relayed.count() == error.count() == 0
     assert len(delta_rows(tmp_path / "audit")) == MESSAGES

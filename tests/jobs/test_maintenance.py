@@ -92,18 +92,6 @@ def test_killed_while_it_moves_each_message_is_there_once(queue: Queue, desk: De
     assert queue.place.sql(f"SELECT count(*) FROM {table}") == [(0,)]
 
 
-def test_the_settings_choose_the_steps(queue: Queue, run: Any) -> None:
-    """A queue without delayed messages has none to move."""
-    steps = {"purge_expired": False, "move_due": False, "doctor": False}
-    queue.put("{}", expires=PAST)
-
-    code, none, _ = run(queues=queue.name, **steps)
-    _, some, _ = run(queues=queue.name, **steps | {"purge_expired": True, "move_due": True})
-
-    assert (code, none.keys()) == (0, {"job", "queues", "receipts", "found", "seconds"})
-    assert (some["expired"], some["moved"], queue.count()) == (1, 0, 0)
-
-
 def test_what_a_killed_write_staged_is_deleted_after_a_week(queue: Queue, run: Any) -> None:
     """With its pages; what is younger, or has a name, stays."""
     weeks = {"write:old": 8, "write:young": 6, "app:old": 8}
@@ -113,7 +101,7 @@ def test_what_a_killed_write_staged_is_deleted_after_a_week(queue: Queue, run: A
         queue.dba.insert("staging", **key, messages=1, payload=b"", created=created)
         queue.dba.insert("staging_page", **key, page=0, payload=b"")
 
-    code, _, _ = run(doctor=False)
+    code, _, _ = run()
 
     assert code == 0
     for table in ("staging", "staging_page"):
@@ -125,12 +113,12 @@ def test_receipts_that_a_dead_stream_left_are_listed(queue: Queue, run: Any) -> 
     """With exit code 1; those of a stream that was seen since are not."""
     leave_a_receipt(queue, 8)
 
-    code, found, _ = run(doctor=False)
-    young, _, _ = run(doctor=False, receipts_days=9)
+    code, found, _ = run()
+    young, _, _ = run(receipts_days=9)
 
     assert (code, young, found["queues"]) == (1, 0, 1)
     (left,) = found["receipts"]
-    expected = {"stream": STREAM, "queue": queue.name, "receipts": 1, "messages": 7}
+    expected = {"stream": STREAM, "queue": queue.name, "receipts": 1, "held": 7}
     assert expected.items() <= left.items()
 
 
@@ -210,11 +198,11 @@ def test_an_error_in_the_queue_of_one_stream_does_not_stop_the_others(
 
     with psycopg.connect(queue.place.url) as other:
         other.execute(f"LOCK TABLE {table}".encode())
-        code, found, text = run(source=source, doctor=False, move_due=False)
+        code, found, text = run(source=source)
 
     assert (code, found["expired"], queue.count()) == (1, 1, 0), text
-    assert [(each["where"], each["name"]) for each in found["findings"]] == [
-        (table, "not_maintained")
+    assert (table, "not_maintained") in [
+        (each["where"], each["name"]) for each in found["findings"]
     ]
 
 
@@ -222,7 +210,7 @@ def test_an_error_in_the_queue_of_one_stream_does_not_stop_the_others(
     ("settings", "code", "sentence"),
     [
         ({"queues": "no where"}, 3, 'queue "public"."no where" was not found'),
-        ({"receipts_days": -1}, 2, "expected a number of days, at least 0"),
+        ({"receipts_days": -1}, 2, "expected a number of days above 0"),
         ({"source": {"stateSchem": "x"}}, 2, "stateSchema"),
     ],
 )

@@ -130,46 +130,29 @@ def check(queue: Queue, error: Queue, desk: Desk, **more: Any) -> None:
     relay.check(made)
 
 
-def renamed(url: str) -> str:
-    """The same database by another name of its host."""
-    parts = urlsplit(url)
-    login, at, _ = parts.netloc.rpartition("@")
-    place = f"{login}{at}elsewhere:{parts.port or 5432}"
-    return urlunsplit(
-        parts._replace(netloc=place, query=f"hostaddr={parts.hostname}&sslmode=disable")
-    )
-
-
 def test_targets_are_checked_before_anything_is_received(
     queue: Queue, error: Queue, desk: Desk
 ) -> None:
-    """An absent target; a queue that is relayed into itself, also if the urls differ."""
+    """An absent target; a queue that is relayed into itself, also with other parameters."""
     place = queue.place
     with pytest.raises(Exception, match=r'"public"\."absent" in'):
         check(queue, error, desk, targets={queue.name: "absent"})
     with pytest.raises(Exception, match=r"nobody in \[targets\] is not one of the queues"):
         check(queue, error, desk, targets={"nobody": "x"})
-    for url in (place.url, f"{place.url}?connect_timeout=9", renamed(place.url)):
+    for url in (place.url, f"{place.url}?connect_timeout=9"):
         with pytest.raises(Exception, match="is read and sent to in postgresql://"):
             check(queue, error, desk, target_schema=place.schema, target_url=url)
 
 
-def test_receive_and_send_may_commit_together_within_one_database(
-    queue: Queue, error: Queue, desk: Desk
-) -> None:
-    """As in the transport's mode; two databases cannot."""
+def test_two_databases_may_have_queues_of_one_name(queue: Queue, error: Queue, desk: Desk) -> None:
+    """And so may two queues of one database, which may commit together."""
     bills = queue.another("bills")
+    together = {"stateSchema": queue.place.state, "transactionMode": "sendsAtomicWithReceive"}
 
-    check(queue, error, desk, targets={queue.name: bills.name}, atomic=True)
+    check(queue, error, desk, targets={queue.name: bills.name}, sink=together)
     with other_database(queue.place) as place:
         orders = Queue(place, "orders")
         orders.install()
         orders.create()
-        more = {
-            "target_url": place.url,
-            "target_schema": place.schema,
-            "sink": {"stateSchema": place.state},
-        }
-        check(queue, error, desk, **more)
-        with pytest.raises(Exception, match="setting atomic is true: expected one database"):
-            check(queue, error, desk, **more, atomic=True)
+        more = {"target_url": place.url, "sink": {"stateSchema": place.state}}
+        check(queue, error, desk, target_schema=place.schema, **more)

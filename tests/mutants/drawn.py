@@ -27,7 +27,7 @@ DRAWN = [
         file="wire/address.py",
         old='bare = "@" not in address.table and not',
         new='bare = "@" not in address.table or not',
-        tests=["test_address.py::test_a_user_reads_a_sqlserver_address_that_can_be_given_back"],
+        tests=["test_address.py::test_an_address_of_sqlserver_for_a_user_and_in_a_message"],
     ),
     Fault(
         id="options-1",
@@ -53,7 +53,7 @@ DRAWN = [
         file="options/names.py",
         old="if each.password_variable is not None and each is not own",
         new="if each.password_variable is not None and each is own",
-        tests=["test_names.py::test_a_password_of_another_database_is_known"],
+        tests=["test_options.py::test_a_password_of_another_database_is_known"],
     ),
     Fault(
         id="database-9",
@@ -310,10 +310,10 @@ DRAWN = [
     ),
     Fault(
         id="jobs-8",
-        promise="A schema that has a column of the table already is refused.",
+        promise="A schema that gives the table a column twice is refused.",
         file="jobs/bodies.py",
-        old="if name.lower() in others:",
-        new="if name.lower() not in others:",
+        old="for each in names.values()}) < len(columns):",
+        new="for each in names.values()}) > len(columns):",
         tests=["spark/test_typed.py::test_a_schema_that_cannot_be_used_is_refused_at_the_start"],
     ),
     Fault(

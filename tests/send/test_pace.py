@@ -39,6 +39,8 @@ def test_never_more_than_the_rate_and_one_batch(
     batches: list[tuple[int, float]], rate: int
 ) -> None:
     """In any span of time; and no batch waits longer than the one before it pays for."""
+    assert seconds_left(1000, -86400.0, 10) == 100.0  # a clock that was set back
+    assert seconds_left(1000, 86400.0, 10) == 0.0
     now, last = 0.0, (0, 0.0)
     sent: list[tuple[float, int]] = []
     for messages, ready in batches:
@@ -56,29 +58,19 @@ def test_never_more_than_the_rate_and_one_batch(
             assert total <= allowed * (1 + 1e-9) + 1e-3
 
 
-def test_a_clock_that_was_set_back_lengthens_no_wait() -> None:
-    """The longest wait is what the last batch takes at this rate; one set forward ends it."""
-    assert seconds_left(1000, -86400.0, 10) == 100.0
-    assert seconds_left(1000, 86400.0, 10) == 0.0
+def sink(**raw: str) -> SinkOptions:
+    """Options of a sink."""
+    return SinkOptions.parse({"url": "postgresql://", **raw})
 
 
-class Hours:
-    """A queue that is above its limit for so many seconds, and the clock that passes."""
+def wait_long(end: float) -> None:
+    """Wait for a queue that is above its limit for so many seconds."""
+    slept = [0.0]
 
-    def __init__(self, seconds: float) -> None:
-        self.now, self.end = 0.0, seconds
+    def look() -> Reason | None:
+        return Reason(f"at {sum(slept):.0f}", 1.0) if sum(slept) < end else None
 
-    def look(self) -> Reason | None:
-        """Return the reason to wait, if there is one."""
-        return Reason(f"at {self.now:.0f}", 1.0) if self.now < self.end else None
-
-    def pass_(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
-
-    def wait(self) -> None:
-        """Wait for the queue."""
-        wait_while(self.look, "sink x", clock=lambda: self.now, sleep=self.pass_)
+    wait_while(look, "sink x", clock=lambda: sum(slept), sleep=slept.append)
 
 
 def test_a_wait_logs_its_begin_its_end_and_a_line_every_ten_minutes(
@@ -86,10 +78,8 @@ def test_a_wait_logs_its_begin_its_end_and_a_line_every_ten_minutes(
 ) -> None:
     """Not each look; without a wait there is no line."""
     caplog.set_level(logging.INFO, logger="sqlq_spark")
-    hours = Hours(2 * REMINDER + 30)
-    Hours(0).wait()
-
-    hours.wait()
+    for end in (0, 2 * REMINDER + 30):
+        wait_long(end)
 
     assert [record.getMessage() for record in caplog.records] == [
         "sink x waits: at 0",
@@ -117,15 +107,6 @@ def test_what_the_rows_of_a_chunk_name() -> None:
     recorded: Names = set()
     assert list(record_names([chunk.slice(0, 1), chunk.slice(3)], recorded)) != []
     assert recorded == {NOWHERE, ("topic", "T"), ("topic", "I")}
-
-
-def sink(**raw: str) -> SinkOptions:
-    """Options of a sink."""
-    return SinkOptions.parse({"url": "postgresql://", **raw})
-
-
-def test_what_the_options_name() -> None:
-    """The queue, or the topics, or nothing."""
     assert names_of_options(sink(queue="q")) == {NOWHERE}
     assert names_of_options(sink(topics="T,I")) == {("topic", "T"), ("topic", "I")}
     assert names_of_options(sink()) == set()
@@ -137,16 +118,9 @@ def test_a_rate_where_nothing_could_wait_is_refused() -> None:
         sink(delivery="atLeastOnce", maxMessagesPerSecond="5")
     named = sink(queue="q", txnAppId="a", txnVersion="1", maxMessagesPerSecond="5")
     BatchWriter(named, BODY)
+    assert sink(pauseAboveBacklog="0").pause_above == 0  # waits until the queue is empty
+    for wrong in ({"maxMessagesPerSecond": "0"}, {"pauseAboveBacklog": "-1"}):
+        with pytest.raises(BadOption, match="expected a whole number"):
+            sink(**wrong)
     with pytest.raises(BadOption, match="maxMessagesPerSecond is '5': expected a stream, or a wr"):
         BatchWriter(sink(queue="q", maxMessagesPerSecond="5"), BODY)
-
-
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [("maxMessagesPerSecond", "0"), ("maxMessagesPerSecond", "1.5"), ("pauseAboveBacklog", "-1")],
-)
-def test_a_limit_that_is_none_is_refused(option: str, text: str) -> None:
-    """A whole number; a backlog of 0 waits until the queue is empty."""
-    assert sink(pauseAboveBacklog="0").pause_above == 0
-    with pytest.raises(BadOption, match=f"{option} is '{text}': expected a whole number"):
-        sink(**{option: text})

@@ -42,7 +42,7 @@ ONE_MS = timedelta(milliseconds=1)
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         ({"headers": pa.array(["{}", text])}, HEADERS)
-        for text in ("[]", "null", "{", '{"a":1}', '{"a":{}}', '"x"', '{"a":"\\ud800"}', "not JSON")
+        for text in ("[]", "{", '{"a":1}', '{"a":"\\ud800"}')
     ),
     ({"headers": NOT_UTF8}, "headers is not UTF-8"),
     (
@@ -52,20 +52,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"timeToBeReceived": big(0, -1)}, "timeToBeReceived is negative"),
     ({"timeToBeReceived": big(0, 2**31)}, "timeToBeReceived is too long"),
     ({"timeToBeReceived": ["00:00:00", "-00:00:01"]}, "is negative"),
-    ({"timeToBeReceived": ["00:00:00", "25.00:00:00"]}, "is longer than 24.20:31:23.6470000"),
     ({"timeToBeReceived": ["00:00:00", "soon"]}, "'soon' cannot be read: expected [d.]hh:mm:ss"),
-    ({"timeToBeReceived": spans(0 * ONE_MS, -ONE_MS)}, "is negative"),
     ({"timeToBeReceived": spans(0 * ONE_MS, timedelta(days=25))}, "is too long"),
     ({"delay": big(0, -1)}, "delay is negative: expected at least 0 and"),
-    ({"delay": big(0, 2**62)}, "delay is too long: "),
     ({"delay": big(0, 31_536_000_000_001)}, "(365,000 days)"),
-    ({"delay": ["00:00:00", "-00:00:01"]}, "delay '-00:00:01' is negative"),
     ({"delay": ["00:00:00", "365001.00:00:00"]}, "longer than 365000.00:00:00"),
     ({"delay": ["00:00:00", "soon"]}, "delay 'soon' cannot be read"),
     ({"delay": spans(0 * ONE_MS, -ONE_MS)}, "is negative"),
     ({"deliverAt": moments(0, TOO_LATE)}, "deliverAt is outside of the years 1900 to 9998"),
     ({"deliverAt": moments(TOO_LATE - 1, -(2**62))}, "deliverAt is outside of the years"),
-    ({"deliverAt": moments(0, 2**62)}, "deliverAt is outside of the years"),
     (
         {"delay": big(None, 1), "deliverAt": moments(0, 0)},
         "it has both deliverAt and delay: leave one of them null",
@@ -81,7 +76,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"topics": topics(None, ["Shop.Placed", None])}, "topics holds a null"),
     ({"topics": topics(["fine"], ["fine", ""])}, "topics holds a blank topic"),
     ({"topics": topics(["fine"], ["a;b"])}, "topics holds a topic with ';': give each type as"),
-    ({"topics": topics([], ["fine", "a\0"])}, "topics holds a topic with a NUL character"),
 ]
 
 
@@ -98,19 +92,6 @@ def test_a_row_that_cannot_be_sent_is_refused_by_its_number(
             sender().messages(each, 10)
         assert str(caught.value).startswith("row 11 of partition 3 cannot be sent: ")
         assert reason in str(caught.value)
-
-
-def test_the_first_of_the_rows_with_a_delay_and_a_lifetime_is_named() -> None:
-    """It is named also where a later row has the other of the two columns that delay."""
-    batch = frame(
-        3,
-        deliverAt=moments(None, 0, None),
-        delay=big(None, None, 1),
-        timeToBeReceived=big(None, 1, 1),
-    )
-
-    with pytest.raises(BadMessage, match="row 1 of partition 3 "):
-        sender().messages(batch, 0)
 
 
 @pytest.mark.parametrize(
@@ -160,30 +141,26 @@ PASSED_ON = ("NServiceBus.MessageId", "NServiceBus.TimeSent", "NServiceBus.Faile
 TYPED: dict[str, Any] = {"messageType": "Shop.Placed"}
 
 
-@pytest.mark.parametrize("form", ["map", "text"])
 @pytest.mark.parametrize(
     ("own", "given", "raw"),
     [
         ({TYPE: "Shop.Placed"}, {}, {}),
         ({TYPE: "Shop.Placed", CONTROL: "False"}, {}, {}),
-        ({"tenant": "blue"}, {}, TYPED),
         ({"tenant": "blue"}, {"id": ["a", "b"]}, TYPED),
         ({}, {"topics": topics(["Shop.Placed"], ["Shop.Placed"])}, NOWHERE),
         ({}, {}, NOWHERE | {"topics": "Shop.Placed"}),
     ],
 )
 def test_a_typed_message_without_a_body_is_refused(
-    own: dict[str, str], given: dict[str, Any], raw: dict[str, Any], form: str
+    own: dict[str, str], given: dict[str, Any], raw: dict[str, Any]
 ) -> None:
     """No endpoint would run a handler for it. The first row has a body, the second none."""
-    column = maps(own, own) if form == "map" else pa.array([dumps(own)] * 2)
-    batch = frame(2, body=pa.array([b"x", b""], pa.binary()), headers=column, **given)
+    for column in (maps(own, own), pa.array([dumps(own)] * 2)):
+        batch = frame(2, body=pa.array([b"x", b""], pa.binary()), headers=column, **given)
 
-    with pytest.raises(BadMessage) as caught:
-        sender(**raw).messages(batch, 10)
-
-    assert str(caught.value).startswith("row 11 of partition 3 cannot be sent: body is empty")
-    assert f"the header {CONTROL} with the value True" in str(caught.value)
+        with pytest.raises(BadMessage, match=r"row 11 of .* cannot be sent: body is emp") as caught:
+            sender(**raw).messages(batch, 10)
+        assert f"the header {CONTROL} with the value True" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +168,6 @@ def test_a_typed_message_without_a_body_is_refused(
     [
         ({}, {}, {}),
         ({TYPE: ""}, {}, TYPED),
-        ({TYPE: "Shop.Placed", CONTROL: "True"}, {}, {}),
         ({CONTROL: "true"}, {}, TYPED),
         ({TYPE: "Shop.Placed"}, {"id": ["row"]}, {}),
         *(({TYPE: "Shop.Placed", name: "theirs"}, {}, {}) for name in PASSED_ON),
@@ -204,9 +180,7 @@ def test_other_messages_without_a_body_are_sent(
     """Without a type, control messages, and those that another sender made."""
     batch = frame(1, body=pa.array([b""], pa.binary()), headers=maps(own), **given)
 
-    found = sender(**raw).messages(batch, 10)
-
-    assert found["body"].to_pylist() == [b""]
+    assert sender(**raw).messages(batch, 10)["body"].to_pylist() == [b""]
 
 
 # ----- frames ----------------------------------------------------------------------------------
@@ -219,23 +193,15 @@ READ = {
     "seq": "bigint",
     "queue": "string",
 }
+DELAY = 'string "hh:mm:ss", interval day to second'
 
 
-@pytest.mark.parametrize(
-    "types",
-    [
-        READ,  # columns of a read that a write cannot use are ignored
-        {"body": "binary", "queue": "string"},
-        {"body": "binary", "topics": "array<string>"},
-        *(
-            {"body": "binary", "queue": "string", "delay": kind, "deliverAt": "timestamp"}
-            for kind in ("string", "bigint", "int", "interval day to second")
-        ),
-    ],
-)
-def test_a_frame_with_a_destination_and_columns_that_fit_is_accepted(types: dict[str, str]) -> None:
-    """The destination may be an option or a column."""
-    check_frame(types, queue=False)
+def test_a_frame_with_a_destination_and_columns_that_fit_is_accepted() -> None:
+    """The destination may be an option or a column; what only a read has is ignored."""
+    check_frame(READ, queue=False)
+    check_frame({"body": "binary", "topics": "array<string>"}, queue=False)
+    for kind in ("string", "bigint", "int", "interval day to second"):
+        check_frame({"body": "binary", "delay": kind, "deliverAt": "timestamp"}, queue=True)
 
 
 @pytest.mark.parametrize(
@@ -243,28 +209,18 @@ def test_a_frame_with_a_destination_and_columns_that_fit_is_accepted(types: dict
     [
         ({}, "it has no column body (binary or string); it has none"),
         ({"Body": "binary"}, "column Body is not known; known are body, id, headers, "),
-        ({"body": "binary", "prio": "int"}, "column prio is not known; known are body, id, "),
         ({"body": "int"}, "column body is int: expected binary or string"),
         ({"body": "string", "headers": "map<string,int>"}, "column headers is map<string,int>: "),
         ({"body": "string", "id": "bigint"}, "column id is bigint: expected string"),
         ({"body": "string", "timeToBeReceived": "double"}, "column timeToBeReceived is double: "),
         ({"body": "binary", "topics": "string"}, "column topics is string: expected array<string>"),
         *(
-            ({"body": "binary", name: kind}, f"column {name} is {kind}: expected {expected}")
-            for name, kinds, expected in (
-                (
-                    "delay",
-                    ("interval year to month", "interval", "timestamp", "double"),
-                    'string "hh:mm:ss", interval day to second',
-                ),
-                (
-                    "timeToBeReceived",
-                    ("interval year",),
-                    'string "hh:mm:ss", interval day to second',
-                ),
-                ("deliverAt", ("timestamp_ntz", "date", "string"), "timestamp"),
-            )
-            for kind in kinds
+            ({"body": "binary", "delay": kind}, f"column delay is {kind}: expected {DELAY}")
+            for kind in ("interval year to month", "interval", "timestamp", "double")
+        ),
+        *(
+            ({"body": "binary", "deliverAt": kind}, f"column deliverAt is {kind}: expected time")
+            for kind in ("timestamp_ntz", "date", "string")
         ),
     ],
 )

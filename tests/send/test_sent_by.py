@@ -58,15 +58,10 @@ def test_a_sender_is_the_same_for_the_same_name_and_machine() -> None:
 def test_headers_of_the_row_win_and_of_two_senders_none_is_made(
     own: dict[str, str], expected: tuple[str | None, ...]
 ) -> None:
-    """A message that is passed on keeps what it has."""
+    """A message that is passed on keeps what it has; the option is a default of it too."""
     assert sent(own) == [expected] * 2
-
-
-def test_an_explicit_endpoint_is_the_default_of_messages_that_are_passed_on_too() -> None:
-    """It is an option that states a header."""
-    assert (
-        sent({wire.TIME_SENT: "then"}, originatingEndpoint="Stated") == [(None, "Stated", None)] * 2
-    )
+    passed_on = sent({wire.TIME_SENT: "then"}, originatingEndpoint="Stated")
+    assert passed_on == [(None, "Stated", None)] * 2
 
 
 def test_the_three_headers_stand_where_an_endpoint_writes_them() -> None:

@@ -109,13 +109,9 @@ def reasons(queue: SparkQueue) -> dict[str, str]:
 
 
 def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> None:
-    """
-    Each with the reason; a message that fails has its body, its type and its id.
-
-    The table has no headers; those of a message that fails are kept.
-    """
+    """Each with the reason; a message that fails has its body, its headers and its id."""
     error = queue.another("error")
-    made, settings = typed(queue, schema=DDL, form="body")
+    made, settings = typed(queue, schema=DDL)
     for at, (body, _) in enumerate([*GOOD, *BAD]):
         put(queue, body, f"m-{at}")
 
@@ -126,7 +122,7 @@ def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> No
     assert [row["body"] for row in rows] == [body for body, _ in GOOD]
     for row, (_, expected) in zip(rows, GOOD, strict=True):
         assert {name: row[name] for name in expected} == expected
-    assert not {"headers", "unfitBody", "typedBody0", "acknowledgement"} & rows[0].keys()
+    assert not {"unfitBody", "typedBody0", "acknowledgement"} & rows[0].keys()
     failed = reasons(error)
     assert sorted(failed) == sorted(f"m-{len(GOOD) + at}" for at in range(len(BAD)))
     for at, (body, words) in enumerate(BAD):
@@ -170,14 +166,17 @@ def test_a_run_that_ends_between_table_and_error_queue_is_finished_by_the_next(
     assert [queue.count(), control.count()] == [0, 0]
 
 
-def test_each_type_has_its_schema(queue: SparkQueue) -> None:
-    """A type that has one always gets a table; one without has the columns of a message."""
+def test_each_type_has_its_schema(queue: SparkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A type that has one always gets a table; one without has the columns of a message.
+
+    A field whose name the table has already gets another.
+    """
     error, placed = queue.another("error"), "number INT,\n  Id STRING"
     schemas = {"Shop.Placed": placed, "Shop.Moved": placed, "Shop.Paid": "total INT"}
     names = {"Shop.Placed": "orders", "Shop.Moved": "orders"}
-    made, settings = typed(
-        queue, split=True, most_types=1, schemas=schemas, names=names, schema_prefix="body_"
-    )
+    made, settings = typed(queue, split=True, schemas=schemas, names=names)
+    monkeypatch.setattr(made, "MOST_TYPES", 1)
     for at, (kind, body) in enumerate(
         [
             ("Shop.Placed, Shop, Version=1.0.0.0;Shop.IEvent", b'{"number":1,"Id":"a"}'),
@@ -196,10 +195,10 @@ def test_each_type_has_its_schema(queue: SparkQueue) -> None:
 
     tables = {each.name: delta_rows(each) for each in (queue.folder / "table").iterdir()}
     orders = sorted(tables["orders"], key=lambda row: row["seq"])
-    assert [(row["body_number"], row["body_Id"]) for row in orders] == [(1, "a"), (2, None)]
-    assert [row["body_total"] for row in tables[table_name("Shop.Paid")]] == [3]
+    assert [(row["number"], row["body_Id"]) for row in orders] == [(1, "a"), (2, None)]
+    assert [row["total"] for row in tables[table_name("Shop.Paid")]] == [3]
     assert [row["body"] for row in tables[table_name("Shop.Free")]] == [b"<xml/>"] * 2
-    assert "body_number" not in tables[table_name("Shop.Free")][0]
+    assert "number" not in tables[table_name("Shop.Free")][0]
     assert [row["messageType"] for row in tables["other"]] == ["Shop.Rare"]
     assert len(tables) == 4
     assert set(reasons(error)) == {"m-3", "m-4"}
@@ -213,10 +212,8 @@ def test_each_type_has_its_schema(queue: SparkQueue) -> None:
         ({"schema": "number INT,,"}, "setting schema is 'number INT,,': expected DDL"),
         ({"schema": "INT"}, "expected DDL, for example number INT"),
         ({"schema": "a CHAR(5)"}, "expected DDL, for example number INT"),
-        ({"schema": "Id STRING"}, "setting schema has the column Id, which the table has already"),
-        ({"schema": "body STRING"}, "has the column body, which the table has already"),
-        ({"schema": "date DATE"}, "has the column date, which the table has already"),
-        ({"schema": "a INT, A INT"}, "setting schema has the column A, which the table has"),
+        ({"schema": "a INT, A INT"}, "setting schema has a column twice: a, A. Names are not case"),
+        ({"schema": "Id INT, body_id INT"}, "setting schema has a column twice: body_Id, body_id"),
         (
             {"split": True, "schemas": {"Shop.A": "a INT", "Shop.B": "b BAD"}},
             "setting Shop.B in [schemas] is 'b BAD'",
@@ -247,8 +244,7 @@ def test_a_dry_run_shows_the_columns(queue: SparkQueue, capsys: pytest.CaptureFi
         "table": str(queue.folder / "table"),
         "checkpoint": str(queue.folder / "checkpoint"),
         "error-queue": queue.beside("error").name,
-        "schema": "number INT",
-        "schema-prefix": "body_",
+        "schema": "number INT, Body INT",
         "source": f"stateSchema={queue.place.state}",
     }
     words = ["--dry-run", *(f"--{name}={text}" for name, text in given.items())]
@@ -259,5 +255,5 @@ def test_a_dry_run_shows_the_columns(queue: SparkQueue, capsys: pytest.CaptureFi
 
     said = capsys.readouterr().out
     assert (absent, ended) == (3, 0)
-    assert "receivedAt timestamp, body_number int" in said
+    assert "receivedAt timestamp, number int, body_Body int" in said
     assert json.loads(said.splitlines()[-1])["dryRun"] is True

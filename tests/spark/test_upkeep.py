@@ -1,10 +1,7 @@
-"""A Delta table that is kept in order; a failed round stops no stream."""
+"""Old rows of the audit table are deleted, at the end of a run or while a stream runs on."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,69 +19,46 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
-
-def test_old_rows_go_small_files_are_packed_and_unused_ones_removed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
     """A row of an endpoint whose clock is behind is kept as long after its arrival as any other."""
-    table = str(tmp_path / "table")
-    rows = [(f"{days}", NOW - timedelta(days=days), NOW - timedelta(days=days)) for days in (40, 0)]
-    rows += [("on the day", NOW - timedelta(days=30), NOW - timedelta(days=30))]
-    rows += [("late", NOW - timedelta(days=9000), NOW)]
+    table, now = str(tmp_path / "table"), datetime.now(UTC)
+    rows = [(f"{days}", now - timedelta(days=days), now - timedelta(days=days)) for days in (40, 0)]
+    rows += [("on the day", now - timedelta(days=30), now - timedelta(days=30))]
+    rows += [("late", now - timedelta(days=9000), now)]
     frame = spark.createDataFrame(rows, "name string, moment timestamp, received timestamp")
     frame = frame.selectExpr("name", "received", "to_date(moment) AS date").coalesce(1)
     given: dict[str, Any] = {"url": "postgresql:///", "table": table, "checkpoint": "c"}
-    settings = audit_to_delta.Settings(**given, optimize=True, retention_days=30, vacuum_hours=2)
-    done = Counter[str]()
-    audit_to_delta.maintain(spark, settings, done, NOW)
-    writer = frame.union(frame).write.format("delta").partitionBy("date")
-    writer.option("maxRecordsPerFile", 1).save(table)  # two files of each date
-    session = spark.newSession()  # what is set there is no other test's
-    session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
-    left, recent = (tmp_path / "table" / name for name in ("left.parquet", "recent.parquet"))
-    for file in (left, recent):
-        file.write_bytes(b"of a writer that was killed")
-    os.utime(left, (time.time() - 7201,) * 2)
+    settings = audit_to_delta.Settings(**given, retention_days=30)
 
-    audit_to_delta.maintain(session, settings, done, NOW)
-    audit_to_delta.maintain(session, audit_to_delta.Settings(**given), done, NOW)
+    before = audit_to_delta.delete_old(spark, settings)
+    frame.write.format("delta").partitionBy("date").save(table)
+    without = audit_to_delta.delete_old(spark, audit_to_delta.Settings(**given))
+    after = audit_to_delta.delete_old(spark, settings)
 
-    assert done == {"deletedMessages": 2, "packedFiles": 6, "vacuums": 1}
+    assert [before, without, after] == [{}, {}, {"deletedMessages": 1}]
     rest = spark.read.format("delta").load(table).collect()
-    assert sorted(row.name for row in rest) == sorted(2 * ["0", "late", "on the day"])
-    assert [left.exists(), recent.exists()] == [False, True]
+    assert sorted(row.name for row in rest) == ["0", "late", "on the day"]
 
 
-def test_a_failed_round_is_repeated_and_stops_no_stream(
-    queue: SparkQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is logged, and the next batch is received; the next round does its work."""
-    table, maintain, rounds = queue.folder / "table", audit_to_delta.maintain, list[int]()
-
-    def failing_once(*given: Any) -> None:
-        rounds.append(queue.count())
-        queue.put("{}")
-        if len(rounds) == 1:
-            raise ValueError("the end")
-        maintain(*given)
-
-    monkeypatch.setattr(audit_to_delta, "maintain", failing_once)
-    monkeypatch.setattr(audit_to_delta, "duration", lambda _: lambda _: 0)
+def test_a_stream_deletes_after_each_batch(queue: SparkQueue) -> None:
+    """And goes on; its totals have the sum."""
+    table, commits = queue.folder / "table", queue.folder / "checkpoint" / "commits"
     settings = audit_to_delta.Settings(
         url=queue.place.url,
         queue=queue.name,
         table=str(table),
         checkpoint=str(queue.folder / "checkpoint"),
-        trigger="100ms",
-        retention_days=30,
-        source={"stateSchema": queue.place.state},
+        trigger="100 milliseconds",
+        retention_days=1e-6,
+        source={"stateSchema": queue.place.state, "maxMessagesPerTrigger": "1"},
     )
+    for _ in range(3):
+        queue.put('{"NServiceBus.ProcessingEnded": "2026-01-01 17:05:10:000000 Z"}')
     queue.put("{}")
-    with sigterm_when((queue.folder / "checkpoint" / "commits" / "2").exists):
+
+    with sigterm_when((commits / "3").exists):
         totals = audit_to_delta.run(queue.spark, settings)
 
-    assert "upkeep failed and will be tried again: the end" in caplog.text
-    assert totals["deletedMessages"] == 0
-    assert totals["messages"] == len(delta_rows(table)) >= 3
+    assert totals == {"messages": 4, "batches": 4, "deletedMessages": 3}
+    assert len(delta_rows(table)) == 1
