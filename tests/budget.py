@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1350},
     "package": {"files": 113, "lines": 21400, "tokens": 123102},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 281, "lines": 49139, "tokens": 331014},
+    "tests": {"files": 281, "lines": 49137, "tokens": 330974},
     "words": {"words": 69907},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
