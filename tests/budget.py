@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1350},
     "package": {"files": 113, "lines": 21400, "tokens": 123102},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 278, "lines": 47411, "tokens": 319843},
+    "tests": {"files": 274, "lines": 46901, "tokens": 316269},
     "words": {"words": 69907},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -11,7 +11,6 @@ from servers import only
 
 from sqlq_spark.admin import checks, inspect, purge, report, watch
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.wire.headers import dumps, wire_time
 
 from .conftest import TIMEOUT, Bench
@@ -133,25 +132,6 @@ def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
     assert (first, left) == (9, 17)
     assert first + sum(batches) == 25
     assert bare.bodies() == [b"new"]
-
-
-def test_a_purge_in_batches_waits_for_consumers(bare: Bench) -> None:
-    """The batches before are gone, the one that waits, and dies, is whole; it is done again."""
-    bare.dotnet.send_many(bare.queue, [b"x"] * 20)
-    with transaction(bare.desk, timeout=TIMEOUT):
-        depth = inspect.depth(bare.desk, bare.queue)
-
-    held, connection = bare.seqs()[-1], bare.open("purge")
-    batches = purge.purge_parts(connection, bare.queue, depth, batch=10)
-    with bare.dotnet.hold(bare.queue, [held]):
-        waits = bare.thread(lambda: list(batches))
-        bare.blocked("purge")
-        bare.dotnet.kill(f"{bare.name} purge")
-        with pytest.raises(ConnectionLost):
-            waits.result(timeout=TIMEOUT)
-
-    assert len(bare.seqs()) == 10
-    assert sum(purge.purge_parts(bare.desk, bare.queue, depth)) == 10
 
 
 def test_failures_are_grouped_by_exception(bare: Bench) -> None:

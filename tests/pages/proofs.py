@@ -58,7 +58,7 @@ PROOFS = {
         "test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on"
     ),
     "large-message": (
-        "conformance/test_large.py::"
+        "conformance/test_receive.py::"
         "test_large_messages_go_to_the_error_queue_and_the_others_are_received"
     ),
     "poison-and-expired": (
