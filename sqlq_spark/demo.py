@@ -28,7 +28,7 @@ from sqlq_spark.admin.formats import part, quantity
 from sqlq_spark.database import schema
 from sqlq_spark.errors import BadOption, MissingPackage, SqlQueueError
 from sqlq_spark.testing import embedded
-from sqlq_spark.testing.queues import TIMEOUT, Database
+from sqlq_spark.testing.queues import Database
 from sqlq_spark.versions import check_java
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
         temporary = server.home / "tmp"
         temporary.mkdir()
         folder = keep.absolute() if keep else temporary
-        schema.install(connection, timeout=TIMEOUT)
+        schema.install(connection)
         queue = Database(server.url).queue("Shop.Orders")
         job = {"folder": str(folder), "messages": messages, "queue": queue.options}
         log, kills = folder / "spark.log", 0

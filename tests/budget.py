@@ -22,13 +22,13 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12335, "tokens": 71142},
-    "everything else": {"files": 51, "lines": 9065, "tokens": 51960},
+    "core": {"files": 62, "lines": 12328, "tokens": 71029},
+    "everything else": {"files": 51, "lines": 9059, "tokens": 51873},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
     "other files in tests": {"files": 70, "lines": 1350},
-    "package": {"files": 113, "lines": 21400, "tokens": 123102},
+    "package": {"files": 113, "lines": 21387, "tokens": 122902},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 274, "lines": 46901, "tokens": 316269},
+    "tests": {"files": 272, "lines": 46695, "tokens": 314120},
     "words": {"words": 69907},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

@@ -79,9 +79,9 @@ class Bench:
     def create(self, name: str) -> Bench:
         """Create what is not there: the state tables, and a queue, whose bench is returned."""
         its, connection = replace(self, queue=self.table(name)), self.open()
-        schema.install(connection, timeout=WAIT)
-        schema.create_queue(connection, its.queue, timeout=WAIT)
-        schema.create_delayed(connection, its.queue, timeout=WAIT)
+        schema.install(connection)
+        schema.create_queue(connection, its.queue)
+        schema.create_delayed(connection, its.queue)
         return its
 
     def options(self, kind: Any, **more: str) -> Any:  # noqa: ANN401 - of a source or a sink
@@ -134,7 +134,7 @@ class Bench:
             yield from stream.tasks(end)
 
     def receive(self, task: tasks.Task, connection: Connection | None = None) -> pa.Table:
-        return tasks.receive(connection or self.open(), task, timeout=WAIT, origin=NO_STREAM)
+        return tasks.receive(connection or self.open(), task, origin=NO_STREAM)
 
 
 def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:
@@ -229,7 +229,7 @@ def facts(bench: Bench) -> Seen:
 def statements(bench: Bench) -> Seen:
     """Each statement compiles in each shape of a table, and reads no queue as a whole."""
     connection, events = bench.open(), bench.table("subscriptions")
-    schema.create_subscriptions(connection, events, timeout=WAIT)
+    schema.create_subscriptions(connection, events)
     for shape, text in plans.SHAPES[connection.names.dialect].items():
         its, bad = bench.create(f"plans {shape}"), bench.create(f"errors {shape}")
         for each in (its, bad):
@@ -348,9 +348,7 @@ def roles(bench: Bench) -> Seen:
     reader, writer, operator, producer = map(team.as_login, named.values())
     desk, write = operator.open(), connection.names.print_address
     try:
-        subscriptions.subscribe(
-            desk, events, endpoint="Lake", queue=queue, topics=topics, timeout=WAIT
-        )
+        subscriptions.subscribe(desk, events, endpoint="Lake", queue=queue, topics=topics)
         producer.send([b"produced"], delivery="atLeastOnce")
         bodies = [b"sent", b"event", b"delayed", b"bad"]
         writer.send(
@@ -367,7 +365,7 @@ def roles(bench: Bench) -> Seen:
         reader.receive(task := next(batches))
         with transaction(desk):
             yield "returned", receipts.return_(desk, task.key, queue), 2
-        yield "purged", driver.purge(desk, [queue], timeout=WAIT), 2
+        yield "purged", driver.purge(desk, [queue]), 2
         yield "trail", len(desk.rows("trail", entries=10, queue_name=None)), 1
     except errors.RightMissing as error:
         yield "refused", str(error), "nothing"

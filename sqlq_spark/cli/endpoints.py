@@ -49,7 +49,7 @@ def install(context: Context, *, domain: str | None = None) -> None:
     state = context.obj.state_schema or scripts.of_domain(domain)[0]
     options = replace(context.obj, state_schema=state).database()
     connection = context.connect(options)
-    schema.install(connection, timeout=options.query_timeout)
+    schema.install(connection)
     result = {"stateSchema": state, "server": connection.server}
     context.answer(result, f"the state tables are in schema {state} of {connection.server}")
 
@@ -80,13 +80,13 @@ def create(context: Context, queue: str) -> None:
     and satellites are in the schema of QUEUE.
     """
     shared = context.obj
-    made, options, waiting = name_queues(shared, queue), shared.database(), None
-    connection, timeout = context.connect(options), options.query_timeout
+    made, waiting = name_queues(shared, queue), None
+    connection = context.connect(shared.database())
     for each in made.queues:
-        schema.create_queue(connection, each, timeout=timeout, body_string=shared.body_string)
+        schema.create_queue(connection, each, body_string=shared.body_string)
     names = [connection.printed(each) for each in made.queues]
     if shared.delayed:
-        schema.create_delayed(connection, made.primary, timeout=timeout)
+        schema.create_delayed(connection, made.primary)
         waiting = connection.printed(schema.delayed_of(made.primary))
     result = {"queues": names, "delayed": waiting, "server": connection.server}
     places = ", ".join(filter(None, (*names, waiting)))
@@ -181,7 +181,6 @@ def subscribe(
         topics=topics,
         endpoint=endpoint,
         queue=address,
-        timeout=options.query_timeout,
     )
     context.show(COLUMNS, made, "subscriptions")
 
@@ -190,8 +189,7 @@ def subscribe(
 def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     options = context.obj.sink()
-    table, timeout = options.subscription_address, options.query_timeout
-    connection = context.connect(options)
+    table, connection = options.subscription_address, context.connect(options)
     with transaction(connection):
         listed = subscriptions.list_subscriptions(connection, table)
     queues = {
@@ -204,7 +202,7 @@ def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> 
         context.confirm(f"end the subscription of {endpoint} with {names} to {', '.join(queues)}")
     stop = f"publishers stop within {quantity(PATIENCE, 'second')}"
     for topic in queues:
-        subscriptions.unsubscribe(connection, table, topic, endpoint, timeout=timeout)
+        subscriptions.unsubscribe(connection, table, topic, endpoint)
         result = {"topic": topic, "endpoint": endpoint, "unsubscribed": True}
         context.answer(result, f"{endpoint} is no longer subscribed to {topic}; {stop}")
     if missing := ", ".join(sorted({*topics} - {*queues})):
@@ -256,9 +254,7 @@ def retire(context: Context, queue: str, *, discard_messages: bool = False) -> N
             context.show(COLUMNS, ended, "subscriptions")
         context.confirm(f"end {quantity(len(ended), 'subscription')} of {name}")
         for each in ended:
-            subscriptions.unsubscribe(
-                connection, table, each.topic, each.endpoint, timeout=options.query_timeout
-            )
+            subscriptions.unsubscribe(connection, table, each.topic, each.endpoint)
         keep = "endpoints keep the subscribers that they have read for so long"
         context.note(f"waiting {quantity(PATIENCE, 'second')}: {keep}")
         time.sleep(PATIENCE)

@@ -36,7 +36,7 @@ NO_TRAIL = (
 )
 
 
-def install(connection: Connection, *, timeout: float) -> None:
+def install(connection: Connection) -> None:
     """
     Create the connection's state tables, unless they are there.
 
@@ -48,9 +48,9 @@ def install(connection: Connection, *, timeout: float) -> None:
         StateTooOld, StateTooNew: another release created the tables.
         InstallBlocked: another session is creating or changing them.
     """
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         connection.rows("install_lock", state_name=connection.state)
-        connection.set_lock_timeout(min(LOCK_WAIT, timeout))
+        connection.set_lock_timeout(min(LOCK_WAIT, connection.timeout))
         try:
             connection.rows("install_schema")
             if found := find_state_faults(connection):
@@ -63,7 +63,7 @@ def install(connection: Connection, *, timeout: float) -> None:
             raise errors.InstallBlocked(
                 schema=connection.state,
                 server=connection.server,
-                seconds=min(LOCK_WAIT, timeout),
+                seconds=min(LOCK_WAIT, connection.timeout),
                 reason=error.reason,
             ) from None
 
@@ -156,32 +156,29 @@ def delayed_of(queue: QueueAddress) -> QueueAddress:
     return replace(queue, table=queue.table + DELAYED)
 
 
-def create_queue(
-    connection: Connection, queue: QueueAddress, *, timeout: float, body_string: bool = False
-) -> None:
+def create_queue(connection: Connection, queue: QueueAddress, *, body_string: bool = False) -> None:
     """
     Create a queue's table where it is absent; the second of two creators waits for the first.
 
     `body_string` adds the column BodyString, also to a table that is already there.
     """
-    _create(connection, "create_queue", queue, timeout, body_string=body_string)
+    _create(connection, "create_queue", queue, body_string=body_string)
 
 
-def create_delayed(connection: Connection, queue: QueueAddress, *, timeout: float) -> None:
+def create_delayed(connection: Connection, queue: QueueAddress) -> None:
     """Create the table for a queue's delayed messages where it is absent."""
-    _create(connection, "create_delayed", delayed_of(queue), timeout)
+    _create(connection, "create_delayed", delayed_of(queue))
 
 
-def create_subscriptions(connection: Connection, table: QueueAddress, *, timeout: float) -> None:
+def create_subscriptions(connection: Connection, table: QueueAddress) -> None:
     """Create the table of subscriptions where it is absent."""
-    _create(connection, "create_subscriptions", table, timeout)
+    _create(connection, "create_subscriptions", table)
 
 
 def _create(
     connection: Connection,
     statement: StatementName,
     table: QueueAddress,
-    timeout: float,
     *,
     body_string: bool = False,
 ) -> None:
@@ -194,7 +191,7 @@ def _create(
     name = statement.removeprefix("create_")  # of the table in the statement
 
     def create() -> None:
-        with transaction(connection, timeout=timeout):
+        with transaction(connection):
             connection.rows("create_lock", tables={"table": table})
             connection.rows(statement, tables={name: table})
             if body_string:

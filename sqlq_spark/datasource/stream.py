@@ -104,9 +104,9 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""
-        schema, timeout = spark_api.to_arrow_schema(self.columns), self.options.query_timeout
+        schema = spark_api.to_arrow_schema(self.columns)
         for task in partition.tasks:
-            work = partial(receive, task=task, timeout=timeout, origin=spark_api.origin())
+            work = partial(receive, task=task, origin=spark_api.origin())
             with Session(self.options, task.name, worker=True, reached=True) as session:
                 rows = session.run_with_retries(work)
                 queue = session.open().canonical(task.queue)

@@ -137,8 +137,7 @@ class Writing:
         """
         if self.options.delivery != "exactlyOnce":
             return
-        timeout = self.options.query_timeout
-        work = partial(discard, sink=sink, batch=batch, final=final, timeout=timeout)
+        work = partial(discard, sink=sink, batch=batch, final=final)
         try:
             with StateSession(self.options, f"abort {sink}/{batch}") as session:
                 session.run_with_retries(work)

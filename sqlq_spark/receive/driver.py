@@ -133,7 +133,7 @@ class StreamDriver:
         """At the first use in this process, purge if the options ask for it, and check."""
         options = self.options
         if options.purge_on_startup and not self._purged:
-            gone = purge(connection, options.addresses, timeout=options.query_timeout)
+            gone = purge(connection, options.addresses)
             self._purged = True
             log.warning("%s: %d messages purged (purgeOnStartup=true)", self.claim.queue, gone)
         if not self._checked:
@@ -389,13 +389,13 @@ class StreamDriver:
                 )
 
 
-def purge(connection: Connection, queues: Sequence[QueueAddress], *, timeout: float) -> int:
+def purge(connection: Connection, queues: Sequence[QueueAddress]) -> int:
     """
     Delete every message of some queues, in one transaction; waits for those that others hold.
 
     Returns how many. Each queue gets an entry in the audit trail, if there is one.
     """
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         recorded, total = has_trail(connection), 0
         for each in queues:
             gone = int(connection.rows("purge", tables={"queue": each})[0][0])

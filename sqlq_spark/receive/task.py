@@ -83,11 +83,11 @@ class TaskResult:
     forwarded: int = 0  # to other queues
 
 
-def receive(connection: Connection, task: Task, *, timeout: float, origin: Origin) -> pa.Table:
+def receive(connection: Connection, task: Task, *, origin: Origin) -> pa.Table:
     """
     Take what the task may take, or what an earlier attempt of it took.
 
-    `timeout` is in seconds, for each statement and wait; `origin` has Spark's names for this batch.
+    `origin` has Spark's names for this batch.
 
     Returns:
         Messages of QUEUE_ROW in the order of seq. They have left the queue, committed.
@@ -98,7 +98,7 @@ def receive(connection: Connection, task: Task, *, timeout: float, origin: Origi
         CheckpointIncomplete: Spark's query has received for this batch before, by another plan.
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         allowed = task.receives
         if task.stream is not None:
             is_open, high_water = fence(connection, task, origin)

@@ -174,13 +174,13 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
     return messages
 
 
-def discard(connection: Connection, sink: str, batch: int, *, final: bool, timeout: float) -> None:
+def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> None:
     """
     Delete the chunks of a batch that failed and of the batches before it; no transaction is open.
 
     `final`: the batch is never tried again, and tasks that still run cannot stage.
     """
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         lock_exclusive(connection, sink)
         if final:
             advance(connection, sink, batch)

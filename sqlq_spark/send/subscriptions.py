@@ -94,7 +94,6 @@ def subscribe(
     topics: Sequence[str],
     endpoint: str,
     queue: QueueAddress,
-    timeout: float,
 ) -> list[Subscription]:
     """
     Subscribe an endpoint to topics with its queue, all or none; a later call replaces the queue.
@@ -113,8 +112,8 @@ def subscribe(
     if not connection.columns(queue):
         raise QueueNotFound(queue=address, server=connection.server)
     if not connection.columns(table):
-        create_subscriptions(connection, table, timeout=timeout)
-    with transaction(connection, timeout=timeout):
+        create_subscriptions(connection, table)
+    with transaction(connection):
         refuse_code(connection, table)
         for each in made:
             connection.rows(
@@ -127,11 +126,9 @@ def subscribe(
     return made
 
 
-def unsubscribe(
-    connection: Connection, table: QueueAddress, topic: str, endpoint: str, *, timeout: float
-) -> bool:
+def unsubscribe(connection: Connection, table: QueueAddress, topic: str, endpoint: str) -> bool:
     """End an endpoint's subscription to a topic, if there is one; return whether there was."""
-    with transaction(connection, timeout=timeout):
+    with transaction(connection):
         return bool(_rows(connection, "unsubscribe", table, topic=topic, endpoint=endpoint))
 
 

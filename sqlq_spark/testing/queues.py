@@ -126,7 +126,7 @@ class Database:
         """Return a queue, and create its table if it is absent."""
         queue = Queue(self, name)
         with self.connection() as connection:
-            schema.create_queue(connection, queue._address, timeout=TIMEOUT)  # noqa: SLF001
+            schema.create_queue(connection, queue._address)  # noqa: SLF001
         return queue
 
     @contextmanager
@@ -167,7 +167,7 @@ def new_database(server: str) -> Iterator[Database]:
     try:
         made = Database(urlunsplit(urlsplit(server)._replace(path=f"/{name}")))
         with made.connection() as connection:
-            schema.install(connection, timeout=TIMEOUT)
+            schema.install(connection)
         yield made
     finally:
         # Spark's processes keep their connections for a while

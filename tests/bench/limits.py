@@ -133,7 +133,7 @@ def receive_batches(bench: Bench) -> Costs:
             offset = following
             for task in loop.tasks(offset):
                 origin = Origin(query_id=query, query_batch=offset.batch)
-                taken += receive(session.open(), task, timeout=_TIMEOUT, origin=origin).num_rows
+                taken += receive(session.open(), task, origin=origin).num_rows
         costs = bench.cost(before, taken)
     loop.close()
     expect("received", taken, bench.batch * _BATCHES)

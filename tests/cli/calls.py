@@ -65,17 +65,16 @@ def prepare(place: Place) -> dict[str, str]:
     options = SourceOptions.parse(raw)
     with Session(options, "test") as session:
         connection = session.open()
-        schema.install(connection, timeout=10)
-        schema.create_delayed(connection, options.address, timeout=10)
+        schema.install(connection)
+        schema.create_delayed(connection, options.address)
         for name in ("QUEUE", "OTHER", "GONE", "ERROR"):
-            schema.create_queue(connection, connection.names.parse_address(words[name]), timeout=10)
+            schema.create_queue(connection, connection.names.parse_address(words[name]))
         subscriptions.subscribe(
             connection,
             connection.names.parse_address(words["TABLE"]),
             topics=("Shop.Old", "Shop.Heard"),
             endpoint="Lake",
             queue=options.address,
-            timeout=10,
         )
     failed = wire.dumps({wire.FAILED_Q: words["QUEUE"]})
     for name, headers, body, messages in (

@@ -70,7 +70,7 @@ def received(
             messages=messages,
             options=options,
         )
-        rows = receive.receive(connection, task, timeout=10, origin=Origin())
+        rows = receive.receive(connection, task, origin=Origin())
         bodies: list[bytes] = rows["body"].to_pylist()
         return bodies
 

@@ -223,7 +223,7 @@ def test_what_pins_rows_without_a_session_is_found() -> None:
         options = SourceOptions.parse({"url": server.url, "queue": "Shop"})
         with Session(options, "test") as session:
             connection = session.open()
-            schema.create_queue(connection, options.address, timeout=60, body_string=False)
+            schema.create_queue(connection, options.address, body_string=False)
             with psycopg.connect(server.url) as manager:
                 manager.execute('LOCK TABLE "Shop"')
                 manager.execute("PREPARE TRANSACTION 'it''s mine'")

@@ -310,7 +310,7 @@ class Bench:
         self, task: Task, connection: Connection | None = None, origin: Origin = NO_STREAM
     ) -> pa.Table:
         """Run a task as an executor does, once."""
-        return receive(connection or self.desk, task, timeout=TIMEOUT, origin=origin)
+        return receive(connection or self.desk, task, origin=origin)
 
     @contextmanager
     def running(self, task: Task, application: str) -> Iterator[pa.Table]:
@@ -382,7 +382,7 @@ def bare(dotnet: DotNet) -> Iterator[Bench]:
 def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Give the same with state tables; sessions opened while `watched` are counted and struck."""
     connection = bare.desk
-    schema.install(connection, timeout=TIMEOUT)
+    schema.install(connection)
     connect = database.of(bare.dotnet.url).connect
 
     def watch(*args: Any, application: str, **named: Any) -> Any:

@@ -200,7 +200,7 @@ def test_our_table_is_the_endpoints_table(bench: Bench) -> None:
     for table in ("ours", "x" * 55):
         queue = QueueAddress(table, dotnet.schema)
         for _ in range(2):
-            schema.create_delayed(bench.desk, queue, timeout=TIMEOUT)
+            schema.create_delayed(bench.desk, queue)
         ours = schema.delayed_of(queue)
 
         assert dotnet.catalog(ours) == theirs

@@ -80,7 +80,7 @@ class Waiting:
 
     def attempt(self) -> list[bytes]:
         task = self.bench.task(self.stream)
-        return bodies(self.do(partial(receive, task=task, timeout=TIMEOUT, origin=NO_STREAM)))
+        return bodies(self.do(partial(receive, task=task, origin=NO_STREAM)))
 
     def acknowledge(self) -> int:
         def work(connection: Connection) -> int:
@@ -95,7 +95,7 @@ class Waiting:
         return self.do(partial(dispatch, staged=[self.staged], options=options))
 
     def abort(self) -> None:
-        self.do(partial(discard, sink="app:sink", batch=0, final=False, timeout=TIMEOUT))
+        self.do(partial(discard, sink="app:sink", batch=0, final=False))
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_everything_installs_again_without_harm(bench: Bench) -> None:
     stream, before = bench.new_stream(), bench.dotnet.catalog(bench.queue)
     bench.dotnet.send(bench.queue, body=b"waits")
 
-    schema.install(bench.desk, timeout=TIMEOUT)
-    schema.create_queue(bench.desk, bench.queue, timeout=TIMEOUT)
+    schema.install(bench.desk)
+    schema.create_queue(bench.desk, bench.queue)
 
     assert bench.dotnet.state_rows("stream", "stream") == [(stream,)]
     assert bench.dotnet.state_rows("version", "version") == [(schema.VERSION,)]
@@ -67,7 +67,7 @@ def test_a_queue_of_our_installer_is_the_one_that_an_endpoint_makes(bare: Bench)
     """Column for column and index for index."""
     ours = bare.beside("ours")
 
-    schema.create_queue(bare.desk, ours, timeout=TIMEOUT)
+    schema.create_queue(bare.desk, ours)
 
     assert bare.dotnet.catalog(ours) == bare.dotnet.catalog(bare.queue) != []
 
@@ -78,8 +78,8 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 
     def work(name: str) -> None:
         connection = bare.open(name)
-        schema.install(connection, timeout=TIMEOUT)
-        schema.create_queue(connection, queue, timeout=TIMEOUT)
+        schema.install(connection)
+        schema.create_queue(connection, queue)
 
     for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
         done.result(timeout=TIMEOUT)
@@ -97,7 +97,7 @@ def test_the_column_body_string_is_made_once_and_under_the_lock(bench: Bench) ->
     def work() -> None:
         connection = bench.open("installer")
         for queue in (new, bench.queue):
-            schema.create_queue(connection, queue, timeout=TIMEOUT, body_string=True)
+            schema.create_queue(connection, queue, body_string=True)
 
     for done in [bench.thread(work) for _ in range(3)]:
         done.result(timeout=TIMEOUT)
@@ -119,11 +119,11 @@ def test_an_install_gives_up_while_another_session_creates_the_tables(
         desk.rows("install_state")
 
         with pytest.raises(InstallBlocked) as caught:
-            schema.install(bare.open("installer"), timeout=TIMEOUT)
+            schema.install(bare.open("installer"))
 
     assert f"nothing was installed in schema {bare.dotnet.state}" in str(caught.value)
     assert "for longer than 0.3 s" in str(caught.value)
-    schema.install(bare.open("installer"), timeout=TIMEOUT)
+    schema.install(bare.open("installer"))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -136,10 +136,10 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     with pytest.raises(QueueNotFound):
         dispatch(bench, stage(bench, chunk(b"x", queue=printed), sink="absent"))
 
-    schema.create_queue(bench.desk, queue, timeout=TIMEOUT)
-    schema.create_delayed(bench.desk, queue, timeout=TIMEOUT)
+    schema.create_queue(bench.desk, queue)
+    schema.create_delayed(bench.desk, queue)
     names: dict[str, Any] = {"topics": [topic], "endpoint": name, "queue": queue}
-    subscriptions.subscribe(bench.desk, table, timeout=TIMEOUT, **names)
+    subscriptions.subscribe(bench.desk, table, **names)
     frame = {
         "body": [b"sent", b"published", b"delayed"],
         "queue": [printed, None, printed],
@@ -184,7 +184,7 @@ def test_state_tables_of_another_release_are_left_alone(
             with pytest.raises(error) as caught:
                 session.open()
     with pytest.raises(error):
-        schema.install(bench.desk, timeout=TIMEOUT)
+        schema.install(bench.desk)
 
     fix = "Upgrade sqlq-spark here."
     if error is StateTooOld:
@@ -214,7 +214,7 @@ def test_a_state_schema_may_have_any_name(bare: Bench, state: str) -> None:
     options = bare.source(stateSchema=state)
     try:
         with Session(options, "install") as session:
-            schema.install(session.open(), timeout=TIMEOUT)
+            schema.install(session.open())
 
         with StateSession(options, "x") as session:
             assert session.open().rows("version") == [(schema.VERSION,)]

@@ -36,7 +36,7 @@ def test_a_message_arrives_as_the_endpoint_sent_it(bench: Bench) -> None:
     stream, origin = bench.new_stream(), Origin(query_id="q", query_batch=7)
 
     task = bench.task(stream, batch=3, task=2)
-    rows = receive(bench.open(), task, timeout=TIMEOUT, origin=origin)
+    rows = receive(bench.open(), task, origin=origin)
 
     whole = {"expires": None, "headers": text}
     assert rows.to_pylist() == [
@@ -184,7 +184,7 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
     task, second = bench.task(bench.new_stream()), bench.session("second")
 
     with bench.running(task, "first") as rows:
-        do = partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
+        do = partial(receive, task=task, origin=Origin())
         attempt = bench.thread(lambda: second.run_with_retries(do))
         bench.blocked("second")
         assert not attempt.done()
@@ -249,10 +249,10 @@ def test_a_stream_unknown_to_the_state_tables_receives_nothing(bench: Bench) -> 
 
 def test_a_wait_longer_than_query_timeout_ends(bench: Bench) -> None:
     """A table that a DBA has locked blocks a task for queryTimeout, no longer."""
-    task, session = bench.task(bench.new_stream()), bench.session()
+    task, session = bench.task(bench.new_stream()), bench.session(queryTimeout="1s")
     with bench.dotnet.locked(bench.queue), pytest.raises(errors.TimedOut) as caught:
         # a session that was idle for so long is ended, which is another matter
-        session.run_with_retries(partial(receive, task=task, timeout=0.2, origin=Origin()))
+        session.run_with_retries(partial(receive, task=task, origin=Origin()))
 
     assert "Raise the option queryTimeout" in str(caught.value)
 
@@ -364,9 +364,7 @@ def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again
             bytes_each=9999.0,
         )
 
-        rows = session.run_with_retries(
-            partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
-        )
+        rows = session.run_with_retries(partial(receive, task=task, origin=Origin()))
 
         moved = bench.dotnet.rows(bench.errors)
         assert sorted([*rows["id"].to_pylist(), *(row.id.bytes for row in moved)]) == sorted(sent)
@@ -390,9 +388,7 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
         sent = sorted(row.id.bytes for row in bench.dotnet.rows(bench.queue))
         task = bench.task(None)
 
-        rows = session.run_with_retries(
-            partial(receive, task=task, timeout=TIMEOUT, origin=Origin())
-        )
+        rows = session.run_with_retries(partial(receive, task=task, origin=Origin()))
 
         assert sorted(rows["id"].to_pylist()) == ([] if after else sent)
         assert bench.receive(task).num_rows == 0

@@ -20,7 +20,7 @@ from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire.rows import Origin
 
-from .conftest import TIMEOUT, Bench, Clock
+from .conftest import Bench, Clock
 from .shapes import cases
 from .test_delayed import chunk as delayed_chunk
 from .test_send import chunk
@@ -48,7 +48,7 @@ class Service:
         self.input, self.errors = bench.another(name), bench.another(f"{name} errors")
         self.output = bench.another("the output")
         self.delayed = schema.delayed_of(self.input)
-        schema.create_delayed(bench.desk, self.input, timeout=TIMEOUT)
+        schema.create_delayed(bench.desk, self.input)
         quoted = bench.dotnet.dba.quoted
         self.names = {  # what the grants speak of
             "schema": bench.dotnet.schema,
@@ -79,7 +79,7 @@ class Service:
             with StateSession(options, "service") as session:
                 connection = session.open()
                 for task in loop.tasks(end):
-                    receive(connection, task, timeout=TIMEOUT, origin=Origin())
+                    receive(connection, task, origin=Origin())
                 assert browse.parts(connection, [self.input], parts=2) == []
                 names = {"queue": printed(self.output), "delayedQueue": printed(self.delayed)}
                 out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})

@@ -100,8 +100,8 @@ def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
     """The batch may be done again; once it was sent or given up for good, late tasks stage none."""
     stage(bench, chunk(b"x"), chunk(b"y"), sink="write:1")
 
-    send.discard(bench.desk, "write:1", 0, final=False, timeout=5)
-    send.discard(bench.desk, "write:2", 0, final=True, timeout=5)
+    send.discard(bench.desk, "write:1", 0, final=False)
+    send.discard(bench.desk, "write:2", 0, final=True)
 
     assert staging(bench) == []
     assert dispatch(bench, stage(bench, chunk(b"again"), sink="write:1")) == 1
@@ -225,7 +225,7 @@ def passed_on(bench: Bench, *, tasks: int = 2) -> tuple[str, Staged]:
     edges = [-(2**63), *range(2, tasks + 1), 2**63 - 1]
     for at in range(tasks):
         task = bench.task(stream, batch=1, task=at, first=edges[at], stop=edges[at + 1])
-        receive(bench.desk, task, timeout=TIMEOUT, origin=MICRO_BATCH)
+        receive(bench.desk, task, origin=MICRO_BATCH)
     chunks = [chunk(b"passed on")]
     staged = send.stage(bench.session("stage"), chunks, sink="s", batch=4, origin=MICRO_BATCH)
     return stream, staged
@@ -276,7 +276,7 @@ def test_a_micro_batch_of_two_sources_of_which_one_was_returned_sends_nothing(
     first, second = bench.new_stream(), bench.new_stream()
     for stream, edges in ((first, (-(2**63), 2)), (second, (2, 2**63 - 1))):
         task = bench.task(stream, first=edges[0], stop=edges[1])
-        receive(bench.desk, task, timeout=TIMEOUT, origin=MICRO_BATCH)
+        receive(bench.desk, task, origin=MICRO_BATCH)
     staged = send.stage(
         bench.session("stage"), [chunk(b"both")], sink="s", batch=4, origin=MICRO_BATCH
     )

@@ -82,8 +82,8 @@ def test_what_was_received_outlives_a_crash() -> None:
         queue = QueueAddress("orders", "public")
         options = SourceOptions.parse({"url": url, "queue": "orders"})
         with Session(options, "test") as session:
-            schema.install(session.open(), timeout=TIMEOUT)
-            schema.create_queue(session.open(), queue, timeout=TIMEOUT)
+            schema.install(session.open())
+            schema.create_queue(session.open(), queue)
             with psycopg.connect(server.url, autocommit=True) as dotnet:
                 # the server's own writer comes seldom enough to lose the race
                 dotnet.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
@@ -95,7 +95,7 @@ def test_what_was_received_outlives_a_crash() -> None:
             loop = StreamDriver(options, time.monotonic, checks.at_start)
             end = loop.latest(INITIAL)
             (task,) = loop.tasks(end)
-            got = receive(session.open(), task, timeout=TIMEOUT, origin=NO_STREAM)
+            got = receive(session.open(), task, origin=NO_STREAM)
             server.stop("immediate")
         server.start()
         with psycopg.connect(server.url) as dotnet:
@@ -262,16 +262,16 @@ POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transacti
 @POOLED
 def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
     """To receive, send, look, subscribe and install; what is prepared might be gone by then."""
-    timeout, topics = TIMEOUT, bench.beside("SubscriptionRouting")
+    topics = bench.beside("SubscriptionRouting")
     bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
     with relayed(bench.dotnet.url) as (url, relay):
         pooled = bench.open("pooled", url=url)
-        schema.install(pooled, timeout=timeout)
-        schema.create_queue(pooled, bench.queue, timeout=timeout, body_string=True)
-        schema.create_delayed(pooled, bench.queue, timeout=timeout)
+        schema.install(pooled)
+        schema.create_queue(pooled, bench.queue, body_string=True)
+        schema.create_delayed(pooled, bench.queue)
         names = {"topics": ["Shop.Placed"], "endpoint": "Lake", "queue": bench.queue}
-        subscriptions.subscribe(pooled, topics, timeout=timeout, **names)  # type: ignore[arg-type]
+        subscriptions.subscribe(pooled, topics, **names)  # type: ignore[arg-type]
         got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
         found = checks.run_all_checks(pooled, [bench.queue])

@@ -106,7 +106,7 @@ def subscribe(
 ) -> Subscription:
     """Subscribe by our own statements."""
     whole = {"endpoint": "web", "queue": bench.queue, **parts}
-    (made,) = subscriptions.subscribe(bench.desk, table, topics=[topic], timeout=TIMEOUT, **whole)
+    (made,) = subscriptions.subscribe(bench.desk, table, topics=[topic], **whole)
     return made
 
 
@@ -118,12 +118,12 @@ def test_both_sides_subscribe_and_unsubscribe_in_one_table(
 ) -> None:
     """The first makes the table as an endpoint does; one address counts for a topic, the last."""
     listed = partial(subscriptions.list_subscriptions, bare.desk, table)
-    take_back = partial(subscriptions.unsubscribe, bare.desk, table, timeout=TIMEOUT)
+    take_back = partial(subscriptions.unsubscribe, bare.desk, table)
     theirs, mail = replace(table, table="theirs"), '"x"."mail"'
     bare.dotnet.create_subscriptions(theirs)
 
     ours = subscribe(bare, table)
-    schema.create_subscriptions(bare.desk, table, timeout=TIMEOUT)
+    schema.create_subscriptions(bare.desk, table)
     bare.dotnet.subscribe(table, "mail", PLACED, mail)
     bare.dotnet.subscribe(table, "mail", EVENT, mail)
 
@@ -148,7 +148,7 @@ def test_the_table_may_be_made_by_two_at_once(bare: Bench, table: QueueAddress) 
     first = bare.open("first")
     with bare.dotnet.apart(commit=True) as other:
         other.create_subscriptions(table)
-        made = bare.thread(partial(schema.create_subscriptions, first, table, timeout=TIMEOUT))
+        made = bare.thread(partial(schema.create_subscriptions, first, table))
         bare.blocked("first")
 
     made.result(timeout=TIMEOUT)

@@ -41,7 +41,7 @@ def counts(before: watch.QueueLook, now: watch.QueueLook) -> tuple[int | None, i
 
 def delay(bench: Bench, seconds: Sequence[float] = ()) -> None:
     """Make the table of delayed messages, and let some wait, who are due in so many seconds."""
-    schema.create_delayed(bench.desk, bench.queue, timeout=TIMEOUT)
+    schema.create_delayed(bench.desk, bench.queue)
     table = schema.delayed_of(bench.queue)
     for at, each in enumerate(seconds):
         due = bench.dotnet.clock().replace(tzinfo=UTC) + timedelta(seconds=each)

@@ -157,8 +157,8 @@ def shop(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         dotnet.subscribe(routes, table, TOPIC, shop.printed(table))
     dialect = database.of(place.url)
     connection = dialect.connect(place.url, application=mark, timeout=TIMEOUT, state=place.state)
-    schema.install(connection, timeout=TIMEOUT)
-    schema.create_delayed(connection, shop.address("orders"), timeout=TIMEOUT)
+    schema.install(connection)
+    schema.create_delayed(connection, shop.address("orders"))
     connection.close()
     monkeypatch.setattr(dialect, "connect", points.watching(place.url, mark))
     for module, name, value in SMALL:
@@ -238,7 +238,7 @@ def two_commits(patch: Patch) -> None:
             inserts = Inserts(connection, options, isolate_failures=True)
             for chunk in send.read_chunks(connection, staged):
                 inserts.insert(chunk)
-        send.discard(connection, staged[0].sink, staged[0].batch, final=True, timeout=TIMEOUT)
+        send.discard(connection, staged[0].sink, staged[0].batch, final=True)
 
     patch(send, "dispatch", dispatch)
 

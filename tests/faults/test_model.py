@@ -87,7 +87,7 @@ def machine(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Mach
             dotnet.create(queue)
         connect = partial(postgresql.connect, url, timeout=TIMEOUT, state=place.state)
         with closing(connect(application="install")) as connection:
-            schema.install(connection, timeout=TIMEOUT)
+            schema.install(connection)
         stage = Stage(desk, postgresql.connect)
         monkeypatch.setattr(postgresql, "connect", stage.open)
         world = World(stage, dotnet, source, queues["error"], targets)

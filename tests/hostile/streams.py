@@ -63,7 +63,7 @@ class Stream:
         bodies: list[bytes] = []
         with StateSession(self.options, f"{self.name} 1/0") as session:
             for task in self.loop.tasks(self.end):
-                rows = receive(session.open(), task, timeout=TIMEOUT, origin=origin)
+                rows = receive(session.open(), task, origin=origin)
                 bodies += rows["body"].to_pylist()
         return bodies
 

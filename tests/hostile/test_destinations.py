@@ -253,7 +253,7 @@ class Scene:
             options=options if errors else replace(options, error_address=None),
         )
         connection = connection or self.connection()
-        return receive(connection, task, timeout=TIMEOUT, origin=Origin())
+        return receive(connection, task, origin=Origin())
 
     def send(self, queue: str | None, connection: Any = None, /, **raw: str) -> None:
         """Send a message to a table, as a sink whose rows name it, or whose option does."""
@@ -284,7 +284,7 @@ def scene(place: Place, tenants: Tenants) -> Iterator[Scene]:
     options = SourceOptions.parse({"url": place.url, "queue": "x", "stateSchema": place.state})
     with Session(options, "install") as desk:
         connection = desk.open()
-        schema.install(connection, timeout=TIMEOUT)
+        schema.install(connection)
         for table in ("Shop", "error", "audit", "Mallory"):
             connection.rows("create_queue", tables={"queue": QueueAddress(table, place.schema)})
         connection.rows(
@@ -667,7 +667,7 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     undeliverable = {"undeliverable": scene.table("error")}
     table = QueueAddress("Routing", scene.place.schema)
     connection = scene.connection(scene.place.url)
-    schema.create_subscriptions(connection, table, timeout=TIMEOUT)
+    schema.create_subscriptions(connection, table)
     scene.place.sql(
         f"INSERT INTO {scene.table('Routing')} VALUES (%s, 'mallory', 'Shop.Placed')", scene.trap
     )

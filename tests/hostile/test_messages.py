@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from bench.postgresql import uri
-from conformance.conftest import TIMEOUT, Bench
+from conformance.conftest import Bench
 from conformance.transport import PostgreSQL
 from conftest import placed
 
@@ -36,7 +36,7 @@ def bench_at(place: Place) -> Bench:
     bench = Bench(dotnet, queue, errors, name=secrets.token_hex(4))
     dotnet.create(queue)
     dotnet.create(errors)
-    schema.install(bench.desk, timeout=TIMEOUT)
+    schema.install(bench.desk)
     return bench
 
 

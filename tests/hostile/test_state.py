@@ -315,8 +315,8 @@ def test_one_login_installs_receives_and_sends(
     options = SourceOptions.parse({"url": url, "queue": queue, "stateSchema": place.state})
     with Session(options, "install") as session:
         for _ in range(2):
-            schema.install(session.open(), timeout=TIMEOUT)
-            schema.create_queue(session.open(), options.address, timeout=TIMEOUT)
+            schema.install(session.open())
+            schema.create_queue(session.open(), options.address)
 
     assert Writer(place, url, queue).send(b"sent", 0) == 1
     stream = streams(url, queue)
@@ -363,7 +363,7 @@ def install(place: Place, url: str = "") -> None:
     given = {"url": url or place.url, "queue": "q", "stateSchema": place.state}
     options = SourceOptions.parse(given)
     with Session(options, "install") as session:
-        schema.install(session.open(), timeout=TIMEOUT)
+        schema.install(session.open())
 
 
 def test_install_refuses_a_schema_of_another_and_runs_no_code_of_its_owner(

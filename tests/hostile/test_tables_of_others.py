@@ -227,9 +227,7 @@ def test_subscriptions_that_run_code_are_not_read(
         with pytest.raises(SubscriptionsRefused):
             check_table(session.open(), POSTGRESQL.parse_address(table))
         with pytest.raises(SubscriptionsRefused):
-            unsubscribe(
-                session.open(), POSTGRESQL.parse_address(table), "Shop.Placed", "e", timeout=30
-            )
+            unsubscribe(session.open(), POSTGRESQL.parse_address(table), "Shop.Placed", "e")
     words = ("doctor", "--subscription-table", table)
     named = [run(place, *words, *more) for more in ([shop.queue], [])]
 

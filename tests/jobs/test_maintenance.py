@@ -25,7 +25,7 @@ STREAM = "0f0e0d0c-0000-4000-8000-000000000001"
 
 def delay(queue: Queue, messages: int) -> str:
     """Store delayed messages that are due; gives their table."""
-    queue.connected(lambda c: schema.create_delayed(c, queue.address, timeout=20))
+    queue.connected(lambda c: schema.create_delayed(c, queue.address))
     table = f'{queue.name[:-1]}.Delayed"'
     queue.place.sql(
         f"INSERT INTO {table} (headers, body, due) SELECT '{{}}', convert_to(n::text, 'UTF8'),"

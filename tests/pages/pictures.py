@@ -115,6 +115,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place, embedded.server(tcp=True) as server:
         sample = Database(server.url)
         with sample.connection() as connected:
-            schema.install(connected, timeout=30.0)
+            schema.install(connected)
         (IMAGES / "watch.svg").write_text(screen(sample), encoding="utf-8")
         (IMAGES / "report.webp").write_bytes(report(server.url, Path(place)))

@@ -159,11 +159,8 @@ class Stream:
 
     def received(self, origin: Origin = NO_STREAM) -> list[bytes]:
         """The bodies that the tasks of the open batch hand out."""
-        timeout, connection = self.options.query_timeout, self.loop._session.open()  # noqa: SLF001
-        tables = [
-            receive(connection, task, timeout=timeout, origin=origin)
-            for task in self.loop.tasks(self.offset)
-        ]
+        connection = self.loop._session.open()  # noqa: SLF001
+        tables = [receive(connection, task, origin=origin) for task in self.loop.tasks(self.offset)]
         return [body for each in tables for body in each["body"].to_pylist()]
 
     @property

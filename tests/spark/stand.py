@@ -102,11 +102,11 @@ class Queue:
 
     def install(self) -> None:
         """Create the state tables."""
-        self.connected(lambda c: schema.install(c, timeout=TIMEOUT))
+        self.connected(schema.install)
 
     def create(self) -> None:
         """Create the queue's table."""
-        self.connected(lambda c: schema.create_queue(c, self.address, timeout=TIMEOUT))
+        self.connected(lambda c: schema.create_queue(c, self.address))
 
     def fill(self, first: int, stop: int) -> None:
         """Send messages `m-<first>` … `m-<stop - 1>`, their numbers in the order of seq."""

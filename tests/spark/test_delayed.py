@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 def delayed(queue: SparkQueue) -> SparkQueue:
     """Create the table of a queue's delayed messages."""
-    queue.connected(lambda c: schema.create_delayed(c, queue.address, timeout=30))
+    queue.connected(lambda c: schema.create_delayed(c, queue.address))
     return queue.beside(f"{queue.table}.Delayed")
 
 

@@ -239,7 +239,7 @@ def test_delays_may_differ_and_bad_ones_are_refused(spark: SparkSession) -> None
 
 def test_a_message_is_retried_by_the_real_queue_and_then_fails(queue: SparkQueue) -> None:
     """Twice through the table of delayed messages, then into the error queue, and back."""
-    queue.connected(lambda c: schema.create_delayed(c, queue.address, timeout=60.0))
+    queue.connected(lambda c: schema.create_delayed(c, queue.address))
     errors = queue.another("error")
     queue.put('{"NServiceBus.MessageId":"m-1","x":"a\\/b"}', b"<bad/>")
     seen: list[Any] = []

@@ -153,9 +153,9 @@ class Place:
             self.url, application="chaos", timeout=30.0, state=self.state
         )
         with contextlib.closing(connection):
-            schema.install(connection, timeout=30.0)
+            schema.install(connection)
             for table in ("orders", "error", "out"):
-                schema.create_queue(connection, QueueAddress(table, self.name), timeout=30.0)
+                schema.create_queue(connection, QueueAddress(table, self.name))
         self.ground.ask(f"CREATE TABLE {self.name}.sent (number int PRIMARY KEY, kind text)")
         self.ground.ask(f"CREATE TABLE {self.name}.taken (number int)")
 

@@ -139,7 +139,7 @@ def latest(desk: Desk, start: Offset) -> Offset:
 def receive(desk: Desk, task: Task, origin: Origin) -> pa.Table:
     """Run the receive of a task."""
     return desk.tasks.run_with_retries(
-        lambda connection: receiving.receive(connection, task, timeout=TIMEOUT, origin=origin)
+        lambda connection: receiving.receive(connection, task, origin=origin)
     )
 
 
@@ -167,7 +167,7 @@ def discard(desk: Desk, sink: str, batch: int) -> None:
     """Abort a micro-batch, or a write without a name, which is not tried again."""
     final = sink.startswith("write:")
     desk.sends.run_with_retries(
-        lambda connection: send.discard(connection, sink, batch, final=final, timeout=TIMEOUT)
+        lambda connection: send.discard(connection, sink, batch, final=final)
     )
 
 

@@ -192,9 +192,7 @@ class Driver:
         def run() -> Result:
             with Session(world.source, "task") as session:
                 rows = session.run_with_retries(
-                    lambda connection: receiving.receive(
-                        connection, task, timeout=TIMEOUT, origin=origin
-                    )
+                    lambda connection: receiving.receive(connection, task, origin=origin)
                 )
             bodies = rows["body"].to_pylist()
             staged = None if sink.options is None else world.stage_rows(sink, bodies, origin)
