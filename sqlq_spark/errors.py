@@ -457,6 +457,24 @@ class MessageTooLarge(DatabaseFailure):
     )
 
 
+class QueueElsewhere(DatabaseFailure):
+    """A message cannot be returned: it failed in another database."""
+
+    template = (
+        "{queue!r} names a queue in another database than {errors}, or uses the notation of "
+        "another database. Return its messages there."
+    )
+
+
+class QueueUnquoted(DatabaseFailure):
+    """A message cannot be returned: its header has a dotted name without quotes."""
+
+    template = (
+        "{text!r} is read as schema and table {read}. This login cannot insert into such a queue "
+        "in {server}. If the table's name contains a dot, write {meant}, with its schema."
+    )
+
+
 class MessageChanged(DatabaseFailure):
     """A message changed after it was looked at. Nothing of its batch was returned."""
 

@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12328, "tokens": 71029},
-    "everything else": {"files": 51, "lines": 9059, "tokens": 51873},
+    "core": {"files": 62, "lines": 12339, "tokens": 70995},
+    "everything else": {"files": 51, "lines": 9084, "tokens": 52165},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
     "other files in tests": {"files": 70, "lines": 1350},
-    "package": {"files": 113, "lines": 21387, "tokens": 122902},
+    "package": {"files": 113, "lines": 21423, "tokens": 123160},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 272, "lines": 46695, "tokens": 314120},
-    "words": {"words": 69907},
+    "tests": {"files": 272, "lines": 46707, "tokens": 314222},
+    "words": {"words": 69969},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ because returned messages are no longer in the error queue.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.send.insert import add_ids
 from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import Headers, parse_headers
 from sqlq_spark.wire.rows import id_texts, sort_by_seq
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
     from sqlq_spark.options.connection import DatabaseOptions
-    from sqlq_spark.wire.address import QueueAddress
 
 BATCH_BYTES = 16 << 20  # of headers and bodies in one transaction, but at least one message
 # headers of a failure, as the fields of `Failed`
@@ -194,17 +194,29 @@ def sources(
         By the value of FailedQ, which is untrusted: the queue, if it can be sent to, or the reason
         why not.
     """
+    own, names = connection.printed(source), connection.names
     parsed: dict[str, QueueAddress] = {}
     reasons: dict[str, object] = {}
     for text in texts:
         try:
-            parsed[text] = connection.names.parse_address(text)
+            parsed[text] = names.parse_address(text)
         except errors.BadAddress as error:
-            reasons[text] = error
+            other = errors.QueueElsewhere(queue=error.text, errors=own)
+            reasons[text] = other if names.is_of_other_database(text) else error
     with transaction(connection):
         known = Destinations(connection, options.allowed, source=source, by_header=True)
         refused = known.find_refused(parsed.values(), RETURNED)
-    reasons |= {text: refused[queue] for text, queue in parsed.items() if queue in refused}
+    for text, queue in parsed.items():
+        reason = refused.get(queue)
+        if reason is not None and not isinstance(reason, errors.DestinationRefused):
+            read, here = connection.printed(queue), connection.printed(replace(queue, catalog=None))
+            if here != read or names.is_of_other_database(text):
+                reason = errors.QueueElsewhere(queue=text, errors=own)
+            elif names.separator == "." and "." in text and '"' not in text:
+                meant, server = connection.printed(QueueAddress(text)), connection.server
+                reason = errors.QueueUnquoted(text=text, read=read, meant=meant, server=server)
+        if reason is not None:
+            reasons[text] = reason
     reasons |= dict.fromkeys(find_same(connection, source, parsed), ITS_OWN)
     return {**parsed, **{text: str(reason) for text, reason in reasons.items()}}
 

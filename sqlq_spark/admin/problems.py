@@ -8,7 +8,7 @@ is a finding. The rules for messages are here. All reads only, in the open trans
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -137,7 +137,7 @@ def of_table(
     rows = connection.rows(
         "check_queue", tables={"queue": queue}, table_name=printed, last=last, expiring=expiring
     )
-    return [Finding(printed, *row) for row in rows]
+    return _without_grants(connection, queue, [Finding(printed, *row) for row in rows])
 
 
 def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
@@ -148,7 +148,20 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     tables = {"delayed": delayed_of(queue), "queue": queue}
     rows = connection.rows("check_delayed", tables=tables, table_name=printed)
     into = connection.printed(queue)
-    return [Finding(into if row[0] in MOVED_INTO else printed, *row) for row in rows]
+    found = [Finding(into if row[0] in MOVED_INTO else printed, *row) for row in rows]
+    return _without_grants(connection, queue, found)
+
+
+def _without_grants(
+    connection: Connection, queue: QueueAddress, found: list[Finding]
+) -> list[Finding]:
+    """Replace each GRANT on a table that is in a state schema, which may be another team's."""
+    if any("GRANT " in each.fix for each in found):
+        schema = connection.names.qualify(queue).schema
+        for state, _, roles in connection.rows("state_schemas", schema_name=schema):
+            fix = errors.StateRightMissing.fix_of(state, roles)
+            found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
+    return found
 
 
 # ---------------------------------------------------------------- messages

@@ -184,7 +184,7 @@ class StreamDriver:
                     closed = receipts.acknowledge(connection, start, self.claim)
                     self._learn(closed)
                 if closed.plan is None:
-                    self.look_at_all(connection, now)
+                    self._look(connection, now)
                 following = self._plan_next(connection, start, closed, now)
         except ConnectionLost:
             # Spark may not have got the last plan: expect no outcome of it
@@ -238,56 +238,51 @@ class StreamDriver:
 
     # ------------------------------------------------------------ plan
 
-    def look_at_all(self, connection: Connection, now: float) -> None:
-        """Look at the queues that do not rest; one statement asks for those that had nothing."""
+    def _look(self, connection: Connection, now: float) -> None:
+        """
+        See what waits in the queues that do not rest, and where to cut it.
+
+        These are plain reads that lock and wait for nothing. One statement asks for all queues that
+        had nothing at the last look.
+        """
+        options = self.options
+        grain = max(1, options.max_messages // MARKS)
         awake = {name: look for name, look in self.looks.items() if look.is_awake(now)}
         idle = [name for name, look in awake.items() if not look.found.messages]
         tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
         waiting = connection.rows("waiting", tables=tables) if idle else []
         empty = {*idle} - {idle[at] for (at,) in waiting}
-        for name in awake:
-            self.looks[name] = self.look(connection, name, now, is_empty=name in empty)
-
-    def look(
-        self, connection: Connection, name: str, now: float, *, is_empty: bool = False
-    ) -> PeekState:
-        """
-        See what waits in a queue, and where to cut it: plain reads that lock and wait for nothing.
-
-        One that is known to be empty is not read. A look that fails changes no state.
-        """
-        options, tables = self.options, {"queue": self.queues[name]}
-        grain = max(1, options.max_messages // MARKS)
         query: peek.Query | None
-        state, query = peek.start_look(self.looks[name], now)
-        while query is not None:
-            started, found = self.clock(), Found()
-            messages, last, marks = (
-                (0, None, [])
-                if is_empty
-                else connection.rows(
-                    "peek",
-                    tables=tables,
-                    first=query.first,
-                    last=state.end,
-                    messages=options.max_messages,
-                    grain=grain,
-                )[0]
-            )
-            if messages:
-                each, sent, span = connection.rows("sample", tables=tables, first=marks[0])[0]
-                weight = max(1.0, each or 1024.0)
-                found = Found(messages, tuple(marks), grain, last, weight, sent, span or 0)
-            state, query = peek.answer_look(
-                state,
-                query,
-                found,
-                now=now,
-                took=self.clock() - started,
-                receipts=self._receipts,
-                pause=options.peek_delay,
-            )
-        return state
+        for name, look in awake.items():
+            state, query = peek.start_look(look, now)
+            while query is not None:
+                started, found = self.clock(), Found()
+                if name not in empty:
+                    queue = {"queue": self.queues[name]}
+                    messages, last, marks = connection.rows(
+                        "peek",
+                        tables=queue,
+                        first=query.first,
+                        last=state.end,
+                        messages=options.max_messages,
+                        grain=grain,
+                    )[0]
+                    if messages:
+                        each, sent, span = connection.rows("sample", tables=queue, first=marks[0])[
+                            0
+                        ]
+                        weight = max(1.0, each or 1024.0)
+                        found = Found(messages, tuple(marks), grain, last, weight, sent, span or 0)
+                state, query = peek.answer_look(
+                    state,
+                    query,
+                    found,
+                    now=now,
+                    took=self.clock() - started,
+                    receipts=self._receipts,
+                    pause=options.peek_delay,
+                )
+            self.looks[name] = state
 
     def _plan_next(
         self, connection: Connection, start: Offset, closed: Acknowledged, now: float

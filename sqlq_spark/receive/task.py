@@ -67,9 +67,7 @@ class Task:
     @property
     def key(self) -> ReceiptKey:
         """The stream, batch and task of its receipt."""
-        if self.stream is None:
-            message = "a task of transactionMode=none has no receipt"
-            raise ValueError(message)
+        assert self.stream is not None, "a task of transactionMode=none has no receipt"  # noqa: S101
         return self.stream, self.batch, self.task
 
 

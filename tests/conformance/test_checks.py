@@ -13,7 +13,7 @@ from servers import only
 from waiting import until
 
 from sqlq_spark.admin import checks, problems
-from sqlq_spark.database import transaction
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.errors import NotAQueue, QueueNotFound, RightMissing
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.headers import wire_time
@@ -142,6 +142,17 @@ def test_each_right_to_receive_counts(bare: Bench, lacking: str) -> None:
     assert lacks == {"receive_right": "error", "send_right": "error"}
     assert found(*whole) == {"send_right": "note"}
     assert found("INSERT") == {"receive_right": "note"}
+
+
+def test_no_fix_grants_a_table_in_a_state_schema(bare: Bench) -> None:
+    """It may be another team's: its logins are to be asked for a role."""
+    schema.install(bare.open("install", stateSchema=str(bare.queue.schema)))
+    with bare.login() as (_, connection):
+        findings = checks.of_any_queue(connection, bare.queue)
+
+    fixes = [each.fix for each in findings if each.name.endswith("_right")]
+    assert fixes
+    assert all("your team's schema" in each and "GRANT" not in each for each in fixes)
 
 
 def test_a_login_that_may_not_see_other_sessions_is_noted(bare: Bench) -> None:

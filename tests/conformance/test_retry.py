@@ -129,8 +129,9 @@ HOSTILE = {
     '"unclosed': "cannot be used",
     "a" * 5000: "cannot be used",
     "orders; DROP TABLE orders": "cannot insert into a queue",
-    "Shop.Sales@[dbo]@[shop]": "cannot insert into a queue",
-    "Shop.Sales@MACHINE": "cannot insert into a queue",
+    "Shop.Sales@[dbo]@[shop]": "names a queue in another database than",
+    "Shop.Sales@MACHINE": "names a queue in another database than",
+    "Shop.Sales": 'is read as schema and table "Shop"."Sales"',
 }
 
 
