@@ -74,6 +74,8 @@ class Result:
     strange: int  # ids that were never sent
     left: int  # messages still in the queue
     kills: int
+    sent_each_second: int  # during the write
+    received_each_second: int  # by the last process, from the start of its stream
 
     @property
     def good(self) -> bool:
@@ -210,9 +212,12 @@ def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
     file = Path("figures.json")
     if not file.exists():
         write = orders.write.format("sqlqueue").options(**queue, originatingEndpoint="Shop.Web")
+        begun = time.monotonic()
         write.option("messageType", "Shop.Messages.OrderPlaced").mode("append").save()
+        rate = round(messages / (time.monotonic() - begun))
         sent = spark.read.format("sqlqueue").options(**queue).load().count()
-        file.write_text(json.dumps({"sent": sent}))
+        file.write_text(json.dumps({"sent": sent, "sent_each_second": rate}))
+    begun = time.monotonic()
     stream = spark.readStream.format("sqlqueue").options(**queue)
     query = (
         stream.option("maxMessagesPerTrigger", -(-messages // BATCHES))
@@ -223,10 +228,14 @@ def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
         .start(f"{folder}/table")
     )
     query.awaitTermination()
+    seconds = time.monotonic() - begun
+    rate = round(sum(each.numInputRows for each in query.recentProgress) / seconds)
     received = spark.read.parquet(f"{folder}/table")
     found = received.selectExpr("headers['NServiceBus.MessageId'] AS id")
     ids = (frame.select("id").toArrow()["id"].to_pylist() for frame in (found, orders))
-    file.write_text(json.dumps(json.loads(file.read_text()) | count(*ids)))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | count(*ids) | {"received_each_second": rate})
+    )
 
 
 def die_with_owner() -> None:

@@ -142,6 +142,7 @@ def test_the_count_finds_what_is_lost_repeated_and_strange() -> None:
 def test_a_result_is_good_only_if_every_message_came_once(wrong: str) -> None:
     """Any wrong figure is exit 1."""
     figures = {"sent": 5, "received": 5, "lost": 0, "repeated": 0, "strange": 0, "left": 0}
+    more = {"kills": 2, "sent_each_second": 1, "received_each_second": 1}
 
-    assert Result(**figures, kills=2).good
-    assert not Result(**{**figures, wrong: figures[wrong] + 1}, kills=2).good
+    assert Result(**figures, **more).good
+    assert not Result(**{**figures, wrong: figures[wrong] + 1}, **more).good

@@ -154,7 +154,7 @@ def test_a_problem_or_nothing_to_work_on_is_exit_code_1(
 def test_the_demo_prints_its_figures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no bars; a result stands in for the minute that it takes."""
     figures = {"sent": 9, "received": 9, "lost": 0, "repeated": 0, "strange": 0, "left": 0}
-    result = demo.Result(**figures, kills=2)
+    result = demo.Result(**figures, kills=2, sent_each_second=1, received_each_second=1)
 
     def run_demo(bars: Progress, **_: object) -> demo.Result:
         with bars:
