@@ -23,12 +23,12 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12339, "tokens": 70995},
-    "everything else": {"files": 51, "lines": 9084, "tokens": 52165},
+    "everything else": {"files": 51, "lines": 9093, "tokens": 52239},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
     "other files in tests": {"files": 70, "lines": 1350},
-    "package": {"files": 113, "lines": 21423, "tokens": 123160},
+    "package": {"files": 113, "lines": 21432, "tokens": 123234},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 272, "lines": 46707, "tokens": 314222},
+    "tests": {"files": 272, "lines": 46708, "tokens": 314243},
     "words": {"words": 69969},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

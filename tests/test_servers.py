@@ -16,8 +16,8 @@ HERE = Path(__file__).parent
 SHARED = sorted([*HERE.glob("conformance/test_*.py"), *HERE.glob("spark/test_*.py")])
 # of one database as a whole
 ALONE = {
-    *("test_delayed_zones.py", "test_hanging.py", "test_readme.py", "test_server_settings.py"),
-    "test_table_kinds.py",
+    *("test_delayed.py", "test_hanging.py", "test_readme.py", "test_server_settings.py"),
+    "test_tables.py",
 }
 SQL = re.compile(
     r"\s*(?:SELECT|INSERT|UPDATE|DELETE|TRUNCATE|CREATE|ALTER|DROP|GRANT|EXEC|LOCK)\s+"
