@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 70, "lines": 1350},
     "package": {"files": 113, "lines": 21432, "tokens": 123234},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 272, "lines": 46708, "tokens": 314243},
+    "tests": {"files": 272, "lines": 46723, "tokens": 314346},
     "words": {"words": 69969},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}

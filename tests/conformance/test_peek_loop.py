@@ -269,6 +269,21 @@ def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen
     assert bench.seqs() == [2**63 - 1]
 
 
+def test_an_idle_look_asks_all_queues_with_one_statement(bench: Bench) -> None:
+    """And looks only into those in which something waits."""
+    bench.watched = True
+    loop = bench.loop(queues=f"{bench.printed}, {bench.address('error')}")
+    assert loop.latest(INITIAL) == INITIAL
+    assert (bench.said.count("waiting"), bench.said.count("peek")) == (1, 0)
+    bench.dotnet.send(bench.errors, body=b"other")
+
+    assert bench.drain(bench.loop(queues=f"{bench.printed}, {bench.address('error')}")) == [
+        b"other"
+    ]
+
+    assert bench.said.count("sample") == 1
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again(
     bench: Bench,
