@@ -10,7 +10,6 @@ converts RowVersion, which costs the index.
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -18,19 +17,16 @@ from sqlq_spark.database import dialect_named
 from sqlq_spark.database.statements import Statements
 
 if TYPE_CHECKING:
-    from sqlq_spark.database import Connection, Tables
+    from sqlq_spark.database import Tables
 
-# shape → the statements that give it to a queue that was just created
+# shape → what gives it to a queue; one with BodyString in its name was created with that column
 SHAPES = {
     "postgresql": {
         "as created": "SELECT 1",
         "bigint seq, an index on Expires": (
             "ALTER TABLE {queue} ALTER COLUMN seq TYPE bigint; CREATE INDEX ON {queue} (expires)"
         ),
-        "BodyString": (
-            "ALTER TABLE {queue} ADD COLUMN BodyString text"
-            " GENERATED ALWAYS AS (encode(Body, 'escape')) STORED"
-        ),
+        "BodyString": "SELECT 1",
     },
     "sqlserver": {
         "as created": "SELECT 1",
@@ -39,10 +35,7 @@ SHAPES = {
             " CREATE CLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion);"
             " ALTER TABLE {queue} DROP COLUMN Recoverable"
         ),
-        "Headers varchar, BodyString": (
-            "ALTER TABLE {queue} ALTER COLUMN Headers varchar(max) NOT NULL;"
-            " ALTER TABLE {queue} ADD BodyString AS CAST(Body AS nvarchar(max))"
-        ),
+        "varchar, BodyString": "ALTER TABLE {queue} ALTER COLUMN Headers varchar(max) NOT NULL",
     },
 }
 # what `install`, `create`, `script`, `selftest` and each transaction have run by then
@@ -50,7 +43,7 @@ RUN = re.compile(
     r"script_|selftest_|install_|create_|add_body_string|begin$|timeouts|set_lock_timeout|commit"
     r"|rollback|savepoint|release"
 )
-NO_PLAN = {"lock_destination", "check_deferred", "lock_queue", "drop_queue"}  # for PostgreSQL
+NO_PLAN = re.compile("LOCK|SET|DROP")  # what begins so EXPLAIN does not accept
 # what reads a whole table by design: it counts, lists, deletes or locks all of it, or looks for
 # what has expired, for which PostgreSQL's transport makes no index, or for a prefix in a small
 # state table, which PostgreSQL's indexes know in the collation C only
@@ -65,10 +58,6 @@ VALUES = {**dict.fromkeys(("delays", "moments", "places"), "[]"), "seqs": "{}", 
 # PostgreSQL casts each parameter to its type, which SQL Server's variable then has too
 CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
 TYPES = {"bigint": "bigint", "boolean": "bit", "bytea": "varbinary(8000)", "float8": "float"}
-OWN = "TABLE|bigint|bit|datetime|datetime2|int|nvarchar"  # types of a statement's own variables
-SHOWPLAN = ' xmlns="http://schemas.microsoft.com/sqlserver/2004/07/showplan"'
-SCANS = {"Table Scan", "Clustered Index Scan", "Index Scan"}
-KEEPS = {"Sort", "Table Spool", "Index Spool"}
 CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion\]")
 
 
@@ -77,7 +66,7 @@ def run(connection: Any, text: str) -> list[str]:  # noqa: ANN401 - of either da
     if connection.names.dialect == "sqlserver":
         batches = filter(str.strip, re.split(r"^GO$", text, flags=re.MULTILINE))
         return [row[0] for each in batches for row in connection._do("selftest", each, {})]  # noqa: SLF001 - it is no statement of ours
-    with closing(connection._raw.cursor()) as cursor:  # noqa: SLF001 - as above
+    with connection._raw.cursor() as cursor:  # noqa: SLF001 - as above
         if not text.startswith("EXPLAIN"):
             cursor.executemany(text, None)
             return []
@@ -88,23 +77,21 @@ def run(connection: Any, text: str) -> list[str]:  # noqa: ANN401 - of either da
 
 def find_faults(connection: Any, tables: Tables) -> list[str]:  # noqa: ANN401 - as above
     """Compile each statement, in a session for this alone; return what is wrong with which."""
-    texts, (first, write, judge) = (
-        Statements.load(dialect := connection.names.dialect),
-        HOW[dialect],
-    )
-    if dialect == "sqlserver":
+    texts, faults = Statements.load(connection.names.dialect), []
+    first, write, judge = "SET enable_seqscan = off", explain, judge_explain
+    if connection.names.dialect == "sqlserver":
         from sqlq_spark.database.sqlserver import calls  # noqa: PLC0415 - of one database
 
+        first, write, judge = "SET SHOWPLAN_XML ON", declare, judge_showplan
         columns = connection.columns(tables["queue"])
         texts["load"] = calls.build_insert(["headers", "body", "expires", "id"], columns)
-    of_delayed = {**tables, "queue": tables["delayed"]}
+    delayed = {**tables, "queue": tables["delayed"]}
     compiled = {
-        name: write(connection, name, text, of_delayed if name == "stats_delayed" else tables)
+        name: write(connection, text, delayed if name == "stats_delayed" else tables)
         for name, text in texts.items()
         if not RUN.match(name)
     }
     run(connection, first)
-    faults = []
     for name, text in compiled.items():
         try:
             found = judge("\n".join(run(connection, text)), name, tables)
@@ -116,67 +103,50 @@ def find_faults(connection: Any, tables: Tables) -> list[str]:  # noqa: ANN401 -
     return faults
 
 
-# ---------------------------------------------------------------- PostgreSQL
-
-
-def explain(connection: Connection, name: str, text: str, tables: Tables) -> str:
+def explain(connection: Any, text: str, tables: Tables) -> str:  # noqa: ANN401 - as above
     """Return what plans a statement, or runs one that has no plan; no value has a quote."""
     table = connection.names.quote_address(tables["queue"])
     values = {**VALUES, "source_table": table, "table_name": table}
     text = PARAMETER.sub(lambda found: f"'{values.get(found[1], '1')}'", text)
     text = dialect_named("postgresql").fill_names(text, connection.state, tables)
-    return f"BEGIN; {text}; ROLLBACK" if name in NO_PLAN else f"EXPLAIN {text}"
+    return f"BEGIN; {text}; ROLLBACK" if NO_PLAN.match(text) else f"EXPLAIN {text}"
 
 
-def judge_explain(plan: str, name: str, _: Tables) -> list[str]:
+def judge_explain(plan: str, name: str, _: Tables, /) -> list[str]:
     scanned = [] if name in WHOLE else re.findall(r"Seq Scan on (?!pg_)(\S+)", plan)
     return [f"it reads all of {each}" for each in scanned]
 
 
-# ---------------------------------------------------------------- SQL Server
-
-
-def declare(connection: Any, _: str, text: str, tables: Tables) -> str:  # noqa: ANN401 - as above
+def declare(connection: Any, text: str, tables: Tables) -> str:  # noqa: ANN401 - as above
     """Return a statement whose parameters are variables: in sp_executesql it is not compiled."""
     casts = dict(CAST.findall(" ".join(Statements.load("postgresql").values())))
+    # the text declares variables of its own
     declared = ", ".join(
         f"@{name} {TYPES.get(casts.get(name, ''), 'nvarchar(4000)')}"
         for name in dict.fromkeys(PARAMETER.findall(text))
-        if not re.search(rf"@{name} (?:{OWN})\b", text)
+        if not re.search(rf"@{name} (?:TABLE|(?:big)?int|bit|datetime2?|nvarchar)\b", text)
     )
     text = f"DECLARE {declared}; {text}" if declared else text
     return str(connection.fill_names(text, tables))
 
 
 def judge_showplan(plan: str, name: str, tables: Tables) -> list[str]:
-    """
-    Return what is wrong with a statement's plan, in XML.
-
-    Only queues and the like may not be scanned: variables, the catalogue and small state tables
-    are. With a TOP a scan in the order of its index ends after a few rows.
-    """
-    tree = ET.fromstring(plan.replace(SHOWPLAN, ""))  # noqa: S314 - of the server
-    is_limited = 'PhysicalOp="Top"' in plan
+    """Return what is wrong with a statement's plan, in XML; state tables are small."""
+    tree = ET.fromstring(plan)  # noqa: S314 - of the server
+    is_limited = 'PhysicalOp="Top"' in plan  # a scan in the order of its index soon ends
     queues = {f"[{each.table}]" for each in tables.values()}
     faults = ["RowVersion is converted"] if CONVERTED.search(plan) else []
-    for node in tree.iter("RelOp"):
-        kind = node.get("PhysicalOp")
-        if kind in SCANS and name not in WHOLE:
+    for node in tree.iterfind(".//{*}RelOp"):
+        kind = str(node.get("PhysicalOp"))
+        if kind.endswith("Scan") and name not in WHOLE:
             faults += [
                 f"{kind} of {table.get('Table')}"
                 for scan in node
-                for table in scan.iterfind("Object")
+                for table in scan.iterfind("{*}Object")
                 if table.get("Table") in queues
                 and not (is_limited and scan.get("Ordered") in {"1", "true"})
             ]
-        bodies = node.find("OutputList/ColumnReference[@Column='Body']")
-        if kind in KEEPS and name not in SORTS and bodies is not None:
+        bodies = node.find("{*}OutputList/{*}ColumnReference[@Column='Body']")
+        if re.search("Sort|Spool", kind) and name not in SORTS and bodies is not None:
             faults.append(f"{kind} of bodies")
     return faults
-
-
-# what comes first in a session, and what writes and judges a statement
-HOW: dict[str, Any] = {
-    "postgresql": ("SET enable_seqscan = off", explain, judge_explain),
-    "sqlserver": ("SET SHOWPLAN_XML ON", declare, judge_showplan),
-}

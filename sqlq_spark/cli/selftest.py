@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import typer
 
 from sqlq_spark.cli.options import FOUND, AskingCommand, Context, require
-from sqlq_spark.cli.screen import say
 
 app = typer.Typer()
 
@@ -55,30 +52,24 @@ def selftest(
     given = {"url": shared.location, "queryTimeout": shared.query_timeout}
     given |= {"credentials": shared.credentials} if shared.credentials else {}
     server = context.connect(shared.database()).server
-    require(not databases or server.startswith("sqlserver"), "--databases", server, "a SQL Server")
+    fits = its.databases not in chosen or server.startswith("sqlserver")
+    require(fits, "--databases", server, "a SQL Server")
     context.confirm(f"make schemas {its.MARK}… in {server}, work in them, and drop them")
-    results: list[dict[str, Any]] = []
-    with closing(its.run(given, chosen)) as running:
-        for each in running:
-            results.append(each)
-            figures = f"{each['check']:<21}{each['seconds']:6.1f} s"
-            context.answer(each, f"{each['outcome']:<13}{figures}  {each['seen']}")
-    write_report(file, results, server)
-    outcomes = Counter(each["outcome"] for each in results)
-    if not shared.as_json:
-        counts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-        say(f"{counts}; {file} is to be attached to an issue")
-    if outcomes["failed"]:
-        raise typer.Exit(FOUND)
-
-
-def write_report(file: Path, results: list[dict[str, Any]], server: str) -> None:
-    """Write results and versions, with the words `the server` for its url and for each host."""
+    results = list[dict[str, object]]()
+    for each in context.with_resource(closing(its.run(given, chosen))):
+        results.append(each)
+        figures = f"{each['check']:<21}{each['seconds']:6.1f} s"
+        context.answer(each, f"{each['outcome']:<13}{figures}  {each['seen']}")
     versions = {each.name: each.version for each in distributions() if each.name in PACKAGES}
     versions |= {"python": platform.python_version(), "system": platform.platform()}
     report = {"at": datetime.now(UTC), "versions": versions, "checks": results}
     text = json.dumps(report, indent=1, ensure_ascii=False, default=str)
     hosts = re.split(r":\d+(?:,|$)|,", urlsplit(server).netloc)
-    for each in filter(None, (server, *hosts)):
-        text = re.sub(rf"(?<!\w){re.escape(each)}(?!\w)", "the server", text)
+    for secret in filter(None, (server, *hosts)):
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "the server", text)
     file.write_text(text + "\n", "utf-8")
+    outcomes = [each["outcome"] for each in results]
+    counts = ", ".join(f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes))
+    context.note(f"{counts}; {file} is to be attached to an issue")
+    if "failed" in outcomes:
+        raise typer.Exit(FOUND)

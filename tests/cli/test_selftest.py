@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections import Counter
 from dataclasses import dataclass
 from functools import wraps
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import psycopg.conninfo
 import pytest
+from servers import only
+from waiting import until
 
 from sqlq_spark.admin import plans, selftest
+from sqlq_spark.database.postgresql import rows
 from sqlq_spark.database.sqlserver import calls
+from sqlq_spark.errors import RightMissing
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -29,6 +35,9 @@ SELECT nspname FROM pg_namespace WHERE nspname LIKE 'sqlqueue\\_selftest%%'
 UNION ALL SELECT rolname FROM pg_roles WHERE rolname LIKE 'sqlqueue\\_selftest%%'
 """
 DELETE = "DELETE FROM {queue} WHERE seq = (SELECT max(seq) FROM {queue})"
+AGAIN = """
+INSERT INTO {queue} (id, headers, body)
+SELECT gen_random_uuid(), headers, body FROM {queue} LIMIT 1"""
 TRIGGER = """
 CREATE FUNCTION {schema}.{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$;
 CREATE TRIGGER broken BEFORE INSERT ON {queue} FOR EACH ROW EXECUTE FUNCTION {schema}.{name}()"""
@@ -44,11 +53,12 @@ class Fault:
     before: str = ""  # statement of another session, before the check
 
 
-FAULTS = {
+FAULTS = {  # a check, and which fault of several
     "new_sinks": Fault("sink_close took longer", before="BEGIN; LOCK TABLE {schema}.dispatch_log"),
     "new_task": Fault("received: 4 (promised: 5)", sent=DELETE),
     "round_trip": Fault("equal bodies: False", trigger="NEW.body := 'other'; RETURN NEW;"),
-    "cut_connection": Fault("received: 4 (promised: 5)", sent=DELETE),
+    "cut_connection lost": Fault("sent, cut in a statement: 2 (promised: 3)", sent=DELETE),
+    "cut_connection twice": Fault("sent, cut in a statement: 4 (promised: 3)", sent=AGAIN),
     "locks": Fault(
         "ShareUpdateExclusiveLock",
         trigger="""
@@ -70,9 +80,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(selftest, name, value)
 
 
-def run_one(place: Place, name: str) -> dict[str, Any]:
+def run_one(url: str, name: str) -> dict[str, Any]:
     """What became of one check."""
-    given = {"url": place.url, "queryTimeout": "5s"}
+    given = {"url": url, "queryTimeout": "5s"}
     (found,) = selftest.run(given, [getattr(selftest, name)])
     return found
 
@@ -103,12 +113,13 @@ def test_every_check_passes_and_nothing_is_left(
     assert place.sql(LEFT) == []
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("case", FAULTS)
 def test_a_check_sees_what_was_broken(
-    place: Place, monkeypatch: pytest.MonkeyPatch, name: str
+    place: Place, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """An exact number or kind of what was promised is missed; no check passes by chance."""
-    fault, check, send = FAULTS[name], getattr(selftest, name), selftest.Bench.send
+    fault, name, send = FAULTS[case], case.split(maxsplit=1)[0], selftest.Bench.send
+    check = getattr(selftest, name)
     monkeypatch.setattr(selftest, "WAIT", 2.0)
     with psycopg.connect(place.url, autocommit=True) as other:
 
@@ -139,11 +150,72 @@ def test_a_check_sees_what_was_broken(
         monkeypatch.setattr(selftest, "drop", dropped)
         monkeypatch.setattr(selftest.Bench, "send", sent)
 
-        found = run_one(place, name)
+        found = run_one(place.url, name)
 
     assert found["outcome"] == "failed"
     assert fault.missed in found["seen"]
     assert place.sql(LEFT) == []
+
+
+def test_a_cut_that_did_not_happen_is_found(
+    place: Place, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A check whose connections were not cut has shown nothing."""
+    monkeypatch.setitem(rows.STATEMENTS, "selftest_end", "SELECT :session::text")
+    rows.number_parameters.cache_clear()
+    request.addfinalizer(rows.number_parameters.cache_clear)
+
+    found = run_one(place.url, "cut_connection")
+
+    assert found["seen"].startswith("connected again: False (promised: True)")
+
+
+def test_a_database_that_is_not_utf8_is_found(place: Place) -> None:
+    """It rejects the characters that its encoding lacks."""
+    name = f"latin_{secrets.token_hex(4)}"
+    place.sql(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 LOCALE 'C'")
+
+    found = run_one(urlsplit(place.url)._replace(path=f"/{name}").geturl(), "facts")
+    place.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+    assert found["outcome"] == "failed"
+    assert "encoding: LATIN1 (promised: UTF8), errors: []" in found["seen"]
+
+
+def test_an_error_of_the_server_is_found(place: Place) -> None:
+    """As `sqlqueue doctor` words it."""
+    place.sql("ALTER SYSTEM SET autovacuum = off")
+    try:
+        place.sql("SELECT pg_reload_conf()")
+        until(lambda: run_one(place.url, "facts")["outcome"], "failed")
+        seen = run_one(place.url, "facts")["seen"]
+    finally:
+        place.sql("ALTER SYSTEM RESET autovacuum")
+        place.sql("SELECT pg_reload_conf()")
+
+    assert "encoding: UTF8, errors: ['autovacuum is off on this server" in seen
+
+
+@only("sqlserver", "its databases have collations of their own")
+def test_a_database_in_which_a_check_fails_is_found(
+    dialect: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its collation and the check. What the server does not know is not checked."""
+    facts = selftest.facts
+
+    @wraps(facts)
+    def broken(bench: selftest.Bench) -> selftest.Seen:
+        plans.run(bench.open(), "ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 120")
+        yield from facts(bench)
+
+    monkeypatch.setattr(selftest, "COLLATIONS", ("Turkish_100_CI_AS", "Nowhere_100_CI_AS"))
+    monkeypatch.setattr(selftest, "IN_EACH_DATABASE", (broken,))
+
+    found = run_one(request.getfixturevalue(f"{dialect}_server"), "databases")
+
+    assert found["outcome"] == "failed"
+    assert "Turkish_100_CI_AS: ['facts'] (promised: [])" in found["seen"]
+    assert "Nowhere_100_CI_AS: not checked" in found["seen"]
 
 
 def test_a_statement_without_its_index_is_found(
@@ -155,7 +227,7 @@ def test_a_statement_without_its_index_is_found(
     shapes = {"bare": f"ALTER TABLE {{queue}} {drops}"}
     monkeypatch.setitem(plans.SHAPES, "postgresql", shapes)
 
-    found = run_one(place, "statements")
+    found = run_one(place.url, "statements")
 
     assert found["outcome"] == "failed"
     assert found["seen"].startswith("bare: [")
@@ -179,7 +251,7 @@ def test_a_right_that_the_script_forgot_is_found(
 
     monkeypatch.setattr(selftest.Bench, "as_login", revoked)
 
-    found = run_one(place, "roles")
+    found = run_one(place.url, "roles")
 
     assert found["outcome"] == "failed"
     assert "GRANT DELETE" in found["seen"] or "permission denied" in found["seen"]
@@ -206,21 +278,26 @@ def test_what_the_login_may_not_do_is_not_checked(run: Run, place: Place, tmp_pa
 def test_a_failed_check_is_exit_code_1(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With --json there is an object for each check, also for one that raised an error."""
+    """Also one that raised an error, or that lacked a right after something else had failed."""
 
     def broken(_: selftest.Bench) -> selftest.Seen:
         yield "first", 1, 1
         message = "of a driver"
         raise RuntimeError(message)
 
-    monkeypatch.setattr(selftest, "CHECKS", (broken,))
+    def missed(_: selftest.Bench) -> selftest.Seen:
+        yield "first", 1, 2
+        raise RightMissing(reason="no right", statement="peek", fix="GRANT")
+
+    monkeypatch.setattr(selftest, "CHECKS", (broken, missed))
 
     done = run("selftest", "--yes", "--json", "--file", str(tmp_path / "report.json"))
 
+    seen = [each["seen"] for each in done.objects]
     assert done.code == 1
-    assert [(each["outcome"], each["seen"]) for each in done.objects] == [
-        ("failed", "first: 1, RuntimeError: of a driver")
-    ]
+    assert {each["outcome"] for each in done.objects} == {"failed"}
+    assert seen[0] == "first: 1, RuntimeError: of a driver"
+    assert seen[1].startswith("first: 1 (promised: 2), RightMissing: no right")
 
 
 def test_nothing_is_done_without_a_yes(run: Run, place: Place, tmp_path: Path) -> None:
@@ -229,10 +306,13 @@ def test_nothing_is_done_without_a_yes(run: Run, place: Place, tmp_path: Path) -
 
     asked = run("selftest", "--file", str(file), stdin="n\n")
     unknown = run("selftest", "--yes", "--only", "everything", "--file", str(file))
-    other = run("selftest", "--yes", "--databases", "--file", str(file))
+    others = [
+        run("selftest", "--yes", *words, "--file", str(file))
+        for words in (["--databases"], ["--only", "databases"])
+    ]
 
     assert asked.code == 1
-    assert (other.code, other.out) == (2, "")
+    assert [(each.code, each.out) for each in others] == [(2, "")] * 2
     assert "This will make schemas" in asked.out
     assert (unknown.code, unknown.out) == (2, "")
     assert not file.exists()
@@ -246,7 +326,7 @@ def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None
         place.sql(f"CREATE SCHEMA {name}; CREATE TABLE {name}.t (); CREATE ROLE {name}")
         place.sql(f"GRANT USAGE ON SCHEMA {name} TO {name}")
 
-    run_one(place, "facts")
+    run_one(place.url, "facts")
     left = {name for (name,) in place.sql(LEFT)}
     place.sql(f"DROP SCHEMA {young} CASCADE; DROP ROLE {young}")
 
@@ -317,7 +397,7 @@ def test_a_statement_of_sql_server_becomes_a_batch_with_its_parameters(name: str
     text = calls.STATEMENTS[name]
     connection = SimpleNamespace(fill_names=lambda text, _: text)
 
-    batch = plans.declare(connection, name, text, {})
+    batch = plans.declare(connection, text, {})
 
     kinds = r"(?:TABLE|\w*int|bit|float|datetime2?|\w+\(\w+\))"
     declared = Counter(re.findall(rf"@(\w+) {kinds}(?= [=(]|[,;])", batch))
