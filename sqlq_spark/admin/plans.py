@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 # shape → what gives it to a queue; one with BodyString in its name was created with that column
 SHAPES = {
     "postgresql": {
-        "as created": "SELECT 1",
         "bigint seq, an index on Expires": (
             "ALTER TABLE {queue} ALTER COLUMN seq TYPE bigint; CREATE INDEX ON {queue} (expires)"
         ),
         "BodyString": "SELECT 1",
     },
     "sqlserver": {
-        "as created": "SELECT 1",
         "clustered, no index on Expires, no Recoverable": (
             "DROP INDEX Index_Expires ON {queue}; DROP INDEX Index_RowVersion ON {queue};"
             " CREATE CLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion);"
@@ -62,14 +60,14 @@ CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion
 
 
 def run(connection: Any, text: str) -> list[str]:  # noqa: ANN401 - of either database
-    """Run statements as psql and sqlcmd do; return the first column of the rows that they give."""
+    """Run statements as psql and sqlcmd do; return the first column of their rows, if any."""
     if connection.names.dialect == "sqlserver":
         batches = filter(str.strip, re.split(r"^GO$", text, flags=re.MULTILINE))
         return [row[0] for each in batches for row in connection._do("selftest", each, {})]  # noqa: SLF001 - it is no statement of ours
     with connection._raw.cursor() as cursor:  # noqa: SLF001 - as above
         if not text.startswith("EXPLAIN"):
             cursor.executemany(text, None)
-            return []
+            return ["not planned"]
         cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
         cursor.execute(text)
         return [line for (line,) in cursor.fetchall()]
@@ -78,11 +76,11 @@ def run(connection: Any, text: str) -> list[str]:  # noqa: ANN401 - of either da
 def find_faults(connection: Any, tables: Tables) -> list[str]:  # noqa: ANN401 - as above
     """Compile each statement, in a session for this alone; return what is wrong with which."""
     texts, faults = Statements.load(connection.names.dialect), []
-    first, write, judge = "SET enable_seqscan = off", explain, judge_explain
+    first, write = "SET enable_seqscan = off", explain
     if connection.names.dialect == "sqlserver":
         from sqlq_spark.database.sqlserver import calls  # noqa: PLC0415 - of one database
 
-        first, write, judge = "SET SHOWPLAN_XML ON", declare, judge_showplan
+        first, write = "SET SHOWPLAN_XML ON", declare
         columns = connection.columns(tables["queue"])
         texts["load"] = calls.build_insert(["headers", "body", "expires", "id"], columns)
     delayed = {**tables, "queue": tables["delayed"]}
@@ -112,15 +110,9 @@ def explain(connection: Any, text: str, tables: Tables) -> str:  # noqa: ANN401 
     return f"BEGIN; {text}; ROLLBACK" if NO_PLAN.match(text) else f"EXPLAIN {text}"
 
 
-def judge_explain(plan: str, name: str, _: Tables, /) -> list[str]:
-    scanned = [] if name in WHOLE else re.findall(r"Seq Scan on (?!pg_)(\S+)", plan)
-    return [f"it reads all of {each}" for each in scanned]
-
-
 def declare(connection: Any, text: str, tables: Tables) -> str:  # noqa: ANN401 - as above
-    """Return a statement whose parameters are variables: in sp_executesql it is not compiled."""
+    """Declare the parameters that a text does not: in sp_executesql it would not be compiled."""
     casts = dict(CAST.findall(" ".join(Statements.load("postgresql").values())))
-    # the text declares variables of its own
     declared = ", ".join(
         f"@{name} {TYPES.get(casts.get(name, ''), 'nvarchar(4000)')}"
         for name in dict.fromkeys(PARAMETER.findall(text))
@@ -130,8 +122,11 @@ def declare(connection: Any, text: str, tables: Tables) -> str:  # noqa: ANN401 
     return str(connection.fill_names(text, tables))
 
 
-def judge_showplan(plan: str, name: str, tables: Tables) -> list[str]:
-    """Return what is wrong with a statement's plan, in XML; state tables are small."""
+def judge(plan: str, name: str, tables: Tables) -> list[str]:
+    """Return what is wrong with a plan. In XML, SQL Server's, state tables may be scanned."""
+    if plan and not plan.startswith("<"):
+        scanned = [] if name in WHOLE else re.findall(r"Seq Scan on (?!pg_)(\S+)", plan)
+        return [f"it reads all of {each}" for each in scanned]
     tree = ET.fromstring(plan)  # noqa: S314 - of the server
     is_limited = 'PhysicalOp="Top"' in plan  # a scan in the order of its index soon ends
     queues = {f"[{each.table}]" for each in tables.values()}

@@ -193,22 +193,22 @@ def drop(connection: Connection, lowest: str, highest: str) -> None:
 
 
 def facts(bench: Bench) -> Seen:
-    """The server says what it is, and what the login may do; none of it keeps messages back."""
+    """The server says what it is and what the login may do, has no error, and stores any text."""
     connection = bench.open()
     bench.figures.update(connection.rows("selftest_facts"))
     bench.figures["driver"] = type(connection._raw).__module__  # noqa: SLF001 - of no statement
     yield "version", " ".join(bench.figures["version"].split())
     if "server_encoding" in bench.figures:
         yield "encoding", bench.figures["server_encoding"], "UTF8"
-    problems = checks.of_server(connection)
-    yield "errors", [each.found for each in problems if each.severity == "error"], []
+    yield "errors", [each.found for each in checks.of_server(connection) if each.rank == 0], []
 
 
 def statements(bench: Bench) -> Seen:
     """Each statement compiles in each shape of a table, and reads no queue as a whole."""
     connection, events = bench.open(), bench.table("subscriptions")
     schema.create_subscriptions(connection, events)
-    for shape, text in plans.SHAPES[connection.names.dialect].items():
+    shapes = {"as created": "SELECT 1", **plans.SHAPES[connection.names.dialect]}
+    for shape, text in shapes.items():
         its, bad = bench.create(f"plans {shape}"), bench.create(f"errors {shape}")
         for each in (its, bad):
             plans.run(connection, text.format(queue=connection.names.quote_address(each.queue)))
@@ -242,8 +242,7 @@ def new_task(bench: Bench) -> Seen:
     yield "second", type(second.exception(WAIT)).__name__, "ReceiptExists"
     acknowledged.result(WAIT)
     yield "receipts", connection.rows("receipts", stream=task.stream, queue_name=None), []
-    late = bench.beside(bench.receive, task).exception(WAIT)
-    yield "later", type(late).__name__, "StaleTask"
+    yield "later", type(bench.beside(bench.receive, task).exception(WAIT)).__name__, "StaleTask"
 
 
 def round_trip(bench: Bench) -> Seen:

@@ -64,8 +64,7 @@ def selftest(
     versions |= {"python": platform.python_version(), "system": platform.platform()}
     report = {"at": datetime.now(UTC), "versions": versions, "checks": results}
     text = json.dumps(report, indent=1, ensure_ascii=False, default=str)
-    hosts = re.split(r":\d+(?:,|$)|,", urlsplit(server).netloc)
-    for secret in filter(None, (server, *hosts)):
+    for secret in filter(None, (server, *re.split(r":\d+(?:,|$)|,", urlsplit(server).netloc))):
         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "the server", text)
     file.write_text(text + "\n", "utf-8")
     outcomes = [each["outcome"] for each in results]

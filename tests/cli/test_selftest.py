@@ -230,7 +230,7 @@ def test_a_statement_without_its_index_is_found(
     found = run_one(place.url, "statements")
 
     assert found["outcome"] == "failed"
-    assert found["seen"].startswith("bare: [")
+    assert found["seen"].startswith("as created: [], bare: [")
     named = {
         each.partition(":")[0] for each in re.findall(r"['\"](\w+: it reads all)", found["seen"])
     }
@@ -388,7 +388,13 @@ def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[s
 
     tables = {"queue": QueueAddress("q", "s")}
 
-    assert plans.judge_showplan(text, statement, tables) == found
+    assert plans.judge(text, statement, tables) == found
+
+
+def test_a_statement_without_a_plan_is_no_good_plan() -> None:
+    """SQL Server plans each statement."""
+    with pytest.raises(SyntaxError, match="no element found"):
+        plans.judge("", "peek", {})
 
 
 @pytest.mark.parametrize("name", [name for name in calls.STATEMENTS if not plans.RUN.match(name)])
