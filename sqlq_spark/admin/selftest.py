@@ -284,7 +284,7 @@ def cut_connection(bench: Bench) -> Seen:
             if "statement" in moment:
                 end()
         got = running.result(WAIT)
-        yield "connected again", session.open() is not connection, True
+        yield f"{cut} cut {moment}, connected again", session.open() is not connection, True
         if cut == "receive":
             yield f"received, cut {moment}", got["body"].to_pylist(), bodies
 
