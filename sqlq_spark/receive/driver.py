@@ -271,8 +271,8 @@ class StreamDriver:
                         each, sent, span = connection.rows("sample", tables=queue, first=marks[0])[
                             0
                         ]
-                        weight = max(1.0, each or 1024.0)
-                        found = Found(messages, tuple(marks), grain, last, weight, sent, span or 0)
+                        each = max(1.0, each or 1024.0)
+                        found = Found(messages, tuple(marks), grain, last, each, sent, span or 0)
                 state, query = peek.answer_look(
                     state,
                     query,
@@ -298,9 +298,11 @@ class StreamDriver:
             if stream is None:  # the first plan creates the stream, which counts its own batches
                 stream, batch = str(uuid.uuid4()), 1
                 self._warn_of_orphans(connection)
-                claim = self.claim
                 connection.rows(
-                    "new_stream", stream=stream, queue_name=claim.queue, driver=claim.driver
+                    "new_stream",
+                    stream=stream,
+                    queue_name=self.claim.queue,
+                    driver=self.claim.driver,
                 )
             elif start == self._acknowledged:  # else this transaction has locked its stream
                 stored = receipts.lock_for_plan(connection, stream, batch, self.claim)

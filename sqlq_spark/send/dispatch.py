@@ -236,7 +236,6 @@ def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callabl
         schema=CHUNK_ROW,
         optional=CHUNK_OPTIONAL,
         most=seal.size,
-        size=seal.size,
         seal=seal,
     )
     return partial(payload.unpack, small, pages, expected)
@@ -262,8 +261,7 @@ def lock_exclusive(connection: Connection, sink: str) -> tuple[str, int | None]:
     if not rows:
         connection.rows("new_sink", sink=sink)
         rows = connection.rows("sink_close", sink=sink)
-    login, batch = rows[0]
-    return login, batch
+    return rows[0]
 
 
 def last_sent(connection: Connection, sink: str) -> tuple[int, int, float] | None:

@@ -7,7 +7,7 @@ The subscriptions are in subscriptions.py.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from sqlq_spark.send.subscriptions import Subscription
     from sqlq_spark.wire.address import QueueAddress
 
+    Place: TypeAlias = QueueAddress | str  # of a subscriber; a text cannot be read
+    Failures: TypeAlias = dict[Place, SqlQueueError]
+    Found: TypeAlias = tuple[dict[Place, list[str]], Failures]  # topics of each queue, and faults
+
 log = logging.getLogger("sqlq_spark")
 
 LOGGED_TOPICS = 5  # lists of topics that a warning names
@@ -40,7 +44,7 @@ def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
 
 def find_copies(
     inserts: Inserts, topics: pa.ChunkedArray
-) -> tuple[dict[QueueAddress | str, pa.Array], dict[QueueAddress | str, SqlQueueError]]:
+) -> tuple[dict[Place, pa.Array], Failures]:
     """
     Find the queues of each row's subscribers, and lock them; count rows that no queue gets.
 
@@ -54,7 +58,7 @@ def find_copies(
     items = pc.list_flatten(topics)
     rows = np.repeat(np.arange(len(topics)), pc.fill_null(pc.list_value_length(topics), 0))
     places, reasons = _find_subscribers(inserts, pc.unique(items).to_pylist())
-    copies: dict[QueueAddress | str, pa.Array] = {}
+    copies: dict[Place, pa.Array] = {}
     alone = pc.is_valid(topics).to_numpy()
     for place, wanted in places.items():
         mask = np.zeros(len(topics), bool)
@@ -66,9 +70,7 @@ def find_copies(
     return copies, reasons
 
 
-def _find_subscribers(
-    inserts: Inserts, names: list[str]
-) -> tuple[dict[QueueAddress | str, list[str]], dict[QueueAddress | str, SqlQueueError]]:
+def _find_subscribers(inserts: Inserts, names: list[str]) -> Found:
     """Return which of some topics each queue gets, and why some queues cannot be sent to."""
     places, reasons = _look_up(inserts, names)
     if reasons:  # read the table again before anything fails
@@ -84,14 +86,12 @@ def _find_subscribers(
     return places, reasons
 
 
-def _look_up(
-    inserts: Inserts, names: list[str]
-) -> tuple[dict[QueueAddress | str, list[str]], dict[QueueAddress | str, SqlQueueError]]:
+def _look_up(inserts: Inserts, names: list[str]) -> Found:
     """Do `_find_subscribers` by what is known now, without locks; two spellings are one queue."""
     connection, destinations = inserts.connection, inserts.destinations
     subscribed = subscriptions.cache.find(connection, inserts.options, names)
     parsed: dict[Subscription, QueueAddress] = {}
-    places: dict[Subscription, QueueAddress | str] = {}
+    places: dict[Subscription, Place] = {}
     lost: dict[Subscription, str] = {}  # why
     for each in dict.fromkeys(each for found in subscribed.values() for each in found):
         try:
@@ -106,13 +106,13 @@ def _look_up(
             lost[each] = f"was not found in {connection.server}"
         elif queue in refused:
             lost[each] = f"cannot be sent to ({refused[queue]})"
-    reasons: dict[QueueAddress | str, SqlQueueError] = {}
+    reasons: Failures = {}
     for each, reason in lost.items():
         fault = SubscriberLost(
             endpoint=each.endpoint, topic=each.topic, address=each.address, reason=reason
         )
         reasons.setdefault(places[each], fault)
-    topics: dict[QueueAddress | str, list[str]] = {}
+    topics: dict[Place, list[str]] = {}
     for name, found in subscribed.items():
         for each in found:
             topics.setdefault(places[each], []).append(name)
