@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12339, "tokens": 70995},
-    "everything else": {"files": 51, "lines": 9093, "tokens": 52239},
+    "core": {"files": 62, "lines": 12342, "tokens": 70999},
+    "everything else": {"files": 51, "lines": 9023, "tokens": 52216},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
     "other files in tests": {"files": 70, "lines": 1350},
-    "package": {"files": 113, "lines": 21432, "tokens": 123234},
+    "package": {"files": 113, "lines": 21365, "tokens": 123215},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 272, "lines": 46723, "tokens": 314346},
-    "words": {"words": 69969},
+    "tests": {"files": 272, "lines": 46813, "tokens": 314891},
+    "words": {"words": 69968},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
