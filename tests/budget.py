@@ -22,11 +22,11 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12342, "tokens": 70999},
+    "core": {"files": 62, "lines": 12342, "tokens": 70995},
     "everything else": {"files": 51, "lines": 9023, "tokens": 52216},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
     "other files in tests": {"files": 70, "lines": 1350},
-    "package": {"files": 113, "lines": 21365, "tokens": 123215},
+    "package": {"files": 113, "lines": 21365, "tokens": 123211},
     "sql": {"statement lines": 2403},
     "tests": {"files": 272, "lines": 46813, "tokens": 314891},
     "words": {"words": 69968},

@@ -141,8 +141,8 @@ def pages(
     return pa.table(columns)
 
 
-def _buffers(column: pa.Array) -> Iterator[pa.Buffer | None]:
-    """Yield the buffers of a column from its first value: validity, then those of its type."""
+def _buffers(column: pa.Array) -> Iterator[Any]:
+    """Yield the buffers of a column from its first value: validity or None, then its type's."""
     kind, buffers, first, rows = column.type, column.buffers(), column.offset, len(column)
     if column.null_count:
         there = column.is_valid().to_numpy(zero_copy_only=False)
