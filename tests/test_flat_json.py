@@ -1,19 +1,23 @@
-"""Header texts that are read in columns: which of them, and what is found in them."""
+"""Header texts that are read in columns, and messages in columns: what Spark gets of a row."""
 
 from __future__ import annotations
 
 import json
 import tracemalloc
+import uuid
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strict_headers import read_strictly
+from wire import cases
 
+from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.flat_json import MOST_SPACES, FlatObjects
-from sqlq_spark.wire.header_columns import Headers
-from sqlq_spark.wire.headers import dumps
+from sqlq_spark.wire.header_columns import Headers, to_read_columns, with_legacy_columns
+from sqlq_spark.wire.rows import QUEUE_ROW, random_ids
 
 MAP = pa.map_(pa.string(), pa.string())
 PLAIN = st.text('abäß漢🚀 :,{}[]"\\/\b\f\n\r\t\0', max_size=6)
@@ -65,8 +69,12 @@ def members(found: FlatObjects) -> list[list[tuple[str, str]]]:
     return rows
 
 
-@pytest.mark.parametrize("writer", [write, dumps, json.dumps, write_lines])
-@given(st.lists(OBJECTS, max_size=6), st.integers(0, 2))
+@given(
+    st.sampled_from([write, wire.dumps, json.dumps, write_lines]),
+    st.lists(OBJECTS, max_size=6),
+    st.integers(0, 2),
+)
+@settings(max_examples=300)
 def test_objects_of_texts_are_read_without_parsing_a_row(
     writer: object, objects: list[dict[str, str]], skipped: int
 ) -> None:
@@ -107,57 +115,38 @@ def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None])
         assert dict(found) == (row if is_read else {})
 
 
-READ: dict[str | None, dict[str, str | None]] = {
-    None: {},
-    "": {},
-    ' {\n"a" : "b" }\t': {"a": "b"},
-    '{"a":"1","b":"2","a":"3"}': {"a": "3", "b": "2"},
-    '{"a":"1","a":null}': {"a": None},
-    r'{"emoji":"\ud83d\ude80","quote":"\u0022"}': {"emoji": "🚀", "quote": '"'},
-    r'{"nul":"\u0000","":""}': {"nul": "\0", "": ""},
-    '{"big":"' + "x/" * 2_500_000 + '"}': {"big": "x/" * 2_500_000},
-}
-POISON = [
-    *("null", "[]", '["a"]', '"a"', "true", "1", '{"a":1}', '{"a":1.5e3}', '{"a":true}'),
-    *('{"a":' + "9" * 5000 + "}", '{"a":{}}', '{"a":{"b":"c"}}', '{"a":["b"]}'),
-    *('{"a":NaN}', '{"a":-Infinity}', '{"a":undefined}', " ", "garbage"),
-    *(r'{"a":"\ud83d"}', r'{"a":"\ude80\ud83d"}', r'{"\ud83d":null}'),
-    *('{"a":"b"', '{"a":"b"} x', '{"a":"b"}{}', '{"a":"b",}', "{a:'b'}", '{"a"}'),
-    *('{"a":"line\nbreak"}', '{"a":"nul\0"}', r'{"a":"\x41"}', r'{"a":"\u12"}'),
-    *('{"a":"b"} // comment', '\ufeff{"a":"b"}', "[" * 100_000, '{"a":' * 100_000),
+MORE_POISON = [
+    *("true", '{"a":1.5e3}', '{"a":' + "9" * 5000 + "}", '{"a":-Infinity}', '{"a":undefined}'),
+    *('{"a"}', '{"a":"nul\0"}', '{"a":"b"} // comment', "[" * 100_000, '{"a":' * 100_000),
     '{"a":' + "[" * 1000 + "]" * 1000 + ',"a":"b"}',  # Spark's JSON parser reads 1000 levels
 ]
 
 
 def test_only_an_object_of_texts_is_headers() -> None:
-    """By old writers and new; any other text is poison."""
-    found = Headers(column(*READ, *POISON))
+    """Of old writers and new, also a large one; any other text is poison."""
+    read = {case.headers: case.read for case in cases() if case.read is not None}
+    read['{"big":"' + "x/" * 2_500_000 + '"}'] = {"big": "x/" * 2_500_000}
+    poison = [*(case.headers for case in cases() if case.poison), *MORE_POISON]
+    found = Headers(column(*read, *poison))
 
-    assert found.poison().to_pylist() == [False] * len(READ) + [True] * len(POISON)
-    maps = [list(each.items()) for each in READ.values()]
-    assert found.map(MAP).to_pylist() == maps + [None] * len(POISON)
+    assert found.poison().to_pylist() == [False] * len(read) + [True] * len(poison)
+    maps = [list(each.items()) for each in read.values()]
+    assert found.map(MAP).to_pylist() == maps + [None] * len(poison)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_unfit"),
-    [
-        ('{"a":"1","__type":"2"}', False),
-        ('{"__type":"1","a":"2"}', True),
-        ('{"a":null,"a":"3"}', True),
-        ('{ "__type" : null }', True),
-        (r'{"\u005f_type":"1"}', True),
-        (r'{"a":"1","\u0061":"3"}', True),
-        (r'{"a":"\"\\","b":null}', False),
-        ('{"a":{"b":["c"]},"a":"b"}', True),
-        ('{"a":' + "[" * 900 + "]" * 900 + ',"a":"b"}', True),
-        ("[]", False),
-    ],
-)
-def test_texts_that_old_endpoints_cannot_read_are_found(text: str, is_unfit: bool) -> None:  # noqa: FBT001
+FIT = ['{"a":"1","__type":"2"}', r'{"a":"\"\\","b":null}', "[]", '{"__type2":"y"}']
+UNFIT = [
+    *('{"__type":"1","a":"2"}', '{"a":null,"a":"3"}', '{ "__type" : null }'),
+    *(r'{"\u005f_type":"1"}', r'{"a":"1","\u0061":"3"}', '{"a":{"b":["c"]},"a":"b"}'),
+    '{"a":' + "[" * 900 + "]" * 900 + ',"a":"b"}',
+]
+
+
+def test_texts_that_old_endpoints_cannot_read_are_found() -> None:
     """A name twice, or `__type` first; between other rows."""
-    headers = Headers(column('{"x":"y"}', text, '{"__type2":"y"}'))
-
-    assert headers.unreadable_by_9_0() == [1] * is_unfit
+    for at, text in enumerate([*FIT, *UNFIT]):
+        found = Headers(column('{"x":"y"}', text, '{"x":"y"}')).unreadable_by_9_0()
+        assert found == [1] * (at >= len(FIT)), text
 
 
 @pytest.mark.parametrize("times", [1, 8, 9, 1_000_000])
@@ -202,3 +191,90 @@ def test_a_text_of_marks_alone_takes_little_memory(byte: str) -> None:
     assert headers.poison().to_pylist() == [False, True]
     assert headers.text("a").to_pylist() == ["b", None]
     assert peak < 50_000_000
+
+
+# ----- messages --------------------------------------------------------------------------------
+
+TEXT = ("id", "correlationId", "replyToAddress", "corruptHeaders", "queue")
+SCHEMA = pa.schema(
+    dict.fromkeys(TEXT, pa.string())
+    | {
+        "expires": pa.timestamp("us", "UTC"),
+        "headers": MAP,
+        "body": pa.binary(),
+        "seq": pa.int64(),
+    }
+)
+ADDRESSED = st.dictionaries(
+    st.sampled_from([wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS, "a"]), st.none() | st.text()
+).map(wire.dumps)
+POISONED = f'{{"{wire.CORRELATION_ID}":"c","{wire.REPLY_TO_ADDRESS}":"r","number":1}}'
+IDS = st.binary(min_size=16, max_size=16)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "id": IDS,
+            "expires": st.none() | st.datetimes(datetime(1753, 1, 1), datetime(9999, 12, 31)),  # noqa: DTZ001 - as stored
+            "headers": TEXTS | ADDRESSED | st.just(POISONED),
+            "body": st.none() | st.binary(max_size=20),
+            "seq": st.integers(-(2**63), 2**63 - 1),
+        }
+    ),
+    max_size=8,
+)
+
+
+@given(ROWS, st.integers(0, 3), st.sets(st.sampled_from(SCHEMA.names), min_size=1))
+def test_what_spark_gets_is_what_the_row_holds(
+    rows: list[dict[str, object]], offset: int, some: set[str]
+) -> None:
+    """Column by column, whichever are read, of a slice as of a whole; poison gives no header."""
+    expected = []
+    for row in rows[offset:]:
+        headers = read_strictly(row["headers"])  # type: ignore[arg-type]
+        expires = row["expires"]
+        known = {
+            "id": str(uuid.UUID(bytes=row["id"])),  # type: ignore[arg-type]
+            "correlationId": (headers or {}).get(wire.CORRELATION_ID),
+            "replyToAddress": (headers or {}).get(wire.REPLY_TO_ADDRESS),
+            "expires": expires.replace(tzinfo=UTC) if isinstance(expires, datetime) else None,
+            "headers": None if headers is None else list(headers.items()),
+            "corruptHeaders": row["headers"] if headers is None else None,
+            "queue": '"public"."q"',
+        }
+        expected.append(row | known)
+
+    table = pa.Table.from_pylist(rows, schema=QUEUE_ROW).slice(offset)
+    for schema in (SCHEMA, pa.schema([each for each in SCHEMA if each.name in some])):
+        found = [to_read_columns(each, schema, queue='"public"."q"') for each in table.to_batches()]
+        assert all(each.schema.equals(schema) for each in found)
+        got = [row for each in found for row in each.to_pylist()]
+        assert got == [{name: row[name] for name in schema.names} for row in expected]
+
+
+@given(st.integers(1, 50), IDS)
+def test_ids_are_version_4_uuids_and_a_seed_repeats_them(how_many: int, seed: bytes) -> None:
+    """A retried task repeats its message ids; nothing else shares them."""
+    seeds = (seed, seed, None, bytes(255 - byte for byte in seed))
+    one, again, *others = (
+        [uuid.UUID(bytes=each.tobytes()) for each in random_ids(how_many, seed=each)]
+        for each in seeds
+    )
+
+    assert one == again
+    assert len({*one, *others[0], *others[1]}) == 3 * how_many
+    assert all((each.version, each.variant) == (4, uuid.RFC_4122) for each in one + others[0])
+
+
+def test_what_endpoints_of_version_1_read_stands_in_columns() -> None:
+    """As the headers say it; null where they do not, or where the column cannot hold it."""
+    texts = [
+        wire.dumps({wire.CORRELATION_ID: "a", wire.REPLY_TO_ADDRESS: "sales@[dbo]"}),
+        "{}",
+        wire.dumps({wire.CORRELATION_ID: "a" * 256, wire.REPLY_TO_ADDRESS: "bücher@[dbo]"}),
+    ]
+
+    found = with_legacy_columns(pa.table({"headers": texts}))
+
+    assert found["correlationid"].to_pylist() == ["a", None, None]
+    assert found["replytoaddress"].to_pylist() == ["sales@[dbo]", None, None]

@@ -53,7 +53,7 @@ DRAWN = [
         file="options/names.py",
         old="if each.password_variable is not None and each is not own",
         new="if each.password_variable is not None and each is own",
-        tests=["test_options.py::test_a_password_of_another_database_is_known"],
+        tests=["test_options.py::test_what_is_of_another_database_is_known"],
     ),
     Fault(
         id="database-9",
