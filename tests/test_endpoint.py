@@ -1,9 +1,12 @@
-"""An endpoint's queues are named as the transport names them, or refused by the flag."""
+"""Pure rules of the commands: names of an endpoint's queues, lives of messages, the report."""
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
+from sqlq_spark.admin.problems import short_lifetimes
 from sqlq_spark.admin.script import Endpoint, endpoint
 from sqlq_spark.errors import BadOption
 from sqlq_spark.wire.address import QueueAddress
@@ -33,26 +36,14 @@ def test_a_delayed_table_leaves_less_room_for_a_name(
 
 def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
     """In the order of the flags; its own lie in its schema, plain names in the default one."""
-    made = endpoint(
-        URL,
-        '"sales"."shop"',
-        instances=["web1", "web2"],
-        qualifiers=["Retries"],
-        error="error",
-        audit='"ops"."audit"',
-    )
+    more = {"instances": ["web1", '"web"."shop.web2"'], "qualifiers": ["Retries", '"a""b"."c.d"']}
+    made = endpoint(URL, '"sales"."shop"', error="error", audit='"ops"."audit"', **more)
 
-    own = ("shop", "shop.web1", "shop.web2", "shop.Retries")
-    shared = [QueueAddress("error"), QueueAddress("audit", "ops")]
-    assert made == Endpoint([QueueAddress(name, "sales") for name in own], shared)
     # a name in quotes is an address, so each queue may have a schema of its own
-    made = endpoint(
-        URL, "shop", instances=['"web"."shop.web1"'], qualifiers=['"plain"', '"a""b"."c.d"']
-    )
-    others = [QueueAddress("shop.web1", "web"), QueueAddress("plain"), QueueAddress("c.d", 'a"b')]
-    assert made.own[1:] == others
-    _, longest = endpoint(URL, "shop", instances=["x" * 50]).own
-    assert len(longest.table) == 55
+    own = [QueueAddress(name, "sales") for name in ("shop", "shop.web1", "shop.Retries")]
+    own.insert(2, QueueAddress("shop.web2", "web"))
+    own.append(QueueAddress("c.d", 'a"b'))
+    assert made == Endpoint(own, [QueueAddress("error"), QueueAddress("audit", "ops")])
 
 
 @pytest.mark.parametrize(
@@ -60,7 +51,7 @@ def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
     [
         ({"instances": [""]}, "option --instance is ''"),
         ({"qualifiers": ["a\0b"]}, "NUL character"),
-        ({"instances": ["x" * 51]}, "a name that can follow shop. (the table has 56 UTF-8 bytes"),
+        ({"instances": ["x" * 51]}, r"a name that can follow shop. .the table has 56 UTF-8 bytes"),
         ({"error": "x" * 56}, "option --error is"),
         ({"audit": '"a"."b"."c"'}, "option --audit is"),
     ],
@@ -69,7 +60,33 @@ def test_a_name_that_cannot_be_is_refused_by_its_flag(
     flags: dict[str, list[str]], sentence: str
 ) -> None:
     """Empty, or too long for an endpoint: before anything is created."""
-    with pytest.raises(BadOption) as caught:
+    with pytest.raises(BadOption, match=sentence):
         endpoint(URL, "shop", **flags)  # type: ignore[arg-type]
 
-    assert sentence in str(caught.value)
+
+EXPIRES = datetime(2026, 6, 30, 17, 5, 19, 500_000)  # noqa: DTZ001 - as the column has it
+SENT = "2026-06-30 17:05:09:000000 Z"
+
+
+@pytest.mark.parametrize(
+    ("headers", "peek_delay", "shortest"),
+    [
+        ([(SENT, None)], 100.0, ["10.5"]),
+        ([(SENT, None)], 10.5, []),
+        ([(SENT, "00:00:07")], 100.0, ["7"]),
+        ([(None, "1.00:00:00"), (None, None)], 100.0, []),
+        ([("soon", None), (SENT, "soon")], 100.0, []),  # untrusted text counts for nothing
+        ([(SENT, "-00:00:07"), (SENT, "00:00:00")], 100.0, []),  # sent as expired
+        ([(None, "00:00:05"), (None, "00:00:00.9"), (None, None)], 1.0, ["0.9"]),
+    ],
+)
+def test_only_a_life_shorter_than_the_pause_is_reported(
+    headers: list[tuple[str | None, str | None]], peek_delay: float, shortest: list[str]
+) -> None:
+    """By the shortest of them; TimeToBeReceived takes precedence."""
+    expiring = [(EXPIRES, *each) for each in headers]
+
+    found = short_lifetimes("orders", expiring, peek_delay)
+
+    assert [each.found.split()[3] for each in found] == shortest
+    assert all((each.name, each.severity) == ("peek_delay", "warning") for each in found)

@@ -1,4 +1,4 @@
-"""A job's frame without Spark: settings, what is refused, what is blanked, exit codes."""
+"""Jobs without Spark: settings, what is refused, what is blanked, names of tables, exit codes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,34 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs.submit import module
+from spark.stand import Queue
 
 from sqlq_spark.errors import QueueNotFound
 from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import streams
-from sqlq_spark.jobs.settings import days, pairs, setting, texts
+from sqlq_spark.jobs.error_triage import in_log
+from sqlq_spark.jobs.queue_to_delta import OTHER, application, table_name
+from sqlq_spark.jobs.settings import BadSettings, days, pairs, setting, texts
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.options.fields import Reader, count, flag
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN, read_state
+
+if TYPE_CHECKING:
+    from conftest import Place
 
 ROOT = Path(__file__).parent.parent
-URL = "postgresql://spark:s3cret@localhost:5432/shop"
-DAYS = "a number of days above 0, at most 36500"
+JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 BARE = "postgresql://spark@localhost:5432/shop"
-FORMS = "The database: postgresql://user@host:5432/database or sqlserver://user@host:1433/database."
+URL = "postgresql://spark:s3cret@localhost:5432/shop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +64,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def loaded(*words: str, secret: dict[tuple[str, str], str] | None = None) -> Settings:
-    """The settings of a command line."""
-    read = mock.patch.object(job_settings, "secret", lambda *name: (secret or {})[name])
-    with read if secret else nullcontext():
+def loaded(*words: str) -> Settings:
+    """The settings of a command line, where the secret scope has a password."""
+    with mock.patch.object(job_settings, "secret", lambda *name: "/".join(name)):
         return job_settings.load("Do it.", Settings, words)[0]
 
 
@@ -69,7 +79,7 @@ def file(folder: Path, text: str) -> str:
 
 def refused(*words: str) -> str:
     """What is said of a command line that is wrong."""
-    with pytest.raises(job_settings.BadSettings) as error:
+    with pytest.raises(BadSettings) as error:
         loaded(*words)
     return str(error.value)
 
@@ -100,18 +110,16 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
 
     said = refused("--settings", path, "--trigger", "soon")
 
-    assert said.splitlines() == [
-        "flag --trigger is 'soon': expected availableNow, or a time, for example 10s",
-        f"setting most in {path} is 0: expected at least 1",
-        f"setting names in {path} is ['x']: expected texts, separated by commas",
+    assert [re.split(": expected|: postgr", line)[0] for line in said.splitlines()] == [
+        "flag --trigger is 'soon'",
+        f"setting most in {path} is 0",
+        f"setting names in {path} is ['x']",
         "setting queues is missing: give --queues: Which.",
         f"setting quues in {path} is not known: did you mean queues?",
-        f"setting share in {path} is 'much': expected {DAYS}",
-        f"setting split in {path} is 1: expected true or false",
-        f"setting url is missing: give --url, or environment variable SQLQUEUE_URL: {FORMS}",
+        f"setting share in {path} is 'much'",
+        f"setting split in {path} is 1",
+        "setting url is missing: give --url, or environment variable SQLQUEUE_URL: The database",
     ]
-    expected = f"flag --settings is '{path}': expected a TOML file (Invalid value"
-    assert refused("--settings", file(tmp_path, "a =")).startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +127,10 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
     [
         (["--quues", "a"], "flag --quues is not known: did you mean --queues?"),
         (["--password", "x"], "(Set only in the file, the environment or a secret scope: passw"),
-        (["--pasword", "x"], "flag --pasword is not known: expected one of --"),
         (["--settings", "/none"], "flag --settings is '/none': expected a TOML file ([Errno 2] No"),
         (["--source", "peekDelay"], "flag --source is ['peekDelay']: expected a table of NAME = v"),
         (["--most", "many"], "flag --most is 'many': expected at least 1"),
         (["--share", "true"], "flag --share is 'true': expected a number of days"),
-        (["--split", "maybe"], "flag --split is 'maybe': expected true or false"),
         (["--queues", " "], "flag --queues is ' ': expected text"),
     ],
 )
@@ -139,43 +145,31 @@ def test_a_flag_that_is_wrong(words: list[str], said: str) -> None:
 def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file, else the environment, ours first, else the secret scope of Databricks."""
     words = ["--url", BARE, "--queues", "a", "--secret-scope", "shop", "--secret-key", "db"]
-    scope = {("shop", "db"): "from the scope"}
-    path = file(tmp_path, 'password = "from the file"')
 
-    passwords = [loaded(*words, secret=scope).password]
+    passwords = [loaded(*words).password]
     for name in ("PGPASSWORD", "SQLQUEUE_PASSWORD"):
-        monkeypatch.setenv(name, f"from {name}")
-        passwords.append(loaded(*words, secret=scope).password)
-    passwords.append(loaded(*words, "--settings", path).password)
+        monkeypatch.setenv(name, f"of {name}")
+        passwords.append(loaded(*words).password)
+    words += ["--settings", file(tmp_path, 'password = "of the file"')]
+    passwords.append(loaded(*words).password)
 
-    assert passwords == [
-        "from the scope",
-        "from PGPASSWORD",
-        "from SQLQUEUE_PASSWORD",
-        "from the file",
-    ]
-    with pytest.raises(job_settings.BadSettings, match="variable SQLQUEUE_PASSWORD"):
+    assert passwords == ["shop/db", "of PGPASSWORD", "of SQLQUEUE_PASSWORD", "of the file"]
+    with pytest.raises(BadSettings, match="variable SQLQUEUE_PASSWORD"):
         job_settings.secret("shop", "db")
 
 
-@pytest.mark.parametrize(
-    ("url", "variable", "password"),
-    [
-        (BARE, "PGPASSWORD", "x"),
-        (URL, "PGPASSWORD", None),
-        (f"{BARE}?password=y", "SQLQUEUE_PASSWORD", None),
-        (f"{BARE}?%70assword=y", "SQLQUEUE_PASSWORD", None),
-        ("sqlserver://spark@localhost:1433/shop", "PGPASSWORD", None),
-        ("sqlserver://spark@localhost:1433/shop", "SQLQUEUE_PASSWORD", "x"),
-    ],
-)
-def test_a_password_of_another_database(
-    url: str, variable: str, password: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_of_another_database(monkeypatch: pytest.MonkeyPatch) -> None:
     """One in the url wins over the environment; that of PostgreSQL goes nowhere else."""
-    monkeypatch.setenv(variable, "x")
-
-    assert loaded("--url", url, "--queues", "a").password == password
+    other = "sqlserver://spark@localhost:1433/shop"
+    for url, variable, password in (
+        (URL, "PGPASSWORD", None),
+        (f"{BARE}?%70assword=y", "SQLQUEUE_PASSWORD", None),
+        (other, "PGPASSWORD", None),
+        (other, "SQLQUEUE_PASSWORD", "x"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "x")
+            assert loaded("--url", url, "--queues", "a").password == password
 
 
 @pytest.mark.parametrize(
@@ -183,18 +177,16 @@ def test_a_password_of_another_database(
     [
         URL,
         "postgresql://spark@localhost:5432/shop?password=s3cret&sslmode=require",
-        "sqlserver://spark:s3cret@localhost:1433/shop?encrypt=yes",
         "postgresql://spark:s3@cret/s3cret@localhost/shop",
         "postgresql://spark:x\\ns3cret@localhost/shop",
         "sqlserver://spark@localhost/shop?password={x;s3cret}&encrypt=yes",
-        "postgresql://spark@localhost/shop?%70assword=s3cret",
         "postgresql://spark@localhost/shop?p%61%73sw%6FrD=s3cret&sslmode=require",
         "postgresql://spark@localhost/shop?sslpassword=s3cret",
         "postgresql://spark@localhost/shop?oauth_client_secret=s3cret",
     ],
 )
 def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
-    """Not of the url, not of a table, not by repr."""
+    """Not of the url, not of a table, not by repr, not in an error."""
     path = file(
         tmp_path, f'password = "s3cret"\nurl = "{url}"\nqueues = "a"\n[source]\nx = "{url}"\n'
     )
@@ -206,20 +198,12 @@ def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
     assert sorted(name for name in said if "***" in said[name]) == ["password", "source", "url"]
     assert "localhost" in said["url"]
     assert "s3cret" not in repr(replace(made, source={}))
-    without = loaded("--url", "postgresql://localhost/shop", "--queues", "a")
-    assert job_settings.show("password", without.password) == "None"
+    assert job_settings.show("password", None) == "None"
     assert job_settings.show("source", {"Password": "s3cret"}) == "***"
-
-
-def test_no_error_shows_a_secret(tmp_path: Path) -> None:
-    """It only says that a password is wrong; a url is shown without its own, also in a list."""
-    password = file(tmp_path, f'url = "{URL}"\nqueues = "a"\npassword = ["s3cret"]\n')
-    expected = f"setting password in {password} is ***: expected text"
-    assert refused("--settings", password) == expected
-    url = file(tmp_path, f'url = ["{URL}", [{{ url = "{URL}" }}]]\nqueues = "a"\n')
-    said = refused("--settings", url)
-    assert "s3cret" not in said
-    assert "spark:***@localhost" in said
+    wrong = f'url = ["{url}", [{{ url = "{url}" }}]]\nqueues = "a"\npassword = ["s3cret"]\n'
+    error = refused("--settings", file(tmp_path, wrong))
+    assert "s3cret" not in error
+    assert "password in" in error
 
 
 # ---------------------------------------------------------------- options of source and sink
@@ -227,39 +211,24 @@ def test_no_error_shows_a_secret(tmp_path: Path) -> None:
 
 def test_what_is_passed_to_the_data_source() -> None:
     """A job's own options and those of its table, as the data source spells them."""
-    table = {"PEEKDELAY": "2s", "maxMessagesPerTrigger": "10"}
-
-    settings = Settings(url=URL, queues="a", source=table)
+    settings = Settings(url=URL, queues="a", source={"PEEKDELAY": "2s"})
 
     raw = settings.raw_options("source", queues="a", errorQueue=None, failOnDataLoss=True)
 
-    assert raw == {
-        "url": URL,
-        "queues": "a",
-        "failOnDataLoss": "true",
-        "peekDelay": "2s",
-        "maxMessagesPerTrigger": "10",
-    }
+    assert raw == {"url": URL, "queues": "a", "failOnDataLoss": "true", "peekDelay": "2s"}
 
 
-@pytest.mark.parametrize(
-    ("title", "table", "said"),
-    [
-        ("source", {"peekDelays": "1s"}, "setting peekDelays in [source] is not known: did"),
-        ("source", {"Queues": "b"}, "setting Queues in [source] is set by the job"),
-        ("source", {"password": "x"}, "setting password in [source] is set by the job"),
-        ("sink", {"quue": "b"}, "setting quue in [sink] is not known: did you mean queue?"),
-        ("sink", {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is set"),
-    ],
-)
-def test_an_option_that_is_not_passed(title: str, table: dict[str, str], said: str) -> None:
-    """It is named, with the table where it stands, before Spark starts."""
-    given: dict[str, Any] = {"url": URL, "queues": "a", title: table}
-
-    with pytest.raises(job_settings.BadSettings) as error:
-        Settings(**given).raw_options(title, queues="a")
-
-    assert str(error.value).startswith(said)
+def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
+    """Before Spark starts."""
+    for title, name, said in (
+        ("source", "peekDelays", "setting peekDelays in [source] is not known: did"),
+        ("source", "Queues", "setting Queues in [source] is set by the job"),
+        ("source", "password", "setting password in [source] is set by the job"),
+        ("sink", "checkpointLocation", "setting checkpointLocation in [sink] is set"),
+    ):
+        given: dict[str, Any] = {"url": URL, "queues": "a", title: {name: "x"}}
+        with pytest.raises(BadSettings, match=re.escape(said)):
+            Settings(**given).raw_options(title, queues="a")
 
 
 # ---------------------------------------------------------------- how it ends
@@ -280,24 +249,22 @@ def test_an_error_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "said"),
     [
-        (["--help"], 0, "Set only in the file, the environment or a secret scope: password."),
-        ([], 2, "setting table is missing: give --table"),
-        (["--url", "ftp://x:s3cret@y", "--queues=a", "--table=b", "--checkpoint=c"], 2, "ftp://…"),
+        ([], "setting table is missing: give --table"),
+        (["--url", "ftp://x:s3cret@y", "--queues=a", "--table=b", "--checkpoint=c"], "ftp://…"),
     ],
 )
-def test_a_job_that_does_not_get_to_spark(words: list[str], code: int, said: str) -> None:
+def test_a_job_that_does_not_get_to_spark(words: list[str], said: str) -> None:
     """It says why and ends by its code, without a trace."""
     path = ROOT / "jobs" / "queue_to_delta.py"
     ended = subprocess.run(
         [sys.executable, str(path), *words], capture_output=True, text=True, check=False
     )
 
-    assert ended.returncode == code
-    assert said in ended.stdout + ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "s3cret" not in ended.stderr
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert not re.search("Traceback|s3cret", ended.stderr)
 
 
 def test_without_pyspark_a_job_says_what_to_install() -> None:
@@ -310,7 +277,7 @@ def test_without_pyspark_a_job_says_what_to_install() -> None:
         "for name in sys.argv[1:]:\n"
         "    print(import_module(f'sqlq_spark.jobs.{name}').main.main([]))\n"
     )
-    names = sorted({path.stem for path in (ROOT / "jobs").glob("*.py")} - {"maintenance"})
+    names = [name for name in JOBS if name != "maintenance"]
 
     ended = subprocess.run(
         [sys.executable, "-c", program, *names], capture_output=True, text=True, check=True
@@ -332,8 +299,7 @@ def test_the_totals_are_the_last_line(
     ended = made.main(["--url", URL, "--queues", "a"])
 
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert ended == code
-    assert said["found"] == found
+    assert (ended, said["found"]) == (code, found)
     assert said["seconds"] >= 0
 
 
@@ -355,22 +321,124 @@ def test_without_java_or_delta_a_job_says_what_to_install(
     assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- conf/
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "jobs").glob("*.py")))
+@pytest.mark.parametrize("name", JOBS)
 def test_the_settings_in_conf_fit_their_job(name: str) -> None:
     """Each of the job's settings stands there, be it as a comment, but login and log level."""
-    from jobs.submit import module  # noqa: PLC0415 - imports pyspark
-
     path = ROOT / "conf" / f"{name}.toml"
     kind = module(name).Settings
-    lines = path.read_text(encoding="utf-8").splitlines()
-    words = [re.match(r"(?:# )?\[?(\w+)(?: =|\])", line) for line in lines]
 
     made, _ = job_settings.load("", kind, ["--settings", str(path)])
 
     assert made.options()
+    listed = re.findall(r"^(?:# )?\[?(\w+)(?: =|\])", path.read_text("utf-8"), re.MULTILINE)
     names = {each.name for each in fields(kind)} - {"log_level"}
-    listed = {found[1] for found in words if found}
-    assert {name for name in names if not name.endswith(("user", "password"))} <= listed
+    assert {name for name in names if not name.endswith(("user", "password"))} <= {*listed}
+
+
+# ---------------------------------------------------------------- the tables of queue_to_delta
+
+
+def tables(**more: Any) -> Any:
+    """Settings of queue_to_delta."""
+    given = {"url": "postgresql:///s", "queues": "q", "table": "t", "checkpoint": "c"}
+    return module("queue_to_delta").Settings(**given | more)
+
+
+ERROR = {"error_queue": "error"}
+SPLIT = {"split": True, **ERROR}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"schema": "a INT"}, "setting error_queue is missing: messages whose body does not fit"),
+        ({"schema": "a INT", **SPLIT}, "setting schema is for one table: with split use [schemas]"),
+        ({"schemas": {"A": "a INT"}, **ERROR}, "settings names and schemas need split = true"),
+        ({"schema": "/none.ddl", **ERROR}, "setting schema is '/none.ddl': expected a file to"),
+        ({"schemas": {"A": "none.ddl"}, **SPLIT}, "setting A in [schemas] is 'none.ddl': expected"),
+        (
+            {"schemas": {"A": "a INT"}, "names": {"A": "both", "B": "both"}, **SPLIT},
+            "setting names gives B and A the table both: expected the same schema for both",
+        ),
+        (
+            {"schemas": {"A": "a INT"}, "names": {"A": "other"}, **SPLIT},
+            "setting names gives A and other types the table other: expected the same schema",
+        ),
+        ({"format": "iceberg", "table": "/lake/t"}, "setting table is '/lake/t': expected a name"),
+    ],
+)
+def test_settings_that_do_not_go_together(given: dict[str, Any], expected: str) -> None:
+    """Each is named, with what is expected."""
+    with pytest.raises(BadSettings, match=re.escape(expected)):
+        tables(**given)
+
+
+def test_a_schema_is_read_once_from_a_file_and_failures_go_to_the_error_queue(
+    tmp_path: Path,
+) -> None:
+    """A byte order mark and blanks do not matter; with the state tables of the read."""
+    path = tmp_path / "order.ddl"
+    path.write_text("\ufeff\nnumber INT\n", encoding="utf-8")
+    source = {"stateSchema": "mine", "allowedDestinations": "a*", "maxMessagesPerTrigger": "5"}
+
+    made = tables(schema=str(path), source=source, **ERROR)
+    path.unlink()
+    found = SinkOptions.parse(made.failures("name", 7))
+
+    assert made.ddl == {"": "number INT"}
+    assert (found.state_schema, found.delivery, found.txn_version) == ("mine", "exactlyOnce", 7)
+    assert [each.table for each in (found.address, *found.allowed) if each] == ["error", "a*"]
+
+
+@given(st.text(st.characters(exclude_categories=[]), max_size=300))
+def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
+    """Letters, digits and underscores, of bounded length, and never that of the rest."""
+    name = table_name(message_type)
+
+    assert re.fullmatch(r"[a-z0-9_]{8,69}", name)
+    assert name == table_name(message_type) != OTHER
+
+
+def test_what_looks_alike_is_kept_apart() -> None:
+    """Types, where names of tables ignore case; writes by stream, share, rules and schema."""
+    types = ["Shop.Placed", "shop.placed", "Shop_Placed", "Shop`Placed", "../Shop.Placed", "Ü", ""]
+    rules = [{}, {"names": {"A": "a"}}, {"names": {"A": "b"}}, {"form": "json"}]
+    known = {
+        application(query, name, tables(split=True, **more))
+        for query in ("1", "2")
+        for name in ("paid", "Paid")
+        for more in rules
+    }
+    known |= {
+        application("3", "t", tables(**more))
+        for more in ({}, {"schema": "a INT", **ERROR}, {"schema": "b INT", **ERROR})
+    }
+    one, other = (tables(split=True, names=dict.fromkeys(order, "a")) for order in ("AB", "BA"))
+
+    assert len({table_name(each).lower() for each in types}) == len(types)
+    assert len(known) == 4 * len(rules) + 3
+    assert application("1", "x", one) == application("1", "x", other)
+
+
+# ---------------------------------------------------------------- the requests of error_triage
+
+
+def test_a_request_is_opened_once_and_then_sent_or_given_up(place: Place) -> None:
+    """Asking changes nothing; neither end is undone."""
+    queue = Queue(place, "orders")
+    queue.install()
+    sent, given_up, other = (
+        {**queue.options, "txnAppId": f"triage:{name}", "txnVersion": "0"} for name in "abc"
+    )
+    assert in_log(sent, read_state) == UNKNOWN
+    assert place.sql(f"SELECT sink, batch FROM {place.state}.dispatch_log") == []
+    in_log(sent, dispatch.open_request)
+    assert [in_log(each, read_state) for each in (sent, other)] == [OPEN, UNKNOWN]
+    place.sql(f"UPDATE {place.state}.dispatch_log SET batch = {SENT}, messages = 7")
+    in_log(given_up, dispatch.open_request)
+
+    for change in (dispatch.give_up, dispatch.open_request, dispatch.give_up):
+        in_log(sent, change)
+        in_log(given_up, change)
+
+        assert [in_log(each, read_state) for each in (sent, given_up)] == [SENT, GIVEN_UP]

@@ -1,68 +1,134 @@
-"""The package's layout: imports run one way, and no folder hides another."""
+"""What can be seen without running: imports, calls of errors, statements of both databases."""
 
 from __future__ import annotations
 
 import ast
+import copy
+import inspect
+import pickle
+import re
 from pathlib import Path
+from string import Formatter
+from typing import TYPE_CHECKING, get_args
 
 import pytest
+from surface import error_classes
+
+from sqlq_spark.database.postgresql import rows as postgresql
+from sqlq_spark.database.sqlserver import calls as sqlserver
+from sqlq_spark.database.statements import LACKS, StatementName, Statements
+from sqlq_spark.errors import NAMED_OPTIONS
+from sqlq_spark.wire.address import QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlq_spark.errors import SqlQueueError
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
+SOURCES = {path.relative_to(PACKAGE): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+TREES = {path: [*ast.walk(ast.parse(text))] for path, text in SOURCES.items()}
+
 # each may import from its own floor's package and from the floors before it
 FLOORS = (
-    {"errors"},
-    {"wire", "versions", "checkpoints"},
-    {"options"},
-    {"database"},
-    {"send"},
-    {"receive", "functions", "spark_api"},
-    {"admin"},
-    {"datasource"},
-    {"jobs", "testing"},
-    {"demo"},
-    {"cli"},
+    *({"errors"}, {"wire", "versions", "checkpoints"}, {"options"}, {"database"}, {"send"}),
+    *({"receive", "functions", "spark_api"}, {"admin"}, {"datasource"}, {"jobs", "testing"}),
+    *({"demo"}, {"cli"}),
 )
 FLOOR = {name: at for at, names in enumerate(FLOORS) for name in names}
 ENTRIES = {"__init__", "__main__"}  # what a user imports or runs: they see everything
 
 
-def imported(module: Path) -> set[str]:
+def imported(path: Path) -> Iterator[str]:
     """The packages of ours that a module imports, for its types too."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+    for node in TREES[path]:
+        names = []
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "sqlq_spark":
-            names = [f"sqlq_spark.{each.name}" for each in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("sqlq_spark.")}
-    return found
+            names = [f"{node.module}.{each.name}" for each in node.names]
+        yield from (name.split(".")[1] for name in names if name.startswith("sqlq_spark."))
 
 
-def home(module: Path) -> str:
-    """The package, or the single module, that a file belongs to."""
-    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def test_imports_run_one_way() -> None:
+    """A module imports from its own package and from the floors below; each package has a floor."""
+    homes = {path: path.parts[0].removesuffix(".py") for path in SOURCES}
+    wrong = [
+        (str(path), name)
+        for path, home in homes.items()
+        if home not in ENTRIES
+        for name in imported(path)
+        if name != home and FLOOR.get(name, -1) >= FLOOR[home]
+    ]
+
+    assert wrong == []
 
 
-MODULES = [each for each in sorted(PACKAGE.rglob("*.py")) if home(each) not in ENTRIES]
+# ----- errors ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda each: str(each.relative_to(PACKAGE)))
-def test_imports_run_one_way(module: Path) -> None:
-    """A module imports from its own package and from the floors below, from no other."""
-    own = home(module)
-    wrong = {
-        name
-        for name in imported(module) & FLOOR.keys()
-        if name != own and FLOOR[name] >= FLOOR[own]
-    }
-
-    assert wrong == set()
+def facts(error: type[SqlQueueError]) -> set[str]:
+    """What an error needs: the facts of its text, and those that its class declares."""
+    declared = inspect.get_annotations(error).keys() - {"template"}
+    named = {name for _, name, *_ in Formatter().parse(error.template) if name}
+    return named - {*NAMED_OPTIONS} | declared
 
 
-def test_every_package_has_a_floor() -> None:
-    """A new package is given its place before it is used."""
-    assert {home(each) for each in MODULES} <= FLOOR.keys()
+def test_each_call_of_an_error_gives_the_facts_of_its_text() -> None:
+    """No fact is missing, and none is unknown; a call with ** could hide one."""
+    known = {each.__name__: facts(each) for each in error_classes()}
+    calls = [
+        (f"{path}:{node.lineno}", known[name], {each.arg for each in node.keywords})
+        for path, nodes in TREES.items()
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and (name := ast.unparse(node.func).rpartition(".")[2]) in known
+    ]
+
+    assert [call for call in calls if call[1] != call[2]] == []
+    assert len(calls) > len(known)
+
+
+def test_an_error_keeps_its_facts_between_sparks_processes() -> None:
+    """With the notes that were added to it."""
+    for kind in error_classes():
+        error = kind(**dict.fromkeys(facts(kind), 4))
+        error.add_note("in a task")
+
+        for twin in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own
+            assert (type(twin), vars(twin)) == (kind, vars(error))
+            assert repr(twin) == f"{kind.__name__}({str(error)!r})"
+
+
+# ----- statements ------------------------------------------------------------------------------
+
+NAMES = get_args(StatementName)
+SHARED = [name for name in NAMES if not any(name in lacks for lacks in LACKS.values())]
+POSTGRESQL, SQLSERVER = Statements.load("postgresql"), Statements.load("sqlserver")
+BRACES = re.compile(r"\{(\w+)\}")
+ROLES = {"queue", "delayed", "errors", "subscriptions", "table"}  # of tables
+WORDS = {"role_name"}  # for `role_escaped`
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_call_gives_what_its_statement_takes(name: str) -> None:
+    """The suites run each call on PostgreSQL; on SQL Server it lacks no table and no value."""
+    named = {*BRACES.findall(POSTGRESQL[name])}
+    given = {*postgresql.PARAMETER.findall(POSTGRESQL[name])}
+    roles = {word.removesuffix("_escaped") for word in named} | ({"table_name"} & given)
+    tables = {role: QueueAddress(role) for role in ROLES if role in roles}
+    if "table_name" in given:
+        tables |= {"queue": QueueAddress("q"), "delayed": QueueAddress("d")}
+
+    text = sqlserver.fill_names(SQLSERVER[name], "sqlqueue", tables)
+
+    assert {*BRACES.findall(text)} <= named | given | WORDS
+    bound = {*sqlserver.PARAMETER.findall(text)}
+    assert {each for each in bound if not re.search(rf"DECLARE\b[^;]*@{each} ", text)} <= given
+
+
+def test_every_statement_has_a_caller() -> None:
+    """In quotes; one that nothing runs would not be tested."""
+    source = "".join(SOURCES.values())
+
+    assert [name for name in NAMES if source.count(f'"{name}"') < 2] == []

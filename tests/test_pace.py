@@ -1,12 +1,21 @@
-"""Pace: never above a limit, never a task without work, always progress."""
+"""What the next batch receives: how much of what waits, how a queue is looked at, which tasks."""
 
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sqlq_spark.errors import BadAddress, BadOffset, BadPlan
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive import offset as offsets
+from sqlq_spark.receive import peek
+from sqlq_spark.receive.offset import Offset, by_partition, share_out, tasks_of
 from sqlq_spark.receive.pace import (
     BYTES_PER_TASK,
     MESSAGES_PER_TASK,
@@ -17,11 +26,13 @@ from sqlq_spark.receive.pace import (
     Plan,
     Ramp,
     plans,
-    share_fairly,
 )
+from sqlq_spark.receive.peek import Found, PeekState, Query, cut
+from sqlq_spark.receive.receipts import CEILING
+from sqlq_spark.wire import LOWEST_SEQ
 from sqlq_spark.wire.address import QueueAddress
 
-MIB = 1024 * 1024
+MIB = 1 << 20
 
 BACKLOGS = st.builds(
     Backlog,
@@ -29,12 +40,8 @@ BACKLOGS = st.builds(
     bytes_each=st.floats(0.01, 1e9),
     most_tasks=st.none() | st.integers(1, 3),
 )
+QUEUES = st.lists(BACKLOGS, min_size=1, max_size=8)
 RAMPS = st.builds(Ramp, st.integers(1, 64), st.integers(0, 20), st.integers(0, 20))
-
-
-OUTCOMES = st.integers(0, 64).flatmap(  # what batches may come to
-    lambda ran: st.builds(Outcome, st.just(ran), st.integers(0, ran), st.integers(0, 1_000_000))
-)
 
 
 def limits(
@@ -70,102 +77,84 @@ def backlog(messages: int, bytes_each: float = 100.0, most: int | None = None) -
 
 FEW = [backlog(60), backlog(39), backlog(0)]
 PLANNED = [Plan(60, 1), Plan(39, 1), None]
+LEAST = limits(least=100)
 
 
 @pytest.mark.parametrize(
-    ("queues", "allowed", "more", "expected"),
+    ("queues", "allowed", "waited", "expected"),
     [
         # one queue: a task for each thousand messages or MiB, and one at least
-        ([backlog(0)], limits(), {}, [None]),
-        ([backlog(1999)], limits(), {}, [Plan(1999, 1)]),
-        ([backlog(2000)], limits(), {}, [Plan(2000, 2)]),
-        ([backlog(1_000_000)], limits(), {}, [Plan(100_000, 8)]),
-        ([backlog(1_000_000)], limits(max_concurrency=2), {}, [Plan(100_000, 2)]),
-        ([backlog(10, MIB)], limits(), {}, [Plan(10, 8)]),
-        ([backlog(3, 100 * MIB)], limits(), {}, [Plan(3, 3)]),
-        ([backlog(10, MIB)], limits(size=4 * MIB), {}, [Plan(4, 4)]),
-        ([backlog(10, 1e300)], limits(size=10**9), {}, [Plan(1, 1)]),
-        ([backlog(10, 1e-300)], limits(size=10**9), {}, [Plan(10, 1)]),
-        ([backlog(50_000)], limits(), {"ramp": Ramp(3)}, [Plan(50_000, 3)]),
+        ([backlog(1999)], limits(), 0, [Plan(1999, 1)]),
+        ([backlog(2000)], limits(), 0, [Plan(2000, 2)]),
+        ([backlog(1_000_000)], limits(), 0, [Plan(100_000, 8)]),
+        ([backlog(10, MIB)], limits(), 0, [Plan(10, 8)]),
+        ([backlog(3, 100 * MIB)], limits(), 0, [Plan(3, 3)]),
+        ([backlog(10, MIB)], limits(size=4 * MIB), 0, [Plan(4, 4)]),
+        ([backlog(10, 1e300)], limits(size=10**9), 0, [Plan(1, 1)]),
+        ([backlog(10, 1e-300)], limits(size=10**9), 0, [Plan(10, 1)]),
         # minMessagesPerTrigger, over all queues, with maxTriggerDelay
-        ([backlog(99)], limits(least=100), {}, [None]),
-        ([backlog(100)], limits(least=100), {}, [Plan(100, 1)]),
-        ([backlog(99)], limits(least=100), {"waited": 899.9}, [None]),
-        ([backlog(99)], limits(least=100), {"waited": 900.0}, [Plan(99, 1)]),
-        ([backlog(0)], limits(least=100), {"waited": 900.0}, [None]),
-        (FEW, limits(least=100), {}, [None] * 3),
-        ([*FEW, backlog(1)], limits(least=100), {}, [*PLANNED, Plan(1, 1)]),
-        (FEW, limits(least=100), {"waited": 900.0}, PLANNED),
+        ([backlog(100)], LEAST, 0, [Plan(100, 1)]),
+        ([backlog(99)], LEAST, 899.9, [None]),
+        ([backlog(99)], LEAST, 900.0, [Plan(99, 1)]),
+        ([backlog(0)], LEAST, 900.0, [None]),
+        (FEW, LEAST, 0, [None] * 3),
+        ([*FEW, backlog(1)], LEAST, 0, [*PLANNED, Plan(1, 1)]),
+        (FEW, LEAST, 900.0, PLANNED),
         # several queues: messages and bytes by water filling, tasks by weight
-        ([backlog(100_000), backlog(10)], limits(), {}, [Plan(99_990, 7), Plan(10, 1)]),
-        ([backlog(100_000), backlog(0)], limits(), {}, [Plan(100_000, 8), None]),
-        ([backlog(1999), backlog(1999)], limits(), {}, [Plan(1999, 1), Plan(1999, 1)]),
-        ([backlog(9)] * 3, limits(max_concurrency=2), {}, [Plan(9, 1)] * 3),
-        ([backlog(9)] * 3, limits(2), {}, [Plan(1, 1), Plan(1, 1), None]),
+        ([backlog(100_000), backlog(10)], limits(), 0, [Plan(99_990, 7), Plan(10, 1)]),
+        ([backlog(100_000), backlog(0)], limits(), 0, [Plan(100_000, 8), None]),
+        ([backlog(9)] * 3, limits(max_concurrency=2), 0, [Plan(9, 1)] * 3),
+        ([backlog(9)] * 3, limits(2), 0, [Plan(1, 1), Plan(1, 1), None]),
         (
             [backlog(50_000), backlog(50_000, most=1)],
             limits(),
-            {},
+            0,
             [Plan(50_000, 7), Plan(50_000, 1)],
         ),
-        ([backlog(50_000, most=1)] * 2, limits(), {}, [Plan(50_000, 1)] * 2),
         # by bytes: the heavy ones get half of them, the light ones all they want
-        ([backlog(50, MIB), backlog(1000)], limits(size=9 * MIB), {}, [Plan(8, 7), Plan(1000, 1)]),
-        ([backlog(9, MIB), backlog(9)], limits(size=1000), {}, [Plan(1, 1), None]),
-        ([backlog(9), backlog(9, MIB)], limits(size=1000), {}, [Plan(9, 1), None]),
+        ([backlog(50, MIB), backlog(1000)], limits(size=9 * MIB), 0, [Plan(8, 7), Plan(1000, 1)]),
+        ([backlog(9, MIB), backlog(9)], limits(size=1000), 0, [Plan(1, 1), None]),
     ],
 )
 def test_a_batch_takes_what_waits_within_its_limits(
-    queues: list[Backlog], allowed: SourceOptions, more: dict[str, Any], expected: list[Plan | None]
+    queues: list[Backlog], allowed: SourceOptions, waited: float, expected: list[Plan | None]
 ) -> None:
     """The ramp lowers the tasks, but not the messages."""
-    ramp = more.get("ramp", Ramp(allowed.concurrency))
-
-    assert plans(queues, allowed, ramp, waited=more.get("waited", 0.0)) == expected
-
-
-QUEUES = st.lists(BACKLOGS, min_size=1, max_size=8)
+    assert plans(queues, allowed, Ramp(allowed.concurrency), waited=waited) == expected
+    found = plans(queues, allowed, Ramp(1), waited=waited)
+    assert found == [each and Plan(each.messages, 1) for each in expected]
 
 
 @given(QUEUES, LIMITS, RAMPS, st.integers(0, 100))
-def test_no_plan_is_above_a_limit_and_no_task_without_work(
+def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
     queues: list[Backlog], allowed: SourceOptions, ramp: Ramp, turn: int
 ) -> None:
-    """Together; a task for each queue, and one message in all, there is always room for."""
-    found = plans(queues, allowed, ramp, turn=turn)
-
-    asked = [(plan, queue) for plan, queue in zip(found, queues, strict=True) if plan]
-    for planned, queue in asked:
-        assert 1 <= planned.messages <= queue.messages
-        assert 1 <= planned.tasks <= min(queue.most_tasks or 64, planned.messages)
-    messages = sum(plan.messages for plan, _ in asked)
-    assert messages <= allowed.max_messages
-    assert sum(plan.tasks for plan, _ in asked) <= max(
-        len(asked), min(ramp.tasks, allowed.concurrency)
-    )
-    alone = len(queues) == 1
-    if allowed.max_bytes is not None and messages > 1:
-        weight = sum(plan.messages * queue.bytes_each for plan, queue in asked)
-        assert weight <= (allowed.max_bytes + (0 if alone else len(asked))) * (1 + 1e-9)
-    if alone and asked and asked[0][0].tasks > 1:  # each is worth its start
-        each = messages / asked[0][0].tasks
-        enough = each * queues[0].bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
-        assert enough or each >= MESSAGES_PER_TASK
-
-
-@given(QUEUES, LIMITS, RAMPS, st.integers(0, 100))
-def test_every_queue_with_messages_is_asked_before_long(
-    queues: list[Backlog], allowed: SourceOptions, ramp: Ramp, turn: int
-) -> None:
-    """Within as many batches as there are queues, whatever the limits and the others hold."""
+    """Each queue is asked within as many batches as there are queues."""
     batches = [
         plans(queues, allowed, ramp, waited=allowed.max_trigger_delay, turn=turn + at)
         for at in range(len(queues))
     ]
 
-    assert all(any(batch) == any(queue.messages for queue in queues) for batch in batches)
     for planned, queue in zip(zip(*batches, strict=True), queues, strict=True):
         assert any(planned) == (queue.messages > 0)
+    alone = len(queues) == 1
+    for batch in batches:
+        assert any(batch) == any(queue.messages for queue in queues)
+        asked = [(plan, queue) for plan, queue in zip(batch, queues, strict=True) if plan]
+        for plan, queue in asked:
+            assert 1 <= plan.messages <= queue.messages
+            assert 1 <= plan.tasks <= min(queue.most_tasks or 64, plan.messages)
+        messages = sum(plan.messages for plan, _ in asked)
+        assert messages <= allowed.max_messages
+        most = min(ramp.tasks, allowed.concurrency)
+        assert sum(plan.tasks for plan, _ in asked) <= max(len(asked), most)
+        if allowed.max_bytes is not None and messages > 1:
+            weight = sum(plan.messages * queue.bytes_each for plan, queue in asked)
+            assert weight <= (allowed.max_bytes + (0 if alone else len(asked))) * (1 + 1e-9)
+        if alone and asked and asked[0][0].tasks > 1:  # each is worth its start
+            each = messages / asked[0][0].tasks
+            enough = each * queues[0].bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
+            assert enough or each >= MESSAGES_PER_TASK
 
 
 # ----- ramp ------------------------------------------------------------------------------------
@@ -190,48 +179,240 @@ def test_every_queue_with_messages_is_asked_before_long(
 def test_the_ramp_counts_as_version_2_1_does(ramp: Ramp, outcome: Outcome, expected: Ramp) -> None:
     """Over a threshold of receives in a row: one task more, or less, with eight at the most."""
     assert ramp.after(outcome, limits(max_concurrency=8)) == expected
+    assert ramp.after(outcome, limits(max_concurrency=9, min_concurrency=9)).tasks == 9
 
 
-@given(
-    RAMPS,
-    st.lists(OUTCOMES, min_size=1, max_size=30),
-    st.integers(1, 64),
-    st.integers(0, 63),
+# ----- looks -----------------------------------------------------------------------------------
+
+
+@st.composite
+def peeks(draw: st.DrawFn) -> tuple[list[int], Found, Plan]:
+    """Draw the seqs that wait, what a peek says of them, and a plan for some of them."""
+    gaps = draw(st.lists(st.integers(1, 9), min_size=1, max_size=300))
+    seqs = [draw(st.integers(-50, 50))]
+    for gap in gaps[1:]:
+        seqs.append(seqs[-1] + gap)
+    grain = draw(st.integers(1, 20))
+    found = Found(len(seqs), marks=tuple(seqs[::grain]), grain=grain, last=seqs[-1])
+    plan = Plan(draw(st.integers(1, len(seqs))), draw(st.integers(1, 12)))
+    return seqs, found, plan
+
+
+@given(peeks())
+def test_the_ranges_cover_the_batch_and_share_it(drawn: tuple[list[int], Found, Plan]) -> None:
+    """They follow one another from the lowest; each but the last holds exactly a share."""
+    seqs, found, plan = drawn
+
+    share, bounds = cut(found, plan)
+    held = [sum(first <= seq < stop for seq in seqs) for first, stop in pairwise(bounds)]
+    assert bounds[0] == seqs[0]
+    assert all(first < stop for first, stop in pairwise(bounds))
+    assert plan.messages <= sum(held) < plan.messages + found.grain
+    assert len(held) <= plan.tasks
+    assert set(held[:-1]) <= {share}
+    assert 0 < held[-1] <= share
+
+
+START, ANCHOR = Query("start", LOWEST_SEQ), Query("anchor", 5)
+WAITING = Found(3, marks=(5, 6, 7), last=7)
+NONE_EMPTY = Outcome(tasks=1, empty=0, got=3)
+EMPTY = Outcome(tasks=1, empty=1, got=0)
+
+
+def look(
+    state: PeekState,
+    *answers: Found,
+    now: float = 0.0,
+    took: float = 0.0,
+    receipts: bool = True,
+) -> tuple[PeekState, list[Query]]:
+    """Run a look whose queries find `answers`, in order; all of them are needed."""
+    query: Query | None
+    asked: list[Query] = []
+    state, query = peek.start_look(state, now)
+    for found in answers:
+        assert query is not None
+        asked.append(query)
+        state, query = peek.answer_look(
+            state, query, found, now=now, took=took, receipts=receipts, pause=1.0
+        )
+    assert query is None
+    return state, asked
+
+
+def plan_all(state: PeekState) -> PeekState:
+    """Plan all that was found."""
+    return peek.plan(state, Plan(state.found.messages, 1))[0]
+
+
+def test_a_look_starts_where_the_queue_started() -> None:
+    """The first one, and one each 30 s, at the very beginning; dead rows are passed over."""
+    state, asked = look(PeekState(), WAITING)
+
+    assert asked == [START]
+    assert (state.found, state.anchor) == (WAITING, 5)
+    assert look(state, WAITING, now=29.0)[1] == [ANCHOR]
+    assert look(state, WAITING, now=30.0)[1] == [START]
+    slow, _ = look(PeekState(), WAITING, took=2.0)  # seldom: fifty times what it took
+    assert look(slow, WAITING, now=99.0)[1] == [ANCHOR]
+    assert look(slow, WAITING, now=100.0)[1] == [START]
+    # what was asked for was received, so only dead rows are before its end
+    assert peek.learn(plan_all(state), NONE_EMPTY).anchor == 8
+    # a lower seq may have been committed late
+    state, asked = look(state, Found(), Found(), now=1.0)
+    assert asked == [ANCHOR, START]
+    assert (state.is_awake(1.9), state.is_awake(2.0)) == (False, True)
+
+
+def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -> None:
+    """Others hold them; when nothing is behind them, or 30 s are over, they are tried again."""
+    held = peek.learn(plan_all(look(PeekState(), WAITING)[0]), EMPTY)
+    behind = Found(1, marks=(9,), last=9)
+
+    state, first = look(held, behind, now=29.0)
+    received = peek.learn(plan_all(state), NONE_EMPTY)
+    state, second = look(received, Found(), WAITING, now=29.0)
+
+    assert first == [Query("behind", 8, ends=True)]
+    assert second == [Query("behind", 8), Query("anchor", 5, ends=True)]
+    assert state.found == WAITING
+    assert look(received, WAITING, now=30.0)[1] == [START]
+    # one that finds nothing behind them rests, then tries all messages
+    state, _ = look(held, Found())
+    assert not state.is_awake(0.5)
+    assert look(state, WAITING, now=1.0)[1] == [ANCHOR]
+
+
+def test_without_receipts_an_unchanged_queue_shows_that_a_batch_received_nothing() -> None:
+    """No outcome is known there; with receipts the outcome is what counts."""
+    state = plan_all(look(PeekState(), WAITING)[0])
+
+    asked = look(state, WAITING, Found(), receipts=False)[1]
+    assert asked == [ANCHOR, Query("behind", 8, ends=True)]
+    assert look(state, WAITING)[1] == [ANCHOR]
+
+
+# ----- tasks -----------------------------------------------------------------------------------
+
+
+def options(**raw: str) -> SourceOptions:
+    """Options of a stream of two queues."""
+    return SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b", **raw})
+
+
+def offset(*parts: dict[str, Any]) -> Offset:
+    """Parse an offset of parts that lack what does not matter."""
+    part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
+    plan: list[dict[str, Any]] = [part | each for each in parts]
+    for each in plan:
+        bounds: list[int] = each["bounds"]
+        each.setdefault("partitions", [0] * (len(bounds) - 1))
+    return Offset.parse({"v": 1, "stream": "r", "batch": 3, "plan": plan})
+
+
+def test_tasks_are_numbered_over_all_queues() -> None:
+    """The receipt of a task is found by stream, batch and number."""
+    end = offset(
+        {},
+        {"queue": '"sales"."b, c"', "bounds": [7, 9], "share": 10},
+        {"bounds": [2, 3]},
+        {"queue": 'a"; DROP TABLE b; --', "bounds": [4, 5]},
+    )
+
+    found = tasks_of(end, options())
+
+    assert [each.key for each in found] == [("r", 3, at) for at in range(5)]
+    assert [(each.queue, each.first, each.stop, each.messages) for each in found] == [
+        (QueueAddress("a"), 1, 6, 5),
+        (QueueAddress("a"), 6, 11, 5),
+        (QueueAddress("b, c", "sales"), 7, 9, 10),
+        (QueueAddress("a"), 2, 3, 5),
+        (QueueAddress('a"; DROP TABLE b; --'), 4, 5, 5),
+    ]
+    # a queue that the options do not name is not received from, but its tasks keep their numbers
+    assert [each.receives for each in found] == [True, True, False, True, False]
+
+
+def test_the_bytes_of_a_batch_are_shared_by_what_was_expected() -> None:
+    """Between the queues by weight, between the tasks of one evenly."""
+    end = offset({}, {"messages": 3, "bytes": 1000, "bounds": [1, 2]})
+
+    for raw, expected in (
+        ({}, [CEILING] * 3),
+        ({"maxBytesPerTrigger": "8m"}, [MIB, MIB, 6 * MIB]),
+        ({"maxBytesPerTrigger": "1"}, [1, 1, 1]),
+    ):
+        assert [each.bytes for each in tasks_of(end, options(**raw))] == expected
+
+
+def test_small_tasks_share_partitions_and_large_ones_do_not() -> None:
+    """No more partitions than are allowed, each with about as much to do as the others."""
+    small = {"messages": 1, "share": 1, "bounds": [1, 2]}
+    large = {"messages": 50_000, "share": 50_000, "bytes": 1000, "bounds": [1, 100_000]}
+    end = offset(*[small] * 5, large, *[small] * 6)
+
+    few, many = (replace(end, plan=share_out(end.plan, most)) for most in (3, 100))
+
+    parts = by_partition(few, tasks_of(few, options()))
+    assert [[task.task for task in part] for part in parts] == [
+        [5],
+        [0, 2, 4, 7, 9, 11],
+        [1, 3, 6, 8, 10],
+    ]
+    assert [len(part) for part in by_partition(many, tasks_of(many, options()))] == [1] * 12
+    assert share_out([], 3) == ()
+
+
+def test_a_batch_that_runs_again_has_the_same_partitions() -> None:
+    """Whatever the options are by then: a sink may number messages by partition."""
+    end = offset({"partitions": [1, 0]}, {"bounds": [3, 4], "partitions": [1]})
+
+    for most in ("1", "9"):
+        tasks = tasks_of(end, options(maxConcurrency=most, maxBytesPerTrigger="1k"))
+        parts = by_partition(end, tasks)
+        assert [[task.task for task in part] for part in parts] == [[1], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        *(({"queue": name}, BadAddress) for name in ('"a', '"a"."b"."c"', "", "x" * 56)),
+        # ranges rise, and are of the database's numbers; no plan has too many tasks
+        *(({"bounds": [2, 1]}, BadPlan), ({"bounds": [1, 2**63]}, BadPlan)),
+        *(({"share": 0}, BadPlan), ({"messages": True}, BadPlan), ({"queue": None}, BadPlan)),
+        *(({"partitions": [0]}, BadPlan), ({"partitions": [0, None]}, BadPlan)),
+        ({"bounds": [*range(offsets.MOST_TASKS + 2)]}, BadPlan),
+    ],
 )
-def test_the_ramp_stays_between_its_bounds(
-    ramp: Ramp, batches: list[Outcome], least: int, more: int
-) -> None:
-    """From `minConcurrency` to the maximum; an empty task ends the climb, a full batch the fall."""
-    most = least + more
-    options = limits(max_concurrency=most, min_concurrency=least)
-    for outcome in batches:
-        before, ramp = ramp, ramp.after(outcome, options)
-
-        assert least <= ramp.tasks <= most
-        if outcome.empty:
-            assert ramp.successes == 0
-        elif outcome.tasks:
-            assert ramp.failures == 0
-            assert ramp.tasks >= min(before.tasks, most)
+def test_a_plan_that_cannot_be_one_is_refused(part: dict[str, Any], error: type[Exception]) -> None:
+    """A checkpoint is untrusted text."""
+    with pytest.raises(error):
+        tasks_of(offset(part), options())
+    with pytest.raises(BadPlan, match="characters"):
+        offsets.read_plan("[" + " " * offsets.LONGEST, "r", 2)
 
 
-# ----- shares ----------------------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.integers(0, 1_000_000), max_size=12), st.integers(0, 2_000_000), st.integers(0, 100)
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"v": 2}, "its version is 2, and this release reads version 1"),
+        ({"stream": 7}, "its stream is not a text"),
+        ({"batch": "3"}, "its batch is not a whole number"),
+        ({"more": 1}, "its keys are not v, stream, batch, plan"),
+    ],
 )
-def test_a_fair_share_is_all_that_is_wanted_or_as_much_as_anyone_has(
-    wants: list[int], limit: int, turn: int
-) -> None:
-    """Nothing is left while someone wants more, and everyone has a turn."""
-    shares = share_fairly(wants, limit, turn=turn)
+def test_an_offset_of_another_form_raises(wrong: dict[str, Any], found: str) -> None:
+    """The error says what was found, and what to do with the checkpoint."""
+    with pytest.raises(BadOffset, match=f"{found}.* Run the query with the release of sqlq_spark"):
+        Offset.parse(offset({}).to_json() | wrong)
 
-    assert sum(shares) == min(sum(wants), limit)
-    for got, want in zip(shares, wants, strict=True):
-        assert 0 <= got <= want
-        assert got == want or got >= max(shares) - 1
-    if limit and any(wants):
-        batches = [share_fairly(wants, min(limit, 50), turn=turn + at) for at in range(len(wants))]
-        for had, want in zip(zip(*batches, strict=True), wants, strict=True):
-            assert any(had) == (want > 0)
+
+def test_an_offset_keeps_its_text() -> None:
+    """Spark compares the text of offsets: the order of keys is constant."""
+    end = offset({}, {"bounds": [3, 4]})
+
+    assert Offset.parse(end.to_json()) == end
+    assert json.dumps(end.to_json()).startswith(
+        '{"v": 1, "stream": "r", "batch": 3, "plan": [{"queue": "\\"public\\".\\"a\\"", '
+        '"messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11], "partitions": [0, 0]}, {'
+    )
