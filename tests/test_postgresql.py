@@ -1,21 +1,26 @@
-"""What libpq says when there is no connection, and the error that it becomes."""
+"""Sessions of PostgreSQL: what is said, the error that it becomes, and TCP's limits."""
 
 from __future__ import annotations
 
+import os
 import re
-import threading
-import time
-from contextlib import closing
-from typing import TYPE_CHECKING
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 import pytest
+from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql.connection import connect
 from sqlq_spark.database.postgresql.errors import RIGHTS, connection_error
-from sqlq_spark.database.postgresql.rows import STATEMENTS
+from sqlq_spark.database.postgresql.rows import STATEMENTS, write_values
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import QueueAddress
 
@@ -58,15 +63,10 @@ def test_only_a_server_that_is_there_is_worth_another_try(
     assert type(connection_error("postgresql://db/shop", said)) is kind
 
 
-CHANGES_A_TABLE = r"(?:DELETE FROM|INSERT INTO)\s+\{(?:queue|delayed|errors|subscriptions)\}"
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, text in STATEMENTS.items() if re.search(CHANGES_A_TABLE, text)]
-)
-def test_a_statement_that_changes_a_table_has_its_grant(name: str) -> None:
+def test_a_statement_that_changes_a_table_has_its_grant() -> None:
     """The error of a missing right would otherwise say that SELECT is enough."""
-    assert name in RIGHTS
+    changes = r"(?:DELETE FROM|INSERT INTO)\s+\{(?:queue|delayed|errors|subscriptions)\}"
+    assert {name for name, text in STATEMENTS.items() if re.search(changes, text)} <= {*RIGHTS}
 
 
 @pytest.mark.parametrize(
@@ -90,19 +90,17 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
     assert "its parts percent-encoded" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("postgresql://bo:a%2Fb#c:d@db:5432/shop?a=b@c", "postgresql://db:5432/shop"),
-        ("postgres://db", "postgres://db"),
-        ("postgresql://bo@[::1]:5432,h2:1/shop", "postgresql://[::1]:5432,h2:1/shop"),
-        ("postgresql:///shop?host=%2Frun&user=bo", "postgresql://local socket/shop"),
-        ("postgresql://", "postgresql://local socket"),
-    ],
-)
-def test_an_error_shows_where_a_url_leads(url: str, place: str) -> None:
+PLACES = {
+    "postgresql://bo:a%2Fb#c:d@db:5432/shop?a=b@c": "postgresql://db:5432/shop",
+    "postgresql://bo@[::1]:5432,h2:1/shop": "postgresql://[::1]:5432,h2:1/shop",
+    "postgresql:///shop?host=%2Frun&user=bo": "postgresql://local socket/shop",
+    "postgresql://": "postgresql://local socket",
+}
+
+
+def test_an_error_shows_where_a_url_leads() -> None:
     """Without login and parameters."""
-    assert redact(url) == place
+    assert {url: redact(url) for url in PLACES} == PLACES
 
 
 def test_a_server_without_room_is_worth_another_try(place: Place) -> None:
@@ -123,55 +121,113 @@ def test_a_server_without_room_is_worth_another_try(place: Place) -> None:
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -> None:
     """The time that it took decides, because the server's words depend on its language."""
-    ended = threading.Event()
 
     def strike() -> None:
         waiting = "application_name = 'struck' AND wait_event_type = 'Lock'"
-        while not ended.is_set():
-            place.sql(f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {waiting}")
-            time.sleep(0.02)
+        cancel = f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {waiting}"
+        until(lambda: place.sql(cancel))
 
     first, second = (
         connect(place.url, application="struck", timeout=30, state=place.state) for _ in range(2)
     )
-    striker = threading.Thread(target=strike)
-    with transaction(first, timeout=30):
+    kind = errors.Cancelled if cancelled else errors.TimedOut
+    with (
+        ThreadPoolExecutor() as pool,
+        closing(first),
+        closing(second),
+        transaction(first, timeout=30),
+    ):
         first.rows("install_lock", state_name="r")
         if cancelled:
-            striker.start()
-        with (
-            pytest.raises(errors.Cancelled if cancelled else errors.TimedOut) as caught,
-            transaction(second, timeout=20 if cancelled else 0.2),
-        ):
+            pool.submit(strike)
+        limit = 20 if cancelled else 0.2
+        with pytest.raises(kind) as caught, transaction(second, timeout=limit):
             second.rows("install_lock", state_name="r")
-    ended.set()
-    if cancelled:
-        striker.join()
-    first.close()
-    second.close()
 
-    text = "install_lock was cancelled by Ctrl-C"
-    if not cancelled:
-        text = "install_lock took longer than 0.2 s"
-    assert str(caught.value).startswith(text)
+    said = "was cancelled by Ctrl-C" if cancelled else "took longer than 0.2 s"
+    assert str(caught.value).startswith(f"install_lock {said}")
 
 
 def test_what_a_trigger_misses_is_not_the_queue(place: Place) -> None:
     """Its function runs with our search path; the server's words name what it does not find."""
-    queue = QueueAddress("orders", place.schema)
     at = f'"{place.schema}".'
-    place.sql(f"CREATE TABLE {at}orders (id uuid, expires timestamp, headers text, body bytea)")
-    place.sql(
-        f"CREATE FUNCTION {at}noted() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN INSERT INTO notes VALUES (1); RETURN NULL; END'"
-    )
-    place.sql(f"CREATE TRIGGER noted AFTER DELETE ON {at}orders EXECUTE FUNCTION {at}noted()")
-    missing = QueueAddress("nowhere", place.schema)
+    place.sql(f"""
+        CREATE TABLE {at}orders (id uuid, expires timestamp, headers text, body bytea);
+        CREATE FUNCTION {at}noted() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN INSERT INTO notes VALUES (1); RETURN NULL; END';
+        CREATE TRIGGER noted AFTER DELETE ON {at}orders EXECUTE FUNCTION {at}noted()""")
 
-    with closing(
-        connect(place.url, application="test", timeout=10, state=place.state)
-    ) as connection:
+    with closing(connect(place.url, application="test", timeout=10, state=place.state)) as found:
         with pytest.raises(errors.StatementRefused, match='"notes" does not exist'):
-            connection.rows("purge", tables={"queue": queue})
+            found.rows("purge", tables={"queue": QueueAddress("orders", place.schema)})
         with pytest.raises(errors.QueueNotFound):
-            connection.rows("purge", tables={"queue": missing})
+            found.rows("purge", tables={"queue": QueueAddress("nowhere", place.schema)})
+
+
+# ----- TCP: a client or a server that is gone ends the session within queryTimeout ---------------
+
+OPTIONS = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+
+
+def timeouts(seconds: int) -> str:
+    """Our statement that begins each transaction."""
+    return write_values("timeouts", {"milliseconds": seconds * 1000, "application": "test"})
+
+
+def test_the_server_drops_a_client_that_is_gone(place: Place) -> None:
+    """In each transaction, also at the largest queryTimeout, and no longer after its end."""
+    names = ("tcp_user_timeout", "tcp_keepalives_idle", "tcp_keepalives_interval")
+    with psycopg.connect(place.url) as session:
+
+        def shown() -> list[Any]:
+            return [session.execute(f"SHOW {name}").fetchone() for name in names]
+
+        before = shown()
+        session.execute(timeouts(86_400))
+        assert shown() == [("86400000",), ("28800",), ("8640",)]
+        session.commit()
+        assert shown() == before
+
+
+def test_the_server_undoes_the_transaction_of_a_client_that_reads_nothing(place: Place) -> None:
+    """statement_timeout does not end a statement that waits to write to its client."""
+    with closing(psycopg.connect(place.url)) as session:
+        session.execute(timeouts(1))
+        session.pgconn.send_query(
+            b"COPY (SELECT repeat('x', 1000000) FROM generate_series(1, 1000)) TO STDOUT"
+        )
+
+        pid = session.info.backend_pid
+        until(lambda: not place.sql("SELECT 1 FROM pg_locks WHERE pid = %s", pid))
+
+
+def client_sockets(port: int) -> Counter[tuple[int, ...]]:
+    """Return the limits of this process's connections to a port."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for each in Path("/dev/fd").iterdir():
+        with suppress(OSError):  # closed since, or not connected
+            if each.is_socket():
+                with socket.socket(fileno=os.dup(int(each.name))) as copy:
+                    if copy.getpeername()[1:2] == (port,):
+                        limits = (copy.getsockopt(socket.IPPROTO_TCP, each) for each in OPTIONS)
+                        found[tuple(limits)] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "limits"),
+    [
+        ("", (30_000, 10, 3)),
+        ("tcp_user_timeout=7000&keepalives_idle=5&keepalives_interval=2", (7000, 5, 2)),
+    ],
+)
+def test_the_client_drops_a_server_that_is_gone(
+    place: Place, parameters: str, limits: tuple[int, ...]
+) -> None:
+    """As fast as the server a client, or as the url says."""
+    url = f"{place.url}{'&' if '?' in place.url else '?'}{parameters}".rstrip("?&")
+    port = place.connection.info.port
+    before = client_sockets(port)
+
+    with closing(connect(url, application="test", timeout=30, state=place.state)):
+        assert client_sockets(port) - before == {limits: 1}

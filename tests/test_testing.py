@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from pages.page import blocks, table
+from pages.page import blocks
 
-from sqlq_spark import testing
-from sqlq_spark.testing import Database, Message, Queue, frame, plugin
+from sqlq_spark.testing import Database, Message, Queue, frame
 from sqlq_spark.testing.queues import VARIABLE
 
 if TYPE_CHECKING:
@@ -51,23 +50,13 @@ def test_the_tests_of_the_page_pass(users: Path, pytester: pytest.Pytester) -> N
     done.assert_outcomes(passed=2)
 
 
-def test_the_plugin_imports_nothing_heavy(users: Path, pytester: pytest.Pytester) -> None:
-    """Neither in a run without its fixtures, nor where pytest-xdist is switched off."""
-    heavy = ["pyspark", "pyarrow", "numpy", "adbc_driver_manager", "sqlq_spark.testing.queues"]
-    (users / "test_imports.py").write_text(
-        "import sys\n"
-        "def test_imports():\n"
-        "    assert 'sqlq_spark.testing.plugin' in sys.modules\n"
-        f"    assert [each for each in {heavy!r} if each in sys.modules] == []\n"
-    )
-
-    done = pytester.runpytest_subprocess("-p", "no:xdist")
-
-    done.assert_outcomes(passed=1)
-
-
 def test_two_processes_of_xdist_share_nothing(users: Path, pytester: pytest.Pytester) -> None:
-    """Each test has a database of its own on the server that is named; none is left."""
+    """Each test has a database of its own, and none is left; the plugin imports nothing heavy."""
+    (users / "conftest.py").write_text(
+        "import sys\n"
+        "heavy = {'pyspark', 'pyarrow', 'numpy', 'adbc_driver_manager'}\n"
+        "assert 'sqlq_spark.testing.plugin' in sys.modules and not heavy & {*sys.modules}\n"
+    )
     (users / "test_queues.py").write_text(
         "import pytest\n"
         "@pytest.mark.parametrize('number', range(4))\n"
@@ -76,9 +65,8 @@ def test_two_processes_of_xdist_share_nothing(users: Path, pytester: pytest.Pyte
         "    assert [each.json for each in sqlqueue_queue.messages()] == [{'number': number}]\n"
     )
 
-    done = pytester.runpytest_subprocess("-n", "2")
+    pytester.runpytest_subprocess("-n", "2").assert_outcomes(passed=4)
 
-    done.assert_outcomes(passed=4)
     with psycopg.connect(os.environ[VARIABLE]) as connection:
         left = "SELECT 1 FROM pg_database WHERE datname LIKE 'sqlqueue_test_%'"
         assert connection.execute(left).fetchall() == []
@@ -109,9 +97,8 @@ def test_what_was_sent_waits_in_its_order(sqlqueue_queue: Queue) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("headers", ["map", "json"])
 def test_a_frame_is_what_a_read_of_the_same_messages_gives(
-    spark: SparkSession, sqlqueue_database: Database, headers: str
+    spark: SparkSession, sqlqueue_database: Database
 ) -> None:
     """The same columns and types in the same order, and the same values but for the row's id."""
     queue = sqlqueue_database.queue("Shop.Orders")
@@ -119,26 +106,12 @@ def test_a_frame_is_what_a_read_of_the_same_messages_gives(
     later = datetime.now(UTC) + timedelta(days=1)
     queue.send(Message({"OrderId": 7}, headers=own, expires=later), Message(None))
     queue.send(Message(b"x", corrupt_headers="not JSON"))
-    options = {"headersFormat": headers}
+    for headers in ("map", "json"):
+        options = {"headersFormat": headers}
 
-    read = spark.read.format("sqlqueue").options(**queue.options | options).load()
-    made = frame(spark, queue.messages(), **options)
+        read = spark.read.format("sqlqueue").options(**queue.options | options).load()
+        made = frame(spark, queue.messages(), **options)
 
-    assert made.schema == read.schema
-    assert made.drop("id").collect() == read.drop("id").orderBy("seq").collect()
+        assert made.schema == read.schema
+        assert made.drop("id").collect() == read.drop("id").orderBy("seq").collect()
     assert frame(spark, []).count() == 0
-
-
-def test_the_page_lists_the_fixtures_and_functions() -> None:
-    """All of them, and none that is not there."""
-    fixtures = {row[0].strip("`") for row in table(PAGE, "fixtures").rows}
-    functions = {
-        name.split("(")[0]
-        for row in table(PAGE, "testing-functions").rows
-        for name in row[0].replace("`", "").split(", ")
-        if "(" in name
-    }
-
-    assert fixtures == {name for name in vars(plugin) if name.startswith("sqlqueue_")}
-    assert functions <= set(testing.__all__)
-    assert set(testing.__all__) - functions == {"Database", "Queue"}
