@@ -1,13 +1,8 @@
 """
 The fixtures of all suites, each made from the one before: server, place, dotnet; and Spark.
 
-`server` is a PostgreSQL, `place` a schema of the test's own there. `dotnet` is an endpoint and
-the DBA of a place, on each `dialect` in turn. A queue comes next: `bench` in tests/conformance,
-`queue` in tests/spark. `spark` is a Spark session.
-
-SQLQ_TEST_POSTGRES names another server by a libpq URI; without it an embedded one is started.
+SQLQ_TEST_POSTGRES names a server by a libpq URI; without it an embedded one is started.
 Tests that ask for a `dialect` are also run against a SQL Server, where servers.py finds one.
-With `-n 2` two processes share the test files, each with a server and a Spark of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ import pytest
 import servers
 from conformance import transport_sqlserver
 from conformance.transport import PostgreSQL
-from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
@@ -37,7 +31,6 @@ if TYPE_CHECKING:
 
     from conformance.transport import DotNet
     from pyspark.sql import SparkSession
-    from xdist.workermanage import WorkerController
 
 # Spark's workers otherwise run the first python3 of PATH; both are read when the JVM starts.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -79,10 +72,6 @@ class Place:
 @pytest.fixture(scope="session")
 def server(sqlqueue_server: str) -> str:
     """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
-    kind = f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded"
-    with psycopg.connect(sqlqueue_server) as connection:
-        version = connection.info.parameter_status("server_version")
-    servers.ran["postgresql"] = f"{version}, {kind}"
     return sqlqueue_server
 
 
@@ -157,43 +146,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-# ---------------------------------------------------------------- what is run, and the last lines
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a database other than the given one runs; the last lines say so."""
-    kept, out = servers.sorted_out(items)
-    if out:
-        config.hook.pytest_deselected(items=out)
-        items[:] = kept
+    """Leave out what a database other than the given one runs."""
+    out = {item for item in items if servers.of_another(item)}
+    config.hook.pytest_deselected(items=[*out])
+    items[:] = [item for item in items if item not in out]
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what this process did to the one that prints."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["did"] = dict(FIGURES), servers.ran, dict(servers.left_out)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: WorkerController) -> None:
-    """Take over what a process did; each has collected all tests."""
-    figures, ran, left_out = getattr(node, "workeroutput", {}).get("did", ({}, {}, {}))
-    FIGURES.update(figures)
-    servers.ran.update(ran)
-    servers.left_out |= left_out
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print which servers ran, what was left out, and the model's figures, if it ran."""
-    terminalreporter.section("servers")
-    for line in servers.closing_lines():
-        terminalreporter.write_line(line)
-    if browser.program() is None:
-        terminalreporter.write_line(
-            "browser: none, for SQLQ_TEST_BROWSER names none and no chromium is on PATH; the page "
-            "of `sqlqueue report` was parsed only"
-        )
-    if FIGURES:
-        terminalreporter.section("the model went through")
-        figures = (f"{number} {name}" for name, number in sorted(FIGURES.items()) if number)
-        terminalreporter.write_line(", ".join(figures))
+def pytest_report_header() -> list[str]:
+    """Say which servers and which browser are used."""
+    none = f"none: {servers.VARIABLE} names none and no Docker engine answers; T-SQL is parsed only"
+    return [
+        f"PostgreSQL: {f'named by {VARIABLE}' if os.environ.get(VARIABLE) else 'embedded'}",
+        f"SQL Server: {'run' if 'sqlserver' in servers.databases() else none}",
+        f"browser: {browser.program() or 'none; pages are parsed only'}",
+    ]

@@ -70,39 +70,36 @@ def rotating(place: Place, tmp_path: Path) -> Iterator[Rotation]:
 # ---------------------------------------------------------------- the option
 
 
-@pytest.mark.parametrize("text", ["azure", "aws", "shop.db.login:Password"])
-def test_the_option_is_a_service_or_a_function(text: str) -> None:
+def test_the_option_is_a_service_or_a_function() -> None:
     """A read and a write have it; only its text is stored, that of a service in lower case."""
     for kind in (SourceOptions, SinkOptions):
-        raw = {"url": URL, "queue": "q", "credentials": text if ":" in text else text.upper()}
-        assert kind.parse(raw).credentials == text
+        for text, stored in (("AZURE", "azure"), ("aws", "aws"), ("shop.login:F", "shop.login:F")):
+            raw = {"url": URL, "queue": "q", "credentials": text}
+            assert kind.parse(raw).credentials == stored
 
 
-WORDS = "option credentials is '…': expected azure, aws or package.module:function"
+BESIDE = "expected no password beside it"
+REFUSED: list[tuple[dict[str, str], str]] = [
+    # it may be a password, which someone took for the option's value
+    *(
+        ({"credentials": text}, "is '…': expected azure, aws or package.module:function")
+        for text in (SECRET, f"{SECRET}!:f", "login:", ":f", "a b:c", "a.:b", " ")
+    ),
+    # one of the two would be ignored
+    ({"url": "postgresql://bo:s3cret@db/shop"}, BESIDE),
+    ({"url": "postgresql://db/shop?p%61ssword=s3cret"}, BESIDE),
+    ({"password": SECRET}, BESIDE),
+    ({"url": "sqlserver://bo@db/shop"}, "authentication=ActiveDirectoryDefault"),
+]
 
 
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        # it may be a password, which someone took for the option's value
-        *(
-            ({"url": URL, "credentials": text}, WORDS)
-            for text in (SECRET, f"{SECRET}!:f", "login:", ":f", "a b:c", "a.:b", " ")
-        ),
-        # one of the two would be ignored
-        ({"url": "postgresql://bo:s3cret@db/shop"}, "expected no password beside it"),
-        ({"url": "postgresql://db/shop?p%61ssword=s3cret"}, "expected no password beside it"),
-        ({"url": URL, "password": SECRET}, "expected no password beside it"),
-        ({"url": "sqlserver://bo@db/shop"}, "authentication=ActiveDirectoryDefault"),
-    ],
-)
-def test_a_password_in_it_or_beside_it_is_refused(raw: dict[str, str], expected: str) -> None:
+def test_a_password_in_it_or_beside_it_is_refused() -> None:
     """And not shown."""
-    with pytest.raises(BadOption) as caught:
-        DatabaseOptions.parse({"credentials": "aws"} | raw)
+    for raw, expected in REFUSED:
+        with pytest.raises(BadOption, match=expected) as caught:
+            DatabaseOptions.parse({"url": URL, "credentials": "aws"} | raw)
 
-    assert expected in str(caught.value)
-    assert SECRET not in str(caught.value)
+        assert SECRET not in str(caught.value)
 
 
 # ---------------------------------------------------------------- functions
@@ -119,31 +116,30 @@ def test_the_password_is_percent_encoded_in_the_url_of_one_attempt(module: str) 
     assert log_in(URL, None) == URL
 
 
-@pytest.mark.usefixtures("module")
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("shop_login:nothing", "but found NoneType"),
-        ("shop_login:empty", "but found an empty text"),
-        ("shop_login:other", "but found Silent"),
-        ("shop_login:half", "but found a text that cannot be sent"),
-        ("shop_login:nul", "but found a text that cannot be sent"),
-        ("shop_login:text", "a function, but found a text"),
-        ("shop_login:missing", "has no attribute 'missing'"),
-        ("shop_login:fails", "but it gave no password: ValueError in shop_login.py, line 6"),
-        ("not_there:f", "No module named 'not_there'"),
-        ("broken_login:f", "ValueError in broken_login.py, line 1"),
-    ],
-)
-def test_what_gives_no_password_is_an_error_without_its_text(text: str, said: str) -> None:
-    """The error says what was found instead, or the class and the line of what was raised."""
-    passing = text.endswith("fails")
-    with pytest.raises(CredentialsFailed if passing else BadOption) as caught:
-        ask_password(URL, text)
+WRONG = {
+    "shop_login:nothing": "but found NoneType",
+    "shop_login:empty": "but found an empty text",
+    "shop_login:other": "but found Silent",
+    "shop_login:half": "but found a text that cannot be sent",
+    "shop_login:nul": "but found a text that cannot be sent",
+    "shop_login:text": "a function, but found a text",
+    "shop_login:missing": "has no attribute 'missing'",
+    "shop_login:fails": "but it gave no password: ValueError in shop_login.py, line 6",
+    "not_there:f": "No module named 'not_there'",
+    "broken_login:f": "ValueError in broken_login.py, line 1",
+}
 
-    assert text in str(caught.value)
-    assert said in str(caught.value)
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+@pytest.mark.usefixtures("module")
+def test_what_gives_no_password_is_an_error_without_its_text() -> None:
+    """The error says what was found instead, or the class and the line of what was raised."""
+    for text, said in WRONG.items():
+        with pytest.raises((BadOption, CredentialsFailed), match=said) as caught:
+            ask_password(URL, text)
+
+        assert text in str(caught.value)
+        assert isinstance(caught.value, CredentialsFailed) == text.endswith("fails")
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
 # ---------------------------------------------------------------- clouds
@@ -192,16 +188,8 @@ def test_a_token_of_aws_is_for_one_host_and_user() -> None:
             ask_password(url, "aws")
 
 
-@pytest.mark.parametrize(
-    ("url", "region"),
-    [
-        (RDS, "eu-central-1"),
-        ("postgresql://bo@shop.cn-north-1.rds.amazonaws.com.cn/shop", "cn-north-1"),
-        ("postgresql://bo@db.example/shop", "us-west-2"),
-    ],
-)
 def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, region: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By boto3, without a network; the region is that of the host, or AWS_REGION."""
     pytest.importorskip("boto3", reason="boto3 is of the extra aws")
@@ -210,17 +198,21 @@ def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     with pytest.raises(BadOption, match="a region: set AWS_REGION"):
         ask_password(URL, "aws")
-    drivers.aws_client.cache_clear()
     monkeypatch.setenv("AWS_REGION", "us-west-2")
+    for url, region in (
+        (RDS, "eu-central-1"),
+        ("postgresql://bo@shop.cn-north-1.rds.amazonaws.com.cn/shop", "cn-north-1"),
+        (URL, "us-west-2"),
+    ):
+        drivers.aws_client.cache_clear()
 
-    token = ask_password(url, "aws")
+        token = ask_password(url, "aws")
 
-    host = urlsplit(url)
-    query = parse_qs(token.partition("?")[2])
-    assert token.startswith(f"{host.hostname}:{host.port or 5432}/?")
-    assert query["DBUser"] == ["bo"]
-    assert f"/{region}/rds-db/aws4_request" in query["X-Amz-Credential"][0]
-    assert SECRET not in token
+        host, query = urlsplit(url), parse_qs(token.partition("?")[2])
+        assert token.startswith(f"{host.hostname}:{host.port or 5432}/?")
+        assert query["DBUser"] == ["bo"]
+        assert f"/{region}/rds-db/aws4_request" in query["X-Amz-Credential"][0]
+        assert SECRET not in token
 
 
 # ---------------------------------------------------------------- a server
@@ -254,15 +246,10 @@ def test_a_password_that_is_late_is_asked_for_again(
 
 def test_a_kept_connection_is_not_that_of_another_function(rotating: Rotation) -> None:
     """Nor that of a login without the option."""
-    raw = {"url": rotating.url}
-    given: tuple[dict[str, str], ...] = ({}, {"credentials": "aws"}, rotating.options)
+    given = ({}, {"credentials": "aws"}, {"credentials": CREDENTIALS})
+    options = [DatabaseOptions.parse({"url": rotating.url, **each}) for each in given]
 
-    keys = {
-        StateSession(DatabaseOptions.parse(raw | each), "test", worker=True)._key  # noqa: SLF001
-        for each in given
-    }
-
-    assert len(keys) == 3
+    assert len({StateSession(each, "test", worker=True)._key for each in options}) == 3  # noqa: SLF001
 
 
 def test_a_command_asks_too(

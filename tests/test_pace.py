@@ -68,61 +68,41 @@ LIMITS = st.builds(
 )
 
 
-def backlog(messages: int, bytes_each: float = 100.0, most: int | None = None) -> Backlog:
-    """A backlog of small messages."""
-    return Backlog(messages, bytes_each, most)
-
-
 # ----- plans -----------------------------------------------------------------------------------
 
-FEW = [backlog(60), backlog(39), backlog(0)]
-PLANNED = [Plan(60, 1), Plan(39, 1), None]
 LEAST = limits(least=100)
+FEW = [(60,), (39,), (0,)]
+PLANS: list[tuple[list[Any], SourceOptions, float, list[tuple[int, int] | None]]] = [
+    # one queue: a task for each thousand messages or MiB, and one at least
+    ([(1999,)], limits(), 0, [(1999, 1)]),
+    ([(2000,)], limits(), 0, [(2000, 2)]),
+    ([(1_000_000,)], limits(), 0, [(100_000, 8)]),
+    ([(3, 100 * MIB)], limits(), 0, [(3, 3)]),
+    ([(10, MIB)], limits(size=4 * MIB), 0, [(4, 4)]),
+    ([(10, 1e300)], limits(size=10**9), 0, [(1, 1)]),
+    ([(10, 1e-300)], limits(size=10**9), 0, [(10, 1)]),
+    # minMessagesPerTrigger, over all queues, with maxTriggerDelay
+    ([(99,)], LEAST, 899.9, [None]),
+    ([(99,)], LEAST, 900.0, [(99, 1)]),
+    (FEW, LEAST, 0, [None] * 3),
+    ([*FEW, (1,)], LEAST, 0, [(60, 1), (39, 1), None, (1, 1)]),
+    # several queues: messages and bytes by water filling, tasks by weight
+    ([(100_000,), (10,)], limits(), 0, [(99_990, 7), (10, 1)]),
+    ([(9,)] * 3, limits(max_concurrency=2), 0, [(9, 1)] * 3),
+    ([(9,)] * 3, limits(2), 0, [(1, 1), (1, 1), None]),
+    ([(50_000,), (50_000, 100, 1)], limits(), 0, [(50_000, 7), (50_000, 1)]),
+    ([(50, MIB), (1000,)], limits(size=9 * MIB), 0, [(8, 7), (1000, 1)]),
+]
 
 
-@pytest.mark.parametrize(
-    ("queues", "allowed", "waited", "expected"),
-    [
-        # one queue: a task for each thousand messages or MiB, and one at least
-        ([backlog(1999)], limits(), 0, [Plan(1999, 1)]),
-        ([backlog(2000)], limits(), 0, [Plan(2000, 2)]),
-        ([backlog(1_000_000)], limits(), 0, [Plan(100_000, 8)]),
-        ([backlog(10, MIB)], limits(), 0, [Plan(10, 8)]),
-        ([backlog(3, 100 * MIB)], limits(), 0, [Plan(3, 3)]),
-        ([backlog(10, MIB)], limits(size=4 * MIB), 0, [Plan(4, 4)]),
-        ([backlog(10, 1e300)], limits(size=10**9), 0, [Plan(1, 1)]),
-        ([backlog(10, 1e-300)], limits(size=10**9), 0, [Plan(10, 1)]),
-        # minMessagesPerTrigger, over all queues, with maxTriggerDelay
-        ([backlog(100)], LEAST, 0, [Plan(100, 1)]),
-        ([backlog(99)], LEAST, 899.9, [None]),
-        ([backlog(99)], LEAST, 900.0, [Plan(99, 1)]),
-        ([backlog(0)], LEAST, 900.0, [None]),
-        (FEW, LEAST, 0, [None] * 3),
-        ([*FEW, backlog(1)], LEAST, 0, [*PLANNED, Plan(1, 1)]),
-        (FEW, LEAST, 900.0, PLANNED),
-        # several queues: messages and bytes by water filling, tasks by weight
-        ([backlog(100_000), backlog(10)], limits(), 0, [Plan(99_990, 7), Plan(10, 1)]),
-        ([backlog(100_000), backlog(0)], limits(), 0, [Plan(100_000, 8), None]),
-        ([backlog(9)] * 3, limits(max_concurrency=2), 0, [Plan(9, 1)] * 3),
-        ([backlog(9)] * 3, limits(2), 0, [Plan(1, 1), Plan(1, 1), None]),
-        (
-            [backlog(50_000), backlog(50_000, most=1)],
-            limits(),
-            0,
-            [Plan(50_000, 7), Plan(50_000, 1)],
-        ),
-        # by bytes: the heavy ones get half of them, the light ones all they want
-        ([backlog(50, MIB), backlog(1000)], limits(size=9 * MIB), 0, [Plan(8, 7), Plan(1000, 1)]),
-        ([backlog(9, MIB), backlog(9)], limits(size=1000), 0, [Plan(1, 1), None]),
-    ],
-)
-def test_a_batch_takes_what_waits_within_its_limits(
-    queues: list[Backlog], allowed: SourceOptions, waited: float, expected: list[Plan | None]
-) -> None:
+def test_a_batch_takes_what_waits_within_its_limits() -> None:
     """The ramp lowers the tasks, but not the messages."""
-    assert plans(queues, allowed, Ramp(allowed.concurrency), waited=waited) == expected
-    found = plans(queues, allowed, Ramp(1), waited=waited)
-    assert found == [each and Plan(each.messages, 1) for each in expected]
+    for waiting, allowed, waited, expected in PLANS:
+        queues = [Backlog(*each, *(100, None)[len(each) - 1 :]) for each in waiting]
+        for tasks in (allowed.concurrency, 1):
+            found = plans(queues, allowed, Ramp(tasks), waited=waited)
+            most = [each and Plan(each[0], min(each[1], tasks)) for each in expected]
+            assert found == most, waiting
 
 
 @given(QUEUES, LIMITS, RAMPS, st.integers(0, 100))
@@ -160,26 +140,25 @@ def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
 # ----- ramp ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ramp", "outcome", "expected"),
-    [
-        (Ramp(2), Outcome(1, 0, 10), Ramp(2, successes=1)),
-        (Ramp(2, successes=RAMP_UP), Outcome(1, 0, 10), Ramp(3)),
-        (Ramp(2), Outcome(2 * (RAMP_UP + 1) + 1, 0, 10), Ramp(4, successes=1)),
-        (Ramp(8, successes=RAMP_UP), Outcome(2, 0, 10), Ramp(8, successes=RAMP_UP + 2)),
-        (Ramp(2, failures=3), Outcome(1, 0, 10), Ramp(2, successes=1)),
-        (Ramp(8, successes=3), Outcome(1, 1, 0), Ramp(8, failures=1)),
-        (Ramp(8, failures=RAMP_DOWN), Outcome(1, 1, 0), Ramp(7, failures=RAMP_DOWN + 1)),
-        (Ramp(8), Outcome(RAMP_DOWN + 3, RAMP_DOWN + 3, 0), Ramp(5, failures=RAMP_DOWN + 3)),
-        (Ramp(1, failures=50), Outcome(1, 1, 0), Ramp(1, failures=51)),
-        (Ramp(8), Outcome(8, 2, 10), Ramp(8, failures=2)),
-        (Ramp(20), Outcome(0, 0, 0), Ramp(8)),
-    ],
-)
-def test_the_ramp_counts_as_version_2_1_does(ramp: Ramp, outcome: Outcome, expected: Ramp) -> None:
+RAMPED = {
+    (Ramp(2), Outcome(1, 0, 10)): Ramp(2, successes=1),
+    (Ramp(2, successes=RAMP_UP), Outcome(1, 0, 10)): Ramp(3),
+    (Ramp(2), Outcome(2 * (RAMP_UP + 1) + 1, 0, 10)): Ramp(4, successes=1),
+    (Ramp(8, successes=RAMP_UP), Outcome(2, 0, 10)): Ramp(8, successes=RAMP_UP + 2),
+    (Ramp(2, failures=3), Outcome(1, 0, 10)): Ramp(2, successes=1),
+    (Ramp(8, successes=3), Outcome(1, 1, 0)): Ramp(8, failures=1),
+    (Ramp(8), Outcome(RAMP_DOWN + 3, RAMP_DOWN + 3, 0)): Ramp(5, failures=RAMP_DOWN + 3),
+    (Ramp(1, failures=50), Outcome(1, 1, 0)): Ramp(1, failures=51),
+    (Ramp(8), Outcome(8, 2, 10)): Ramp(8, failures=2),
+    (Ramp(20), Outcome(0, 0, 0)): Ramp(8),
+}
+
+
+def test_the_ramp_counts_as_version_2_1_does() -> None:
     """Over a threshold of receives in a row: one task more, or less, with eight at the most."""
-    assert ramp.after(outcome, limits(max_concurrency=8)) == expected
-    assert ramp.after(outcome, limits(max_concurrency=9, min_concurrency=9)).tasks == 9
+    for (ramp, outcome), expected in RAMPED.items():
+        assert ramp.after(outcome, limits(max_concurrency=8)) == expected
+        assert ramp.after(outcome, limits(max_concurrency=9, min_concurrency=9)).tasks == 9
 
 
 # ----- looks -----------------------------------------------------------------------------------
@@ -287,8 +266,8 @@ def test_without_receipts_an_unchanged_queue_shows_that_a_batch_received_nothing
     """No outcome is known there; with receipts the outcome is what counts."""
     state = plan_all(look(PeekState(), WAITING)[0])
 
-    asked = look(state, WAITING, Found(), receipts=False)[1]
-    assert asked == [ANCHOR, Query("behind", 8, ends=True)]
+    behind = Query("behind", 8, ends=True)
+    assert look(state, WAITING, Found(), receipts=False)[1] == [ANCHOR, behind]
     assert look(state, WAITING)[1] == [ANCHOR]
 
 
@@ -311,38 +290,29 @@ def offset(*parts: dict[str, Any]) -> Offset:
 
 
 def test_tasks_are_numbered_over_all_queues() -> None:
-    """The receipt of a task is found by stream, batch and number."""
-    end = offset(
-        {},
-        {"queue": '"sales"."b, c"', "bounds": [7, 9], "share": 10},
-        {"bounds": [2, 3]},
-        {"queue": 'a"; DROP TABLE b; --', "bounds": [4, 5]},
-    )
+    """Also over those that the options do not name, which are not received from."""
+    other, hostile = '"sales"."b, c"', 'a"; DROP TABLE b; --'
+    end = offset({}, {"queue": other, "bounds": [7, 9]}, {"queue": hostile, "bounds": [4, 5]})
 
     found = tasks_of(end, options())
 
-    assert [each.key for each in found] == [("r", 3, at) for at in range(5)]
-    assert [(each.queue, each.first, each.stop, each.messages) for each in found] == [
-        (QueueAddress("a"), 1, 6, 5),
-        (QueueAddress("a"), 6, 11, 5),
-        (QueueAddress("b, c", "sales"), 7, 9, 10),
-        (QueueAddress("a"), 2, 3, 5),
-        (QueueAddress('a"; DROP TABLE b; --'), 4, 5, 5),
+    assert [(each.key, each.queue, each.first, each.stop, each.receives) for each in found] == [
+        (("r", 3, 0), QueueAddress("a"), 1, 6, True),
+        (("r", 3, 1), QueueAddress("a"), 6, 11, True),
+        (("r", 3, 2), QueueAddress("b, c", "sales"), 7, 9, False),
+        (("r", 3, 3), QueueAddress(hostile), 4, 5, False),
     ]
-    # a queue that the options do not name is not received from, but its tasks keep their numbers
-    assert [each.receives for each in found] == [True, True, False, True, False]
+    assert {each.messages for each in found} == {5}
 
 
 def test_the_bytes_of_a_batch_are_shared_by_what_was_expected() -> None:
     """Between the queues by weight, between the tasks of one evenly."""
     end = offset({}, {"messages": 3, "bytes": 1000, "bounds": [1, 2]})
 
-    for raw, expected in (
-        ({}, [CEILING] * 3),
-        ({"maxBytesPerTrigger": "8m"}, [MIB, MIB, 6 * MIB]),
-        ({"maxBytesPerTrigger": "1"}, [1, 1, 1]),
-    ):
-        assert [each.bytes for each in tasks_of(end, options(**raw))] == expected
+    assert [each.bytes for each in tasks_of(end, options())] == [CEILING] * 3
+    for most, expected in (("8m", [MIB, MIB, 6 * MIB]), ("1", [1, 1, 1])):
+        tasks = tasks_of(end, options(maxBytesPerTrigger=most))
+        assert [each.bytes for each in tasks] == expected
 
 
 def test_small_tasks_share_partitions_and_large_ones_do_not() -> None:
@@ -354,11 +324,8 @@ def test_small_tasks_share_partitions_and_large_ones_do_not() -> None:
     few, many = (replace(end, plan=share_out(end.plan, most)) for most in (3, 100))
 
     parts = by_partition(few, tasks_of(few, options()))
-    assert [[task.task for task in part] for part in parts] == [
-        [5],
-        [0, 2, 4, 7, 9, 11],
-        [1, 3, 6, 8, 10],
-    ]
+    numbers = [[task.task for task in part] for part in parts]
+    assert numbers == [[5], [0, 2, 4, 7, 9, 11], [1, 3, 6, 8, 10]]
     assert [len(part) for part in by_partition(many, tasks_of(many, options()))] == [1] * 12
     assert share_out([], 3) == ()
 
@@ -392,19 +359,19 @@ def test_a_plan_that_cannot_be_one_is_refused(part: dict[str, Any], error: type[
         offsets.read_plan("[" + " " * offsets.LONGEST, "r", 2)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "found"),
-    [
-        ({"v": 2}, "its version is 2, and this release reads version 1"),
-        ({"stream": 7}, "its stream is not a text"),
-        ({"batch": "3"}, "its batch is not a whole number"),
-        ({"more": 1}, "its keys are not v, stream, batch, plan"),
-    ],
-)
-def test_an_offset_of_another_form_raises(wrong: dict[str, Any], found: str) -> None:
+WRONG = {
+    "its version is 2, and this release reads version 1": {"v": 2},
+    "its stream is not a text": {"stream": 7},
+    "its batch is not a whole number": {"batch": "3"},
+    "its keys are not v, stream, batch, plan": {"more": 1},
+}
+
+
+def test_an_offset_of_another_form_raises() -> None:
     """The error says what was found, and what to do with the checkpoint."""
-    with pytest.raises(BadOffset, match=f"{found}.* Run the query with the release of sqlq_spark"):
-        Offset.parse(offset({}).to_json() | wrong)
+    for found, wrong in WRONG.items():
+        with pytest.raises(BadOffset, match=f"{found}.* Run the query with the release"):
+            Offset.parse(offset({}).to_json() | wrong)
 
 
 def test_an_offset_keeps_its_text() -> None:

@@ -114,7 +114,7 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     """On a phone and a screen, by day and night: it fits, and nothing else happens."""
     program = browser.program()
     if program is None:
-        pytest.skip("no browser: see the closing lines")
+        pytest.skip("no browser: see the first lines")
     file = tmp_path / "report.html"
     file.write_text(page(HOSTILE), encoding="utf-8")
     with browser.page(program, tmp_path / "profile") as tab:
