@@ -27,28 +27,23 @@ from cli.commands import COMMANDS
 from conftest import placed
 
 import sqlq_spark
-from sqlq_spark import demo, errors, functions, testing
+from sqlq_spark import functions, testing
 from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
-from sqlq_spark.errors import BadFrame, SqlQueueError
+from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.jobs import runner as jobs
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import Acknowledged
-from sqlq_spark.send.frame import IGNORED, WRITTEN, check_frame
+from sqlq_spark.send.frame import IGNORED, WRITTEN
 from sqlq_spark.testing import plugin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Facts: TypeAlias = "Iterator[tuple[str, str]]"
-KINDS = (
-    *("string", "binary", "boolean", "int", "bigint", "double", "date", "timestamp"),
-    *("interval day to second", "interval year to month", "timestamp_ntz"),
-    *("array<string>", "map<string,string>"),
-)
 OPEN = {"headers", "staying", "queues"}  # objects, not lists of them, whose keys are data
 LINES = '{"body": "4"}\n{"body": "5", "delay": "01:00:00"}\n'
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
@@ -57,8 +52,8 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 def facts(server: str) -> list[str]:
     """All facts, each with what it is true of; the commands run on a PostgreSQL server."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    parts = of_options(), of_columns(), of_metrics(), of_commands(), of_jobs(), of_errors()
-    for some in (*parts, of_exports(), of_json(server)):
+    parts = of_options(), of_metrics(), of_commands(), of_jobs(), of_errors(), of_exports()
+    for some in (*parts, of_json(server)):
         for fact, owner in some:
             found[fact].add(owner)
     return sorted(": ".join(filter(None, (key, ", ".join(sorted(found[key]))))) for key in found)
@@ -70,35 +65,15 @@ def default(value: object) -> str:
 
 
 def of_options() -> Facts:
-    """Options of the data source."""
+    """Options of the data source, and the columns of a read and a write."""
     for cls in (SourceOptions, SinkOptions):
         for each in option_fields(cls):
             yield f"option {each.metadata['option']}, {default(each.default)}", cls.side[0]
-
-
-def of_columns() -> Facts:
-    """Columns of a read in each format of headers, and the types that a write takes."""
     read = SourceOptions.parse({"url": "postgresql://u@h/d", "queue": "q"})
     for name in ("map", "json"):
         for column, kind in replace(read, headers_format=name).columns.items():
             yield f"column of a read, {column} {kind}", f"headersFormat={name}"
-    for column in (*WRITTEN, *IGNORED):
-        kinds = list(filter(fits(column), KINDS))
-        some = ["any type"] if len(kinds) == len(KINDS) else kinds
-        yield from ((f"column of a write, {column}", kind) for kind in some)
-
-
-def fits(column: str) -> Any:
-    """Say whether a frame may have a column of a type."""
-
-    def check(kind: str) -> bool:
-        try:
-            check_frame({"body": "binary", column: kind}, queue=True, as_received=True)
-        except BadFrame:
-            return False
-        return True
-
-    return check
+    yield from (("columns of a write", column) for column in (*WRITTEN, *IGNORED))
 
 
 def of_metrics() -> Facts:
@@ -148,10 +123,6 @@ def of_json(server: str) -> Facts:
             yield f"json of {name}", f"exit code {code}"
             for each in printed:
                 yield from keys(f"json of {name}", each)
-    figures: dict[str, Any] = {each.name: 0 for each in fields(demo.Result)}
-    with patch.object(demo, "run", lambda *_, **__: demo.Result(**figures)):
-        _, printed = run("", "demo", "--json")
-    yield from keys("json of demo", printed[0])
 
 
 def run(url: str, *words: str) -> tuple[object, list[Any]]:
@@ -199,10 +170,9 @@ def error_classes() -> list[type[SqlQueueError]]:
 
 
 def of_errors() -> Facts:
-    """Classes of errors by their parents; a star marks what users import from elsewhere."""
+    """Classes of errors by their parents."""
     for cls in error_classes():
-        star = "" if cls.__module__ == errors.__name__ else "*"
-        yield f"error, {', '.join(each.__name__ for each in cls.__bases__)}", cls.__name__ + star
+        yield f"error, {', '.join(each.__name__ for each in cls.__bases__)}", cls.__name__
 
 
 def of_exports() -> Facts:
@@ -218,10 +188,9 @@ def of_export(name: str, value: Any) -> Facts:
     error = isinstance(value, type) and issubclass(value, Exception)
     signature = str(inspect.signature(value)) if callable(value) and not error else ""
     yield f"export {name}{signature}", ""
-    if isinstance(value, type) and not error:
-        for key, member in vars(value).items():
-            if not key.startswith("_") and (callable(member) or isinstance(member, property)):
-                yield from of_export(f"{name}.{key}", member)
+    for key, member in vars(value).items() if isinstance(value, type) and not error else ():
+        if not key.startswith("_") and (callable(member) or isinstance(member, property)):
+            yield from of_export(f"{name}.{key}", member)
 
 
 if __name__ == "__main__":

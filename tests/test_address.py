@@ -39,9 +39,7 @@ READ: list[tuple[Parse, dict[str, tuple[str | None, ...]]]] = [
         {
             '"public"."Shop.Orders"': ("Shop.Orders", "public"),
             'sales."Shop.Orders"': ("Shop.Orders", "sales"),
-            '"sa.les".orders': ("orders", "sa.les"),
             '""""': ('"',),
-            " Orders ": (" Orders ",),
             "orders@[dbo]": ("orders@[dbo]",),
         },
     ),
@@ -50,8 +48,6 @@ READ: list[tuple[Parse, dict[str, tuple[str | None, ...]]]] = [
         {
             "Shop.Orders": ("Shop.Orders",),
             '"sales"."Shop.Orders"': ("Shop.Orders", "sales"),
-            'or"ders': ('or"ders',),
-            "[dbo]": ("[dbo]",),
             ".": (".",),
         },
     ),
@@ -62,7 +58,6 @@ READ: list[tuple[Parse, dict[str, tuple[str | None, ...]]]] = [
             "orders@my.schema@my.catalog": ("orders", "my.schema", "my.catalog"),
             "orders@[]@[shop]": ("orders", None, "shop"),
             "orders@[a@b]@[c@d]": ("orders", "a@b", "c@d"),
-            "orders@my]schema": ("orders", "my]schema"),
             "[a@b]@[dbo]": ("a@b", "dbo"),
             "[orders]": ("[orders]",),  # the transport keeps its brackets
             "[a@[dbo]@[shop]": ("[a", "dbo", "shop"),
@@ -76,7 +71,6 @@ REFUSED: list[tuple[Parse, dict[str, str]]] = [
         POSTGRESQL.parse_address,
         {
             "": "the table is empty",
-            ".orders": "the schema is empty",
             "or\0ders": "the table holds a NUL character",
             's."orders': "the quote that opens at character 3 is not closed",
             '"orders"; DROP TABLE x': "text follows the quote that closes at character 8; ",
@@ -91,9 +85,7 @@ REFUSED: list[tuple[Parse, dict[str, str]]] = [
         {
             "orders@@[shop]": "the schema is empty",
             "orders@[\udc00]": "the schema holds half of a surrogate pair",
-            "orders@[dbo]]": "the bracket that opens at character 8 is not closed",
             "orders@[dbo]; DROP TABLE x": "text follows the bracket that closes at character 12; ",
-            "a@b@c@d": "it has 4 parts where 3 are the most",
             "🚀" * 65: "the table has 130 UTF-16 code units where 128 are the most",
         },
     ),
@@ -114,23 +106,16 @@ def test_an_address_is_split_outside_its_quotes_or_refused() -> None:
             assert caught.value.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(
-    ("address", "printed", "canonical"),
-    [
+def test_an_address_of_sqlserver_for_a_user_and_in_a_message() -> None:
+    """The table has brackets only if it could not be given back; in a message seldom even then."""
+    for address, printed, canonical in (
         (("Shop.Orders", None, "shop"), "Shop.Orders@[dbo]@[shop]", "Shop.Orders@[dbo]@[shop]"),
         (("my]table", "a]b", "c@d"), "my]table@[a]]b]@[c@d]", "my]table@[a]]b]@[c@d]"),
         (("a@b", "dbo", "shop"), "[a@b]@[dbo]@[shop]", "[a@b]@[dbo]@[shop]"),
         (("[a]", "dbo", "shop"), "[[a]]]@[dbo]@[shop]", "[a]@[dbo]@[shop]"),
-    ],
-)
-def test_an_address_of_sqlserver_for_a_user_and_in_a_message(
-    address: tuple[str, ...], printed: str, canonical: str
-) -> None:
-    """The table has brackets only if it could not be given back; in a message seldom even then."""
-    made = QueueAddress(*address)
-
-    assert SQLSERVER.print_address(made) == printed
-    assert SQLSERVER.canonical_address(made) == canonical
+    ):
+        assert SQLSERVER.print_address(QueueAddress(*address)) == printed
+        assert SQLSERVER.canonical_address(QueueAddress(*address)) == canonical
 
 
 @given(IN_POSTGRESQL, IN_SQLSERVER)
@@ -236,12 +221,10 @@ SQLSERVER_LISTS = {
 }
 
 
-@pytest.mark.parametrize("part", ["@[", "a,[", "]]", "@[]]", "a, @[]", " "])
-def test_a_list_of_sqlserver_is_split_outside_brackets_in_one_pass(part: str) -> None:
+def test_a_list_of_sqlserver_is_split_outside_brackets_in_one_pass() -> None:
     """They open where a name begins and behind an at sign; a million characters are no matter."""
-    text = "[" + part * (1_000_000 // len(part)) + "x"
-
-    assert len(SQLSERVER.split_list(text)) >= 1
+    for part in ("@[", "a,[", "]]", "@[]]", "a, @[]", " "):
+        assert SQLSERVER.split_list("[" + part * (1_000_000 // len(part)) + "x")
     for names, expected in SQLSERVER_LISTS.items():
         assert SQLSERVER.split_list(names) == expected
     with pytest.raises(BadAddress, match="a name is missing beside a comma"):

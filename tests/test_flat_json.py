@@ -6,6 +6,7 @@ import json
 import tracemalloc
 import uuid
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -150,94 +151,80 @@ def test_texts_that_old_endpoints_cannot_read_are_found() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 8, 9, 1_000_000])
-@pytest.mark.parametrize("white", [" ", "\n", "\t"])
-def test_white_space_of_any_length_is_read(white: str, times: int) -> None:
+def test_white_space_of_any_length_is_read(times: int) -> None:
     """In columns if it is short; a row beside it is read, and a control character is poison."""
-    gap = white * times
-    text = f'{gap}{{{gap}"a"{gap}:{gap}"b"{gap},{gap}"c":"{" " * times}"{gap}}}{gap}'
-    texts = column('{"a":"x"}', text, text.replace(":", ":\v"), text.replace(" ", "\t"))
+    for white in " \n\t":
+        gap = white * times
+        text = f'{gap}{{{gap}"a"{gap}:{gap}"b"{gap},{gap}"c":"{" " * times}"{gap}}}{gap}'
+        texts = column('{"a":"x"}', text, text.replace(":", ":\v"), text.replace(" ", "\t"))
 
-    headers = Headers(texts)
+        found = Headers(texts).map(MAP).to_pylist()
 
-    read = [[("a", "x")], [("a", "b"), ("c", " " * times)], None, None]
-    assert headers.map(MAP).to_pylist() == read
-    assert headers.unreadable_by_9_0() == []
-    assert FlatObjects(texts).is_read[1] == (times <= MOST_SPACES)
+        assert found == [[("a", "x")], [("a", "b"), ("c", " " * times)], None, None]
+        assert FlatObjects(texts).is_read[1] == (times <= MOST_SPACES)
 
 
-@pytest.mark.parametrize("letter", ["n", "漢", r"\n", r"\u0041"])
-def test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison(letter: str) -> None:
+def test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison() -> None:
     """As Spark's JSON parser counts; a value has no such limit."""
-    longest, longer = letter * 50_000, letter * 50_001
-    names = ["a", longest, longer, "🚀" * 25_000, "🚀" * 25_001]
-    headers = Headers(column(*(f'{{"{name}":"b"}}' for name in names), f'{{"a":"{longer}"}}'))
+    for letter in ("n", "漢", r"\n", r"\u0041"):
+        longest, longer = letter * 50_000, letter * 50_001
+        names = ["a", longest, longer, "🚀" * 25_000, "🚀" * 25_001]
+        headers = Headers(column(*(f'{{"{name}":"b"}}' for name in names), f'{{"a":"{longer}"}}'))
 
-    expected = [False, False, True, False, True, False]
-    assert headers.poison().to_pylist() == expected
-    assert [row is None for row in headers.map(MAP).to_pylist()] == expected
+        expected = [False, False, True, False, True, False]
+        assert headers.poison().to_pylist() == expected
+        assert [row is None for row in headers.map(MAP).to_pylist()] == expected
 
 
-@pytest.mark.parametrize("byte", ['"', "\\", "\n"])
-def test_a_text_of_marks_alone_takes_little_memory(byte: str) -> None:
+def test_a_text_of_marks_alone_takes_little_memory() -> None:
     """Each of 20 million places would take 8 bytes, several times; the rows beside it are read."""
-    texts = column('{"a":"b"}', byte * 20_000_000)
+    for mark in '"\\\n':
+        texts = column('{"a":"b"}', mark * 20_000_000)
 
-    tracemalloc.start()
-    FlatObjects(texts)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+        tracemalloc.start()
+        FlatObjects(texts)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
 
-    headers = Headers(texts)
-    assert headers.poison().to_pylist() == [False, True]
-    assert headers.text("a").to_pylist() == ["b", None]
-    assert peak < 50_000_000
+        assert Headers(texts).text("a").to_pylist() == ["b", None]
+        assert peak < 50_000_000
 
 
 # ----- messages --------------------------------------------------------------------------------
 
 TEXT = ("id", "correlationId", "replyToAddress", "corruptHeaders", "queue")
-SCHEMA = pa.schema(
-    dict.fromkeys(TEXT, pa.string())
-    | {
-        "expires": pa.timestamp("us", "UTC"),
-        "headers": MAP,
-        "body": pa.binary(),
-        "seq": pa.int64(),
-    }
-)
+EXPIRY = pa.timestamp("us", "UTC")
+MORE = {"expires": EXPIRY, "headers": MAP, "body": pa.binary(), "seq": pa.int64()}
+SCHEMA = pa.schema(dict.fromkeys(TEXT, pa.string()) | MORE)
 ADDRESSED = st.dictionaries(
     st.sampled_from([wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS, "a"]), st.none() | st.text()
 ).map(wire.dumps)
 POISONED = f'{{"{wire.CORRELATION_ID}":"c","{wire.REPLY_TO_ADDRESS}":"r","number":1}}'
 IDS = st.binary(min_size=16, max_size=16)
-ROWS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "id": IDS,
-            "expires": st.none() | st.datetimes(datetime(1753, 1, 1), datetime(9999, 12, 31)),  # noqa: DTZ001 - as stored
-            "headers": TEXTS | ADDRESSED | st.just(POISONED),
-            "body": st.none() | st.binary(max_size=20),
-            "seq": st.integers(-(2**63), 2**63 - 1),
-        }
-    ),
-    max_size=8,
-)
+EXPIRES = st.datetimes(datetime(1753, 1, 1), datetime(9999, 12, 31))  # noqa: DTZ001 - as stored
+ROW = {
+    "id": IDS,
+    "expires": st.none() | EXPIRES,
+    "headers": TEXTS | ADDRESSED | st.just(POISONED),
+    "body": st.none() | st.binary(max_size=20),
+    "seq": st.integers(-(2**63), 2**63 - 1),
+}
+ROWS = st.lists(st.fixed_dictionaries(ROW), max_size=8)
 
 
 @given(ROWS, st.integers(0, 3), st.sets(st.sampled_from(SCHEMA.names), min_size=1))
 def test_what_spark_gets_is_what_the_row_holds(
-    rows: list[dict[str, object]], offset: int, some: set[str]
+    rows: list[dict[str, Any]], offset: int, some: set[str]
 ) -> None:
     """Column by column, whichever are read, of a slice as of a whole; poison gives no header."""
     expected = []
     for row in rows[offset:]:
-        headers = read_strictly(row["headers"])  # type: ignore[arg-type]
-        expires = row["expires"]
+        headers = read_strictly(row["headers"])
         known = {
-            "id": str(uuid.UUID(bytes=row["id"])),  # type: ignore[arg-type]
+            "id": str(uuid.UUID(bytes=row["id"])),
             "correlationId": (headers or {}).get(wire.CORRELATION_ID),
             "replyToAddress": (headers or {}).get(wire.REPLY_TO_ADDRESS),
-            "expires": expires.replace(tzinfo=UTC) if isinstance(expires, datetime) else None,
+            "expires": row["expires"] and row["expires"].replace(tzinfo=UTC),
             "headers": None if headers is None else list(headers.items()),
             "corruptHeaders": row["headers"] if headers is None else None,
             "queue": '"public"."q"',
@@ -268,11 +255,9 @@ def test_ids_are_version_4_uuids_and_a_seed_repeats_them(how_many: int, seed: by
 
 def test_what_endpoints_of_version_1_read_stands_in_columns() -> None:
     """As the headers say it; null where they do not, or where the column cannot hold it."""
-    texts = [
-        wire.dumps({wire.CORRELATION_ID: "a", wire.REPLY_TO_ADDRESS: "sales@[dbo]"}),
-        "{}",
-        wire.dumps({wire.CORRELATION_ID: "a" * 256, wire.REPLY_TO_ADDRESS: "bücher@[dbo]"}),
-    ]
+    given = [("a", "sales@[dbo]"), (None, None), ("a" * 256, "bücher@[dbo]")]
+    names = (wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS)
+    texts = [wire.dumps(dict(zip(names, each, strict=True))) for each in given]
 
     found = with_legacy_columns(pa.table({"headers": texts}))
 

@@ -91,19 +91,19 @@ def test_a_time_is_written_in_utc_and_read_back(moment: datetime) -> None:
         wire.wire_time(moment.replace(tzinfo=None))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "2026-06-30 17:05:09.123456 Z", "2026-06-30 17:05:09:123 Z"),
-        *("2026-06-30T17:05:09:123456Z", "2026-02-30 17:05:09:123456 Z"),
-        *("2026-06-30 24:05:09:123456 Z", "0000-06-30 17:05:09:123456 Z"),
-        *("\u0662\u0660\u0662\u0666-06-30 17:05:09:123456 Z", "2026-06-30 17:05:09:123456 Z\n"),
-    ],
-)
-def test_a_time_in_another_form_is_refused(text: str) -> None:
+NO_TIMES = [
+    *("", "2026-06-30 17:05:09.123456 Z", "2026-06-30 17:05:09:123 Z"),
+    *("2026-06-30T17:05:09:123456Z", "2026-02-30 17:05:09:123456 Z"),
+    *("2026-06-30 24:05:09:123456 Z", "0000-06-30 17:05:09:123456 Z"),
+    *("\u0662\u0660\u0662\u0666-06-30 17:05:09:123456 Z", "2026-06-30 17:05:09:123456 Z\n"),
+]
+
+
+def test_a_time_in_another_form_is_refused() -> None:
     """With what was found and expected."""
-    with pytest.raises(BadWireTime, match=f"time {re.escape(repr(text))} .* expected yyyy-MM-dd"):
-        wire.parse_wire_time(text)
+    for text in NO_TIMES:
+        with pytest.raises(BadWireTime, match=f"time {re.escape(repr(text))} .* expected yyyy-"):
+            wire.parse_wire_time(text)
 
 
 # as .NET reads them; what is below a millisecond is cut off, as the transports do

@@ -46,96 +46,70 @@ def test_queues_are_separated_by_commas_outside_quotes() -> None:
     assert other.names == ("a, b@[sales]", 'o"r"@[dbo]')
 
 
-@pytest.mark.parametrize(
-    ("raw", "most"),
-    [
-        ({"queues": 'Shop.Orders.east1, "public"."Shop.Orders", Shop'}, [1, 1, None]),
-        ({"queues": 'Shop, "sales"."Shop.east1", "sales"."Shop"'}, [None, 1, None]),
-        ({"queues": "Shop, Shopping, ShopX.east1, .Shop"}, [None] * 4),
-        ({"queues": "Shop, Shop.east1", "maxConcurrency": "8"}, [None, None]),
-        ({"queue": "Shop.east1"}, [None]),
-    ],
-)
-def test_an_instances_callbacks_are_read_by_one_task(
-    raw: dict[str, str], most: list[int | None]
-) -> None:
-    """A queue named as another of its schema, a dot and more; unless the user says how many."""
-    options = parse(**raw)
+CALLBACKS: list[tuple[dict[str, str], list[int | None]]] = [
+    ({"queues": 'Shop.Orders.east1, "public"."Shop.Orders", Shop'}, [1, 1, None]),
+    ({"queues": 'Shop, "sales"."Shop.east1", "sales"."Shop"'}, [None, 1, None]),
+    ({"queues": "Shop, Shopping, ShopX.east1, .Shop"}, [None] * 4),
+    ({"queues": "Shop, Shop.east1", "maxConcurrency": "8"}, [None, None]),
+    ({"queue": "Shop.east1"}, [None]),
+]
 
-    assert [options.most_tasks(each) for each in options.addresses] == most
+
+def test_an_instances_callbacks_are_read_by_one_task() -> None:
+    """A queue named as another of its schema, a dot and more; unless the user says how many."""
+    for raw, most in CALLBACKS:
+        options = parse(**raw)
+        assert [options.most_tasks(each) for each in options.addresses] == most
 
 
 TXN = {"url": SQLSERVER_URL, "txnAppId": "a", "txnVersion": "1"}
-WRITTEN: dict[str, list[tuple[dict[str, str], str]]] = {
-    "queues": [
-        ({"queues": "a,,b"}, "expected names of queues, separated by commas (a name is missing"),
-        ({"queues": " "}, "option queues is ' ': expected names of queues"),
-        ({"queues": '"a, b'}, "a double quote is not closed"),
-        ({"queues": '5" disk, b'}, "put a name that holds one in double quotes"),
-        ({"queues": "a, " + "x" * 56}, "the table has 56 UTF-8 bytes where 55 are"),
-        ({"queues": 'a, "public"."a"'}, 'each queue once, but "public"."a" is twice'),
-        ({"queues": "a, b", "path": "c"}, 'nothing beside the one queue "public"."c"'),
-    ],
-    "errorQueue": [
-        ({"queues": "a, b", "errorQueue": '"public"."b"'}, "another queue than those"),
-        ({"queue": "a", "errorQueue": "a"}, "expected another queue than the one"),
-    ],
-    "minConcurrency": [
-        (
-            {"queue": "a", "minConcurrency": "5", "maxConcurrency": "4"},
-            "is '5': expected at most 4",
-        ),
-        ({"queue": "a", "minConcurrency": "0"}, "a whole number of at least 1"),
-    ],
-    "url": [
-        ({"url": "mysql://user:hush@host/shop", "queue": "a"}, "option url is "),
-        ({"url": "user:hush@host", "queue": "a"}, "option url is "),
-    ],
-}
+REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
+    # SQL Server compares without blanks at the end, and no driver sends half a surrogate pair
+    (SinkOptions, {**TXN, "txnAppId": "a "}, BadOption, "option txnAppId is .* without blanks"),
+    (SinkOptions, {**TXN, "txnAppId": "\ta"}, BadOption, "option txnAppId is .* without blanks"),
+    (SinkOptions, {**TXN, "stateSchema": "x\udcff"}, BadOption, "option stateSchema is "),
+    (SinkOptions, {**TXN, "messageType": "\udcff"}, BadOption, "option messageType is "),
+    (SourceOptions, {"queue": ""}, MissingOption, "option queue is missing: give a queue's name"),
+    # who wrote the url in CREATE TABLE has given one, but Spark passed none on
+    (SourceOptions, {"url": ""}, MissingOption, r"option url is missing: .*WITH \(url '…'\)"),
+    (SourceOptions, {"MESSAGETYPE": "x"}, MisplacedOption, "option messageType has no .* a read"),
+    (SinkOptions, {"headersFormat": "map"}, MisplacedOption, "headersFormat has no .* a write"),
+    (DatabaseOptions, {}, MisplacedOption, "option queue has no effect"),
+    # a job ported from Kafka or JDBC would run without its limits
+    (SourceOptions, {"kafka.group.id": "1"}, OptionOfOtherSource, "kafka.group.id is of another"),
+    (SinkOptions, {"dbtable": "1"}, OptionOfOtherSource, "option dbtable is of another source"),
+    *(
+        (SourceOptions, {"queue": "", "queues": queues}, BadOption, f"option queues is .*{why}")
+        for queues, why in {
+            "a,,b": r"expected names of queues, separated by commas \(a name is missing",
+            " ": "expected names of queues",
+            '"a, b': "a double quote is not closed",
+            '5" disk, b': "put a name that holds one in double quotes",
+            "a, " + "x" * 56: "the table has 56 UTF-8 bytes where 55 are",
+            'a, "public"."a"': 'each queue once, but "public"."a" is twice',
+        }.items()
+    ),
+    (SourceOptions, {"queues": "a, b"}, BadOption, 'nothing beside the one queue "public"."or'),
+    (SourceOptions, {"errorQueue": '"public"."orders"'}, BadOption, "another queue than the one"),
+    (
+        SourceOptions,
+        {"minConcurrency": "5", "maxConcurrency": "4"},
+        BadOption,
+        "option minConcurrency is '5': expected at most 4",
+    ),
+    (SourceOptions, {"minConcurrency": "0"}, BadOption, "a whole number of at least 1"),
+    (SourceOptions, {"url": "mysql://user:hush@host/shop"}, BadOption, "option url is "),
+    (SourceOptions, {"url": "user:hush@host"}, BadOption, "option url is "),
+]
 
 
-@pytest.mark.parametrize("option", WRITTEN)
-def test_options_that_contradict_are_refused_with_what_is_expected(option: str) -> None:
-    """Before anything connects; no password is shown."""
-    for raw, sentence in WRITTEN[option]:
-        with pytest.raises(BadOption) as refused:
-            parse(**raw)
-
-        assert refused.value.option == option
-        assert sentence in str(refused.value)
+def test_an_option_that_cannot_be_meant_is_refused_with_what_is_expected() -> None:
+    """It says why, and where the option belongs, before anything connects; no password is shown."""
+    for kind, raw, error, sentence in REFUSED:
+        given = {"url": URL, "queue": "orders"} | raw
+        with pytest.raises(error, match=sentence) as refused:
+            kind.parse({name: text for name, text in given.items() if text})
         assert "hush" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "raw", "error", "sentence"),
-    [
-        # SQL Server compares without blanks at the end, and no driver sends half a surrogate pair
-        (SinkOptions, {**TXN, "txnAppId": "a "}, BadOption, "option txnAppId is .* without blanks"),
-        (SinkOptions, {**TXN, "txnAppId": "\ta"}, BadOption, "option txnAppId is .* without blank"),
-        (SinkOptions, {**TXN, "stateSchema": "x\udcff"}, BadOption, "option stateSchema is "),
-        (SinkOptions, {**TXN, "messageType": "\udcff"}, BadOption, "option messageType is "),
-        (SourceOptions, {"queue": ""}, MissingOption, "option queue is missing: give a queue's na"),
-        # who wrote the url in CREATE TABLE has given one, but Spark passed none on
-        (SourceOptions, {"url": ""}, MissingOption, r"option url is missing: .*WITH \(url '…'\)"),
-        (SourceOptions, {"MESSAGETYPE": "x"}, MisplacedOption, "option messageType has no .* read"),
-        (SinkOptions, {"headersFormat": "map"}, MisplacedOption, "headersFormat has no .* a write"),
-        (DatabaseOptions, {}, MisplacedOption, "option queue has no effect"),
-        # a job ported from Kafka or JDBC would run without its limits
-        *(
-            (kind, {name: "1"}, OptionOfOtherSource, f"option {name} is of another source")
-            for kind in (SourceOptions, SinkOptions)
-            for name in ("subscribe", "kafka.group.id", "dbtable")
-        ),
-    ],
-)
-def test_an_option_that_would_have_no_effect_or_another_is_refused(
-    kind: Any, raw: dict[str, str], error: type[Exception], sentence: str
-) -> None:
-    """It says why, and where the option belongs."""
-    given = {"url": URL, "queue": "orders"} | raw
-
-    with pytest.raises(error, match=sentence):
-        kind.parse({name: text for name, text in given.items() if text})
 
 
 def test_the_options_of_a_table_are_refused_by_their_names() -> None:
@@ -177,30 +151,30 @@ def test_options_travel_to_executors(kind: Kind, server: str, schema: str) -> No
     assert copy.allowed == (QueueAddress("orders", schema), QueueAddress("Shop.*", schema))
 
 
-@pytest.mark.parametrize(
-    ("url", "added"),
-    [
-        (URL, "?password=hush%26%3B1"),
-        (SQLSERVER_URL, "?password=hush%26%3B1"),
-        # a port and an @ behind it only look like a password
-        ("postgresql://[::1]:5432/shop?application_name=a@b", "&password=hush%26%3B1"),
-        ("postgresql://h:5432/a?passfile=/x:y@z", "&password=hush%26%3B1"),
-        # a password in the url wins
-        ("postgresql://user:own@localhost/shop", ""),
-        ("postgresql://localhost/shop?user=a&password=own", ""),
-        ("sqlserver://user:own@localhost:1433/shop", ""),
-    ],
-)
+ENCODED = "password=hush%26%3B1"
+COMPLETED = {
+    URL: f"?{ENCODED}",
+    SQLSERVER_URL: f"?{ENCODED}",
+    # a port and an @ behind it only look like a password
+    "postgresql://[::1]:5432/shop?application_name=a@b": f"&{ENCODED}",
+    "postgresql://h:5432/a?passfile=/x:y@z": f"&{ENCODED}",
+    # a password in the url wins
+    "postgresql://user:own@localhost/shop": "",
+    "postgresql://localhost/shop?user=a&password=own": "",
+    "sqlserver://user:own@localhost:1433/shop": "",
+}
+
+
 def test_a_password_of_the_environment_is_added_to_a_url_without_one(
-    url: str, added: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of either database; the options never show it."""
-    without = Shared(url=url).database()
+    assert Shared(url=URL).database().url == URL
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
-    found = Shared(url=url).database()
-
-    assert (without.url, found.url) == (url, url + added)
-    assert "hush" not in repr(found)
+    for url, added in COMPLETED.items():
+        found = Shared(url=url).database()
+        assert found.url == url + added
+        assert "hush" not in repr(found)
 
 
 def test_what_is_of_another_database_is_known() -> None:
@@ -215,33 +189,30 @@ def test_what_is_of_another_database_is_known() -> None:
     assert not any(names.is_of_other_database(text) for names, text in own)
 
 
-@pytest.mark.parametrize(
-    ("kind", "facts", "times"),
-    [
-        (errors.LockTimedOut, {"seconds": 30}, ATTEMPTS),
-        (errors.LogFull, {"code": "9002"}, ATTEMPTS),
-        (errors.Deadlock, {}, ATTEMPTS),
-        (errors.ServerShort, {"code": "1105"}, ATTEMPTS),
-        (errors.ConnectionLost, {}, ATTEMPTS),
-        (errors.TimedOut, {"seconds": 30}, 1),
-        (errors.StatementRefused, {"code": "2628"}, 1),
-        (errors.StatementFailed, {"code": "824"}, 1),
-    ],
-)
-def test_a_fault_that_may_pass_is_tried_again(
-    kind: type[errors.DatabaseFailure],
-    facts: dict[str, Any],
-    times: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing else is."""
-    work = Mock(side_effect=kind(statement="receive", reason="…", **facts))
-    session = StateSession(parse(queue="q"), "test")
-    monkeypatch.setattr(session, "open", lambda: None)
-    with (
-        stamina.set_testing(testing=True, attempts=ATTEMPTS, cap=True),  # no pauses
-        pytest.raises(kind),
-    ):
-        session.run_with_retries(work)
+ONCE: list[tuple[type[errors.DatabaseFailure], dict[str, Any]]] = [
+    (errors.TimedOut, {"seconds": 30}),
+    (errors.StatementRefused, {"code": "2628"}),
+    (errors.StatementFailed, {"code": "824"}),
+]
+AGAIN: list[tuple[type[errors.DatabaseFailure], dict[str, Any]]] = [
+    (errors.LockTimedOut, {"seconds": 30}),
+    (errors.LogFull, {"code": "9002"}),
+    (errors.Deadlock, {}),
+    (errors.ServerShort, {"code": "1105"}),
+    (errors.ConnectionLost, {}),
+]
 
-    assert work.call_count == times
+
+def test_a_fault_that_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is."""
+    for kind, facts in ONCE + AGAIN:
+        work = Mock(side_effect=kind(statement="receive", reason="…", **facts))
+        session = StateSession(parse(queue="q"), "test")
+        monkeypatch.setattr(session, "open", lambda: None)
+        with (
+            stamina.set_testing(testing=True, attempts=ATTEMPTS, cap=True),  # no pauses
+            pytest.raises(kind),
+        ):
+            session.run_with_retries(work)
+
+        assert work.call_count == (1 if (kind, facts) in ONCE else ATTEMPTS)

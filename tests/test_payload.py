@@ -121,24 +121,21 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("name", FORGED)
-def test_a_forged_payload_is_refused(name: str) -> None:
+def test_a_forged_payload_is_refused() -> None:
     """With an error that names where it lies; nothing outside of the payload is ever read."""
     assert of_receipt(forged([(2, GOOD)]))["body"].to_pylist() == [b"a", b"bb"]
+    for payload in FORGED.values():
+        with pytest.raises(PayloadRefused, match="the payload of a test in the state tables"):
+            of_receipt(payload)
 
-    with pytest.raises(PayloadRefused, match="the payload of a test in the state tables"):
-        of_receipt(FORGED[name])
 
-
-@pytest.mark.parametrize("ends", [(0, 9, 1), (-1, 0, 1), (0, 1, 2**31 - 1)])
-def test_lists_that_reach_outside_are_refused(ends: tuple[int, ...]) -> None:
+def test_lists_that_reach_outside_are_refused() -> None:
     """The topics of a staged message, whose inner values have buffers of their own."""
-    schema = pa.schema([CHUNK_TOPICS])
-    lists = [None, struct.pack("<3i", *ends), None, struct.pack("<2i", 0, 1), b"x"]
-    payload = forged([(2, lists)], columns=["topics"])
-
-    with pytest.raises(PayloadRefused):
-        unpack(payload, (), Expected(where="a test", schema=schema, most=1000))
+    expected = Expected(where="a test", schema=pa.schema([CHUNK_TOPICS]), most=1000)
+    for ends in ((0, 9, 1), (-1, 0, 1), (0, 1, 2**31 - 1)):
+        lists = [None, struct.pack("<3i", *ends), None, struct.pack("<2i", 0, 1), b"x"]
+        with pytest.raises(PayloadRefused):
+            unpack(forged([(2, lists)], columns=["topics"]), (), expected)
 
 
 def test_no_more_is_unpacked_than_was_stored() -> None:
@@ -159,15 +156,12 @@ def test_no_more_is_unpacked_than_was_stored() -> None:
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("what", "value"), [("size", 3), ("rows", 3), ("most", 10), ("seal", pack(noise(3)).seal)]
-)
-def test_a_payload_is_what_was_stored_with_it(what: str, value: object) -> None:
+def test_a_payload_is_what_was_stored_with_it() -> None:
     """Its bytes, rows and seal, and no more than a task could have received."""
-    given: Any = {"where": "receipt r/1/0", "schema": QUEUE_ROW, "most": 1000, what: value}
-
-    with pytest.raises(PayloadRefused, match="receipt r/1/0"):
-        unpack(forged([(2, GOOD)]), (), Expected(**given))
+    for what, value in (("size", 3), ("rows", 3), ("most", 10), ("seal", pack(noise(3)).seal)):
+        given: Any = {"where": "receipt r/1/0", "schema": QUEUE_ROW, "most": 1000, what: value}
+        with pytest.raises(PayloadRefused, match="receipt r/1/0"):
+            unpack(forged([(2, GOOD)]), (), Expected(**given))
 
 
 BUFFERS = st.none() | st.binary(max_size=40) | st.sampled_from([each for each in GOOD if each])
