@@ -8,8 +8,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from compat.environments import MATRIX
-from pages.page import table
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructType
 
@@ -89,22 +87,6 @@ def test_spark_finds_the_format_without_what_only_readers_and_writers_need() -> 
     assert said == ["", "False"]
 
 
-def test_spark_4_0_gets_classes_for_those_that_it_lacks() -> None:
-    """The stream's writer is of a kind that its worker hands record batches."""
-    said = run(
-        "import sys\n"
-        "from pyspark.sql import datasource\n"
-        "sys.modules['pyspark.sql.streaming.datasource'] = None\n"
-        "del datasource.DataSourceStreamArrowWriter\n"
-        "from sqlq_spark.datasource.write import StreamWriter\n"
-        "from sqlq_spark.spark_api import DRAINS_AT_ONCE\n"
-        "kinds = datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter\n"
-        "print([issubclass(StreamWriter, kind) for kind in kinds], DRAINS_AT_ONCE)\n"
-    )
-
-    assert said == ["[True, True] False"]
-
-
 def test_the_cores_that_register_saw_reach_the_driver() -> None:
     """Spark pickles the format's class; the number travels in it."""
     made = cloudpickle.loads(cloudpickle.dumps(sized(80)))  # type: ignore[no-untyped-call]
@@ -113,12 +95,3 @@ def test_the_cores_that_register_saw_reach_the_driver() -> None:
     )
 
     assert reader.options.concurrency == 80
-
-
-def test_the_page_lists_the_environments_of_the_compatibility_run() -> None:
-    """With the Python of each."""
-    rows = table("docs/versions.md", "environments").rows
-
-    assert [(row[0].strip("`"), row[2]) for row in rows] == [
-        (its.name, its.python) for its in MATRIX
-    ]
