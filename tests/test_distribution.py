@@ -1,42 +1,63 @@
-"""What is published: a wheel of the package alone, and a source distribution that builds it."""
+"""
+What is published and what is deployed: the wheel, its oldest versions, and the bundle in conf.
+
+The bundle was held against the JSON schema of the Databricks command line 1.9.0 and the classes of
+databricks-bundles 1.22.1: no error. Neither may be shipped here. It was deployed nowhere.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email import message_from_string
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from sqlq_spark import __version__
+import pytest
+import yaml  # comes with sqlfluff
+from jobs.submit import module
+from pyspark import cloudpickle
+from pyspark.sql.types import LongType, StructType
+
+from sqlq_spark import __version__, versions
+from sqlq_spark.datasource import sized
+from sqlq_spark.jobs import settings
 
 ROOT = Path(__file__).parent.parent
-NOT_OURS = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # in the environment that is there: an isolated one would fetch the backend
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[-1])"
 
 
-def build(kind: str, tree: Path, folder: Path) -> None:
-    """Build one kind of distribution."""
-    command = [sys.executable, "-c", BUILD.format(kind), str(folder)]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+def run(program: str, *words: str, folder: Path = ROOT) -> list[str]:
+    """Run Python in a process of its own; the lines that it printed."""
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     """Built from the source distribution: statements and the mark of typing, no test, no job."""
     tree, folder = tmp_path / "tree", tmp_path / "dist"
-    shutil.copytree(ROOT / "sqlq_spark", tree / "sqlq_spark", ignore=NOT_OURS)
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
+    shutil.copytree(ROOT / "sqlq_spark", tree / "sqlq_spark", ignore=ignored)
     for name in ("pyspark_sqlqueue.py", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, tree)
     ours = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
-    build("sdist", tree, folder)
+    run(BUILD.format("sdist"), str(folder), folder=tree)
     [sources] = folder.glob("*.tar.gz")
     with tarfile.open(sources) as files:
         files.extractall(folder, filter="data")
-    build("wheel", folder / sources.name.removesuffix(".tar.gz"), folder)
+    tree = folder / sources.name.removesuffix(".tar.gz")
+    run(BUILD.format("wheel"), str(folder), folder=tree)
     [path] = folder.glob("*.whl")
     with zipfile.ZipFile(path) as files:
         texts = {name.partition(".dist-info/")[2]: files.read(name) for name in files.namelist()}
@@ -51,3 +72,121 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert "sqlqueue = sqlq_spark.cli.main:main" in points
     plugin = "sqlq_spark.testing.plugin"
     assert f"[pytest11]\n{plugin} = {plugin}\n" in points
+
+
+# ----- versions --------------------------------------------------------------------------------
+
+
+def test_the_oldest_versions_are_those_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of the package names an older Python."""
+    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["spark"]]
+    bounds = dict(each.split(">=") for each in needed)
+    stated = {name: bounds[name] for name in ("pyspark", "pyarrow")}
+    assert {"Python": PROJECT["requires-python"].removeprefix(">="), **stated} == versions.OLDEST
+    versions.check("pyspark", "pyarrow")
+
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
+    with pytest.raises(ImportError, match=r"needs Python 3\.11 or newer, but found 3\.10\.13\. "):
+        versions.check()
+
+
+def test_each_entry_names_the_version_that_is_too_old() -> None:
+    """Spark finds the format, which then says why it fails; Spark 3 has no data sources at all."""
+    said = run(
+        "import pyarrow; pyarrow.__version__ = '17.0.0'\n"
+        "from pyspark_sqlqueue import DefaultSource\n"
+        "print(DefaultSource.name())\n"
+        "try: DefaultSource({})\n"
+        "except ImportError as error: print(error)\n"
+        "import sys, types, sqlq_spark\n"
+        "sys.modules['pyspark'] = types.ModuleType('pyspark')\n"
+        "sys.modules['pyspark'].__version__ = '3.5.9'\n"
+        "try: sqlq_spark.register(None)\n"
+        "except ImportError as error: print(error)\n"
+    )
+
+    assert said[0] == "sqlqueue"
+    assert "pyarrow 18.0 or newer, but found 17.0.0. Run: pip install 'pyarrow>=18.0'" in said[1]
+    assert "pyspark 4.0 or newer, but found 3.5.9. Run: pip install 'pyspark>=4.0', and" in said[2]
+
+
+def test_spark_finds_the_format_without_what_only_readers_and_writers_need() -> None:
+    """Each query starts a process to find the format; the command line needs no pyspark."""
+    said = run(
+        "import sys\n"
+        "from pyspark.sql.datasource import DataSource\n"
+        "from pyspark_sqlqueue import DefaultSource\n"
+        "DefaultSource({'url': 'postgresql://u@h:1/d', 'queue': 'q'}).schema()\n"
+        "print(*{'pyarrow', 'numpy', 'stamina', 'sqlq_spark.receive.task'} & {*sys.modules})\n"
+        "from pyspark.sql.types import LongType, StructType\n"
+        "from sqlq_spark.datasource.stream import StreamReader\n"
+        "from sqlq_spark.datasource.write import StreamWriter\n"
+        "print('pandas' in sys.modules)\n"
+        "sys.modules['pyspark'] = None\n"
+        "import sqlq_spark.cli.main\n"
+    )
+
+    assert said == ["", "False"]
+
+
+def test_the_cores_that_register_saw_reach_the_driver() -> None:
+    """Spark pickles the format's class; the number travels in it."""
+    made = cloudpickle.loads(cloudpickle.dumps(sized(80)))  # type: ignore[no-untyped-call]
+    source = made({"url": "postgresql://u@h:1/d", "queue": "q"})
+
+    assert source.streamReader(StructType().add("seq", LongType())).options.concurrency == 80
+
+
+# ----- conf ------------------------------------------------------------------------------------
+
+BUNDLE = yaml.safe_load((ROOT / "conf/databricks/databricks.yml").read_text(encoding="utf-8"))
+JOBS = BUNDLE["resources"]["jobs"]
+GIVEN = {  # what a deployment must say
+    "url": "postgresql://lake@db.example:5432/shop",
+    "target_url": "sqlserver://lake@db.example:1433/shop",
+}
+VALUES = {name: each.get("default") for name, each in BUNDLE["variables"].items()} | GIVEN
+
+
+def filled(text: str) -> str:
+    """A text with its variables."""
+    return re.sub(r"\$\{var\.(\w+)\}", lambda found: str(VALUES[found[1]]), text)
+
+
+def test_the_bundle_gives_each_job_what_it_takes() -> None:
+    """Its parameters are read as the job reads them, and each password is of the scope."""
+    checkpoints = set()
+    for name, its in JOBS.items():
+        given = its["tasks"][0]["python_wheel_task"]
+        kind: Any = module(name).Settings
+        with mock.patch.object(settings, "secret", lambda scope, key: f"{scope}/{key}"):
+            found, _ = settings.load("", kind, [*map(filled, given["parameters"])])
+
+        assert found.options()
+        assert PROJECT["scripts"][given["entry_point"]] == f"sqlq_spark.jobs.{name}:main"
+        fields = [field for field in kind.__dataclass_fields__ if field.endswith("password")]
+        passwords = {getattr(found, field) for field in fields}
+        assert passwords <= {"sqlqueue/password", "sqlqueue/target-password"}
+        assert len(passwords) == len(fields) > 0
+        assert (its["max_concurrent_runs"], VALUES["schedules"]) == (1, "PAUSED")
+        checkpoints.add(getattr(found, "checkpoint", None))
+    assert set(JOBS) == {path.stem for path in (ROOT / "jobs").glob("*.py")}
+    assert len(checkpoints) == len(JOBS)  # each its own; maintenance has none
+    for target in BUNDLE["targets"].values():
+        assert set(target["resources"]["jobs"]) == set(JOBS)
+
+
+def test_the_jar_of_delta_fits_the_tested_packages() -> None:
+    """In spark-defaults.conf."""
+    spark = ".".join(version("pyspark").split(".")[:2])
+    delta = f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}\n"
+    assert delta in (ROOT / "conf/spark-defaults.conf").read_text(encoding="utf-8")
+
+
+def test_a_server_of_compose_is_local_and_its_password_comes_from_the_environment() -> None:
+    """No password is in the file, or in what compose shows."""
+    services = yaml.safe_load((ROOT / "conf/compose.yaml").read_text())["services"]
+    for name, variable in (("sqlserver", "MSSQL_SA_PASSWORD"), ("postgresql", "POSTGRES_PASSWORD")):
+        (port,) = services[name]["ports"]
+        assert port.startswith("127.0.0.1:")
+        assert services[name]["environment"][variable].startswith(f"${{{variable}:?")

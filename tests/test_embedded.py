@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -35,13 +34,6 @@ with embedded.server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
 """
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[embedded.Server]:
-    """Give a server over TCP to all tests that leave it as it is."""
-    with embedded.server(tcp=True) as server:
-        yield server
-
-
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Give a folder that `pgserver` may enter; pytest's own are closed to it."""
@@ -51,17 +43,10 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def owner(*words: str) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
-    """Start a process that owns a server; give its folder and url too."""
+def owner(*words: str, **more: str) -> subprocess.Popen[str]:
+    """Start a process that owns a server, and prints its folder and url."""
     command = [sys.executable, "-c", OWNER, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            home, url = process.stdout.readline().split()
-            yield process, Path(home), url
-        finally:
-            process.kill()
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **more})
 
 
 def left(home: Path) -> list[str]:
@@ -78,43 +63,37 @@ def one(url: str, text: str = COMMITTED) -> object:
         cursor = connection.execute(text.encode())
         while cursor.nextset():
             pass
-        row = cursor.fetchone()
-    assert row is not None
+        (row,) = cursor.fetchall()
     return row[0]
 
 
-def test_a_server_syncs_to_disk_and_every_login_needs_the_password(
-    running: embedded.Server,
-) -> None:
-    """On the socket and over TCP; the folder is its own; a database may have any name."""
-    names = ("fsync", "synchronous_commit", "timezone")
-    assert [one(running.url, f"SHOW {name}") for name in names] == ["on", "on", "UTC"]
-    name = 'a "b"/c?d=é-😀'
-    assert one(running.create_database(name), "SELECT current_database()") == name
-    for url in (running.url, f"{replace(running, tcp=False).url}&port={running.port}"):
-        assert one(url, "SELECT 1") == 1
-        without = url.replace(f":{running.password}", ":wrong")
-        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            psycopg.connect(without)
-    assert running.home.stat().st_mode & 0o777 == 0o700
-    assert running.password not in repr(running)
+def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
+    """Over TCP and on its socket, beside another one; what is committed outlives a crash."""
+    modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
+    with embedded.server(tcp=True) as other, embedded.server(tcp=True) as server:
+        names = ("fsync", "synchronous_commit", "timezone")
+        assert [one(server.url, f"SHOW {name}") for name in names] == ["on", "on", "UTC"]
+        name = 'a "b"/c?d=é-😀'
+        assert one(server.create_database(name), "SELECT current_database()") == name
+        for url in (server.url, f"{replace(server, tcp=False).url}&port={server.port}"):
+            assert one(url, "SELECT 1") == 1
+            without = url.replace(f":{server.password}", ":wrong")
+            with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+                psycopg.connect(without)
+        assert server.home.stat().st_mode & 0o777 == 0o700
+        assert server.password not in repr(server)
 
-
-def test_two_servers_run_side_by_side_and_survive_a_crash(running: embedded.Server) -> None:
-    """Each has its folder, data and port; what is committed outlives a stop and a crash."""
-    with embedded.server(tcp=True) as other:
-        one(other.url)
-        assert one(running.url, "SELECT count(*) FROM pg_tables WHERE tablename = 't'") == 0
-        modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
+        one(server.url)
+        assert one(other.url, "SELECT count(*) FROM pg_tables WHERE tablename = 't'") == 0
         for mode in modes:
-            other.stop(mode)
+            server.stop(mode)
             with pytest.raises(psycopg.OperationalError):
-                psycopg.connect(other.url)
-            other.start()
-            assert one(other.url, "SELECT a FROM t") == 7
+                psycopg.connect(server.url)
+            server.start()
+            assert one(server.url, "SELECT a FROM t") == 7
 
-    assert left(other.home) == []
-    assert max(running.port, other.port) < 32_768  # the first that Linux gives a client
+    assert left(server.home) == []
+    assert server.port < 32_768  # the first that Linux gives a client
 
 
 def test_kept_data_is_there_the_next_time(folder: Path) -> None:
@@ -139,18 +118,19 @@ def test_kept_data_is_there_the_next_time(folder: Path) -> None:
 @pytest.mark.faults
 def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
     """However the owner ends, its server stops and its folder goes."""
-    signs = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-    with contextlib.ExitStack() as stack:
-        owners = [stack.enter_context(owner()) for _ in signs]
-        keeper, home, url = stack.enter_context(owner(str(folder)))
-        one(url)
-        for (process, _, other), sign in zip(owners, signs, strict=True):
-            psycopg.connect(other).close()
+    signs = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+    owners = [owner() for _ in signs[1:]] + [owner(str(folder))]
+    homes = []
+    for process, sign in zip(owners, signs, strict=True):
+        with process:
+            assert process.stdout is not None
+            home, url = process.stdout.readline().split()
+            homes.append(Path(home))
+            one(url)
             process.send_signal(sign)
-        keeper.kill()
 
-        for gone in (home, *(each for _, each, _ in owners)):
-            until(partial(left, gone), [])
+    for home in homes:
+        until(partial(left, home), [])
     with embedded.server(folder) as server:
         assert one(server.url, "SELECT a FROM t") == 7
 
@@ -158,14 +138,9 @@ def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
 @pytest.mark.faults
 def test_nothing_is_left_of_an_owner_killed_while_it_starts(folder: Path) -> None:
     """A kill during initdb leaves no folder either."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER],
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(folder)},
-    )
-    until(lambda: [*folder.rglob("PG_VERSION")])
-    process.kill()
-    process.wait()
+    with owner(TMPDIR=str(folder)) as process:
+        until(lambda: [*folder.rglob("PG_VERSION")])
+        process.kill()
 
     # a process that has inherited the folder might make it again
     until(lambda: [*inheriting(f"TMPDIR={folder}"), *naming(folder), *folder.iterdir()], [])

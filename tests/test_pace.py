@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -34,39 +34,32 @@ from sqlq_spark.wire.address import QueueAddress
 
 MIB = 1 << 20
 
-BACKLOGS = st.builds(
-    Backlog,
-    messages=st.integers(0, 10**7),
-    bytes_each=st.floats(0.01, 1e9),
-    most_tasks=st.none() | st.integers(1, 3),
-)
-QUEUES = st.lists(BACKLOGS, min_size=1, max_size=8)
-RAMPS = st.builds(Ramp, st.integers(1, 64), st.integers(0, 20), st.integers(0, 20))
 
-
-def limits(
-    messages: int = 100_000, size: int | None = None, *, least: int | None = None, **more: Any
-) -> SourceOptions:
+def limits(messages: int = 100_000, size: int | None = None, **more: Any) -> SourceOptions:
     """Options with these limits."""
+    known = {"max_trigger_delay": 900.0, "max_concurrency": 8} | more
+    least = known.pop("least", None)
     return SourceOptions(
         url="postgresql://host/shop",
         queue=QueueAddress("orders"),
         max_messages=messages,
         max_bytes=size,
-        min_messages=least if least is None else min(least, messages),
-        **({"max_trigger_delay": 900.0, "max_concurrency": 8} | more),
+        min_messages=least and min(least, messages),
+        **known,
     )
 
 
 LIMITS = st.builds(
     limits,
-    messages=st.integers(1, 10**6),
-    size=st.none() | st.integers(1, 10**10),
+    st.integers(1, 10**6),
+    st.none() | st.integers(1, 10**10),
     least=st.none() | st.integers(1, 10**6),
     max_trigger_delay=st.floats(0, 1e6),
     max_concurrency=st.integers(1, 64),
 )
-
+BYTES, TASKS = st.floats(0.01, 1e9), st.none() | st.integers(1, 3)
+QUEUES = st.lists(st.builds(Backlog, st.integers(0, 10**7), BYTES, TASKS), min_size=1, max_size=8)
+RAMPS = st.builds(Ramp, st.integers(1, 64), st.integers(0, 20), st.integers(0, 20))
 
 # ----- plans -----------------------------------------------------------------------------------
 
@@ -164,29 +157,21 @@ def test_the_ramp_counts_as_version_2_1_does() -> None:
 # ----- looks -----------------------------------------------------------------------------------
 
 
-@st.composite
-def peeks(draw: st.DrawFn) -> tuple[list[int], Found, Plan]:
-    """Draw the seqs that wait, what a peek says of them, and a plan for some of them."""
-    gaps = draw(st.lists(st.integers(1, 9), min_size=1, max_size=300))
-    seqs = [draw(st.integers(-50, 50))]
-    for gap in gaps[1:]:
-        seqs.append(seqs[-1] + gap)
-    grain = draw(st.integers(1, 20))
-    found = Found(len(seqs), marks=tuple(seqs[::grain]), grain=grain, last=seqs[-1])
-    plan = Plan(draw(st.integers(1, len(seqs))), draw(st.integers(1, 12)))
-    return seqs, found, plan
-
-
-@given(peeks())
-def test_the_ranges_cover_the_batch_and_share_it(drawn: tuple[list[int], Found, Plan]) -> None:
+@given(st.data(), st.lists(st.integers(1, 9), min_size=1, max_size=300), st.integers(1, 20))
+def test_the_ranges_cover_the_batch_and_share_it(
+    data: st.DataObject, gaps: list[int], grain: int
+) -> None:
     """They follow one another from the lowest; each but the last holds exactly a share."""
-    seqs, found, plan = drawn
+    seqs = [*accumulate(gaps, initial=-7)][1:]
+    found = Found(len(seqs), marks=tuple(seqs[::grain]), grain=grain, last=seqs[-1])
+    plan = Plan(data.draw(st.integers(1, len(seqs))), data.draw(st.integers(1, 12)))
 
     share, bounds = cut(found, plan)
     held = [sum(first <= seq < stop for seq in seqs) for first, stop in pairwise(bounds)]
+
     assert bounds[0] == seqs[0]
     assert all(first < stop for first, stop in pairwise(bounds))
-    assert plan.messages <= sum(held) < plan.messages + found.grain
+    assert plan.messages <= sum(held) < plan.messages + grain
     assert len(held) <= plan.tasks
     assert set(held[:-1]) <= {share}
     assert 0 < held[-1] <= share
@@ -199,15 +184,10 @@ EMPTY = Outcome(tasks=1, empty=1, got=0)
 
 
 def look(
-    state: PeekState,
-    *answers: Found,
-    now: float = 0.0,
-    took: float = 0.0,
-    receipts: bool = True,
+    state: PeekState, *answers: Found, receipts: bool = True, now: float = 0.0, took: float = 0.0
 ) -> tuple[PeekState, list[Query]]:
     """Run a look whose queries find `answers`, in order; all of them are needed."""
-    query: Query | None
-    asked: list[Query] = []
+    asked = []
     state, query = peek.start_look(state, now)
     for found in answers:
         assert query is not None
@@ -219,9 +199,10 @@ def look(
     return state, asked
 
 
-def plan_all(state: PeekState) -> PeekState:
-    """Plan all that was found."""
-    return peek.plan(state, Plan(state.found.messages, 1))[0]
+def received(state: PeekState, outcome: Outcome | None = None) -> PeekState:
+    """Plan all that was found, and learn what became of it."""
+    planned = peek.plan(state, Plan(state.found.messages, 1))[0]
+    return planned if outcome is None else peek.learn(planned, outcome)
 
 
 def test_a_look_starts_where_the_queue_started() -> None:
@@ -236,7 +217,7 @@ def test_a_look_starts_where_the_queue_started() -> None:
     assert look(slow, WAITING, now=99.0)[1] == [ANCHOR]
     assert look(slow, WAITING, now=100.0)[1] == [START]
     # what was asked for was received, so only dead rows are before its end
-    assert peek.learn(plan_all(state), NONE_EMPTY).anchor == 8
+    assert received(state, NONE_EMPTY).anchor == 8
     # a lower seq may have been committed late
     state, asked = look(state, Found(), Found(), now=1.0)
     assert asked == [ANCHOR, START]
@@ -245,17 +226,17 @@ def test_a_look_starts_where_the_queue_started() -> None:
 
 def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -> None:
     """Others hold them; when nothing is behind them, or 30 s are over, they are tried again."""
-    held = peek.learn(plan_all(look(PeekState(), WAITING)[0]), EMPTY)
+    held = received(look(PeekState(), WAITING)[0], EMPTY)
     behind = Found(1, marks=(9,), last=9)
 
     state, first = look(held, behind, now=29.0)
-    received = peek.learn(plan_all(state), NONE_EMPTY)
-    state, second = look(received, Found(), WAITING, now=29.0)
+    done = received(state, NONE_EMPTY)
+    state, second = look(done, Found(), WAITING, now=29.0)
 
     assert first == [Query("behind", 8, ends=True)]
     assert second == [Query("behind", 8), Query("anchor", 5, ends=True)]
     assert state.found == WAITING
-    assert look(received, WAITING, now=30.0)[1] == [START]
+    assert look(done, WAITING, now=30.0)[1] == [START]
     # one that finds nothing behind them rests, then tries all messages
     state, _ = look(held, Found())
     assert not state.is_awake(0.5)
@@ -264,7 +245,7 @@ def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -
 
 def test_without_receipts_an_unchanged_queue_shows_that_a_batch_received_nothing() -> None:
     """No outcome is known there; with receipts the outcome is what counts."""
-    state = plan_all(look(PeekState(), WAITING)[0])
+    state = received(look(PeekState(), WAITING)[0])
 
     behind = Query("behind", 8, ends=True)
     assert look(state, WAITING, Found(), receipts=False)[1] == [ANCHOR, behind]
@@ -284,8 +265,7 @@ def offset(*parts: dict[str, Any]) -> Offset:
     part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
     plan: list[dict[str, Any]] = [part | each for each in parts]
     for each in plan:
-        bounds: list[int] = each["bounds"]
-        each.setdefault("partitions", [0] * (len(bounds) - 1))
+        each.setdefault("partitions", [0] * (len(each["bounds"]) - 1))
     return Offset.parse({"v": 1, "stream": "r", "batch": 3, "plan": plan})
 
 
@@ -340,21 +320,19 @@ def test_a_batch_that_runs_again_has_the_same_partitions() -> None:
         assert [[task.task for task in part] for part in parts] == [[1], [0, 2]]
 
 
-@pytest.mark.parametrize(
-    ("part", "error"),
-    [
-        *(({"queue": name}, BadAddress) for name in ('"a', '"a"."b"."c"', "", "x" * 56)),
-        # ranges rise, and are of the database's numbers; no plan has too many tasks
-        *(({"bounds": [2, 1]}, BadPlan), ({"bounds": [1, 2**63]}, BadPlan)),
-        *(({"share": 0}, BadPlan), ({"messages": True}, BadPlan), ({"queue": None}, BadPlan)),
-        *(({"partitions": [0]}, BadPlan), ({"partitions": [0, None]}, BadPlan)),
-        ({"bounds": [*range(offsets.MOST_TASKS + 2)]}, BadPlan),
-    ],
-)
-def test_a_plan_that_cannot_be_one_is_refused(part: dict[str, Any], error: type[Exception]) -> None:
+BAD_PARTS: list[dict[str, Any]] = [
+    *({"queue": name} for name in ('"a', '"a"."b"."c"', "", "x" * 56, None)),
+    # ranges rise, and are of the database's numbers; no plan has too many tasks
+    *({"bounds": bounds} for bounds in ([2, 1], [1, 2**63], [*range(offsets.MOST_TASKS + 2)])),
+    *({"share": 0}, {"messages": True}, {"partitions": [0]}, {"partitions": [0, None]}),
+]
+
+
+def test_a_plan_that_cannot_be_one_is_refused() -> None:
     """A checkpoint is untrusted text."""
-    with pytest.raises(error):
-        tasks_of(offset(part), options())
+    for part in BAD_PARTS:
+        with pytest.raises((BadAddress, BadPlan)):
+            tasks_of(offset(part), options())
     with pytest.raises(BadPlan, match="characters"):
         offsets.read_plan("[" + " " * offsets.LONGEST, "r", 2)
 

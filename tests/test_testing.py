@@ -19,45 +19,43 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent
-PAGE = "docs/testing.md"
-
-
-@pytest.fixture
-def users(pytester: pytest.Pytester, server: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a folder of a user whose environment has this package installed; a run's own process."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    metadata = pytester.mkdir("site") / "as_installed-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: as-installed\nVersion: 1\n")
-    points = (f"{k} = {v}\n" for k, v in project["entry-points"]["pytest11"].items())
-    (metadata / "entry_points.txt").write_text("".join(["[pytest11]\n", *points]))
-    path = [str(pytester.path), str(metadata.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    monkeypatch.setenv(VARIABLE, server)
-    pytester.makeini("[pytest]")  # else a file above this folder counts
-    return pytester.path
 
 
 @pytest.mark.spark
-def test_the_tests_of_the_page_pass(users: Path, pytester: pytest.Pytester) -> None:
-    """In a process of their own, with the fixtures that pytest finds by the entry point."""
-    code = {each.id: each.text for each in blocks(PAGE) if each.id}
-    (users / "pipeline.py").write_text(code["testing/pipeline"])
-    (users / "test_pipeline.py").write_text(code["testing/tests"])
+def test_the_tests_of_the_page_pass(
+    spark: SparkSession, server: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the session of this process, which they would stop at their end."""
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setenv(VARIABLE, server)
+    code = {each.id: each.text for each in blocks("docs/testing.md") if each.id}
+    pytester.makepyfile(pipeline=code["testing/pipeline"], test_pipeline=code["testing/tests"])
+    pytester.syspathinsert()
 
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "sqlq_spark.testing.plugin")
 
     done.assert_outcomes(passed=2)
 
 
-def test_two_processes_of_xdist_share_nothing(users: Path, pytester: pytest.Pytester) -> None:
-    """Each test has a database of its own, and none is left; the plugin imports nothing heavy."""
-    (users / "conftest.py").write_text(
+def test_two_processes_of_xdist_share_nothing(
+    server: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installed plugin imports nothing heavy; each test has a database, and none is left."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    metadata = pytester.mkdir("as_installed-1.dist-info")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: as-installed\nVersion: 1\n")
+    points = (f"{k} = {v}\n" for k, v in project["entry-points"]["pytest11"].items())
+    (metadata / "entry_points.txt").write_text("".join(["[pytest11]\n", *points]))
+    path = [str(pytester.path), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    monkeypatch.setenv(VARIABLE, server)
+    pytester.makeini("[pytest]")  # else a file above this folder counts
+    pytester.makeconftest(
         "import sys\n"
         "heavy = {'pyspark', 'pyarrow', 'numpy', 'adbc_driver_manager'}\n"
         "assert 'sqlq_spark.testing.plugin' in sys.modules and not heavy & {*sys.modules}\n"
     )
-    (users / "test_queues.py").write_text(
+    pytester.makepyfile(
         "import pytest\n"
         "@pytest.mark.parametrize('number', range(4))\n"
         "def test_queue(number, sqlqueue_queue):\n"
@@ -67,7 +65,7 @@ def test_two_processes_of_xdist_share_nothing(users: Path, pytester: pytest.Pyte
 
     pytester.runpytest_subprocess("-n", "2").assert_outcomes(passed=4)
 
-    with psycopg.connect(os.environ[VARIABLE]) as connection:
+    with psycopg.connect(server) as connection:
         left = "SELECT 1 FROM pg_database WHERE datname LIKE 'sqlqueue_test_%'"
         assert connection.execute(left).fetchall() == []
 
