@@ -54,11 +54,10 @@ def test_what_is_selected_and_left_to_spark_is_what_was_asked(
         wanted, done = wanted.narrow(each)  # type: ignore[arg-type]
         left += [] if done else [each]
 
-    for row in rows:
-        seq, queue = row
+    for seq, queue in rows:
         named = wanted.queues is None or queue in wanted.queues
         selected = wanted.first <= seq < wanted.stop and named
-        assert (selected and passes(row, left)) == passes(row, asked)
+        assert (selected and passes((seq, queue), left)) == passes((seq, queue), asked)
 
 
 def passes(row: tuple[int, str], conditions: list[object]) -> bool:
@@ -71,13 +70,7 @@ def passes(row: tuple[int, str], conditions: list[object]) -> bool:
 
 def test_any_other_filter_is_left_to_spark() -> None:
     """And selects everything; neither column is ever null, which Spark asks for too."""
-    for condition in (
-        filters.EqualTo(("headers", "seq"), 1),
-        filters.EqualTo(SEQ, True),  # noqa: FBT003
-        filters.EqualNullSafe(SEQ, None),
-        filters.Not(filters.EqualTo(QUEUE, "a")),
-        filters.IsNull(SEQ),
-        filters.GreaterThan(QUEUE, "a"),
-    ):
-        assert ALL.narrow(condition) == (ALL, False), condition  # type: ignore[arg-type]
+    others = [filters.EqualTo(("headers", "seq"), 1), filters.EqualTo(SEQ, True)]  # noqa: FBT003
+    others += [filters.Not(filters.EqualTo(QUEUE, "a")), filters.GreaterThan(QUEUE, "a")]
+    assert {ALL.narrow(each) for each in others} == {(ALL, False)}  # type: ignore[arg-type]
     assert ALL.narrow(filters.IsNotNull(SEQ)) == ALL.narrow(filters.IsNotNull(QUEUE)) == (ALL, True)

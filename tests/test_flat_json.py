@@ -6,6 +6,7 @@ import json
 import tracemalloc
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -43,17 +44,12 @@ PIECES = st.lists(
 ).map("".join)
 
 
-def write(headers: dict[str, str]) -> str:
-    """Write without white space, and as few escapes as JSON allows."""
-    return json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
-
-
-def write_lines(headers: dict[str, str]) -> str:
-    """Write a line for each member, and other letters in hex."""
-    return json.dumps(headers, indent=2)
-
-
-TEXTS = PIECES | JSON.map(json.dumps) | OBJECTS.map(write) | OBJECTS.map(write_lines) | st.none()
+# without white space, and in lines with other letters in hex
+WRITTEN = [partial(json.dumps, ensure_ascii=False, separators=(",", ":")), wire.dumps]
+WRITTEN.append(partial(json.dumps, indent=2))
+TEXTS = PIECES | JSON.map(json.dumps) | st.none()
+for writer in WRITTEN:
+    TEXTS |= OBJECTS.map(writer)
 
 
 def column(*texts: str | None) -> pa.Array:
@@ -70,30 +66,13 @@ def members(found: FlatObjects) -> list[list[tuple[str, str]]]:
     return rows
 
 
-@given(
-    st.sampled_from([write, wire.dumps, json.dumps, write_lines]),
-    st.lists(OBJECTS, max_size=6),
-    st.integers(0, 2),
-)
-@settings(max_examples=300)
-def test_objects_of_texts_are_read_without_parsing_a_row(
-    writer: object, objects: list[dict[str, str]], skipped: int
-) -> None:
-    """Names and values in their order, also from a slice of a longer column."""
-    assert callable(writer)
-    found = FlatObjects(column(*["x"] * skipped, *map(writer, objects))[skipped:])
-
-    assert found.is_read.all()
-    assert members(found) == [list(each.items()) for each in objects]
-
-
 def are_unfit(pairs: list[tuple[str, object]]) -> bool:
     """Whether a name is there twice, or `__type` first."""
     return len(pairs) != len(dict(pairs)) or [*dict(pairs)][:1] == ["__type"]
 
 
 @given(st.lists(TEXTS, max_size=6))
-@settings(max_examples=400)
+@settings(max_examples=500)
 def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None]) -> None:
     """As a map, one header alone, what a row lacks, and which rows old endpoints cannot read."""
     headers = Headers(column(*texts))

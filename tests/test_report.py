@@ -1,20 +1,14 @@
-"""The page of `sqlqueue report`: what is in it, that it runs nothing, how a browser shows it."""
+"""The page of `sqlqueue report`: what is in it, and that it runs nothing."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
-
-import browser
-import pytest
+from typing import Any
 
 from sqlq_spark.admin import report, watch
 from sqlq_spark.admin.inspect import Delayed, Depth, Stream
 from sqlq_spark.admin.problems import Finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW = datetime(2026, 6, 30, 12, tzinfo=UTC)
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -94,22 +88,3 @@ def test_a_page_says_what_there_is_and_what_is_absent() -> None:
     text = report.write_page("server", watch.Look(at=NOW, queues=[], streams=None), [])
     assert "This login may read no table that has the columns of a queue." in text
     assert "Streams are unknown" in text
-
-
-def test_a_browser_shows_the_page(tmp_path: Path) -> None:
-    """On a phone and a screen, by day and night: it fits, and nothing else happens."""
-    program = browser.program()
-    if program is None:
-        pytest.skip("no browser: see the first lines")
-    file = tmp_path / "report.html"
-    file.write_text(page(HOSTILE), encoding="utf-8")
-    with browser.page(program, tmp_path / "profile") as tab:
-        for width, dark in ((390, False), (390, True), (1280, False), (1280, True)):
-            tab.show(file, width=width, dark=dark)
-
-            assert tab.ask("document.documentElement.scrollWidth") <= width
-            assert tab.ask("document.querySelectorAll('.bars svg').length") > 10
-            asked = [each for each in tab.events if each["method"] == "Network.requestWillBeSent"]
-            assert [each["params"]["request"]["url"] for each in asked] == [file.as_uri()]
-            methods = {each["method"] for each in tab.events}
-            assert not methods & {"Page.javascriptDialogOpening", "Log.entryAdded"}
