@@ -1,4 +1,4 @@
-"""The plugin of pytest: the code of its page, its fixtures, and what it leaves alone."""
+"""The plugin of pytest: the code of its page, and its fixtures."""
 
 from __future__ import annotations
 

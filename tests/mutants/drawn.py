@@ -330,7 +330,7 @@ DRAWN = [
         file="testing/embedded.py",
         old="if found is None or found.origin is None:",
         new="if not (found is None or found.origin is None):",
-        tests=["test_embedded.py::test_without_the_wheel_the_error_names_the_extra"],
+        tests=["test_demo.py::test_without_the_wheel_the_error_names_the_extra"],
     ),
     Fault(
         id="testing-5",

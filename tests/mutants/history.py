@@ -527,7 +527,7 @@ RETURNING""",
         file="admin/script.py",
         old="if delayed and size > naming.longest_with_delayed:",
         new="if delayed and size > naming.longest_table:",
-        tests=["test_endpoint.py::test_a_delayed_table_leaves_less_room_for_a_name"],
+        tests=["test_admin.py::test_a_delayed_table_leaves_less_room_for_a_name"],
     ),
     Fault(
         id="control-characters-in-json",
