@@ -17,7 +17,6 @@ from sqlq_spark.database.sessions import StateSession, ask_password, log_in
 from sqlq_spark.errors import BadOption, CredentialsFailed, MissingPackage
 from sqlq_spark.jobs import relay
 from sqlq_spark.jobs.settings import load
-from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 
 if TYPE_CHECKING:
@@ -34,10 +33,6 @@ SECRET = "s3cret"  # noqa: S105 - looked for in errors
 MODULE = f"""
 class Silent:
     __repr__ = lambda self: "{SECRET}"
-
-def fails(url):
-    raise ValueError("{SECRET}")
-
 nothing = lambda url: None
 empty = lambda url: ""
 half = lambda url: "{SECRET}\\ud800"
@@ -45,17 +40,22 @@ nul = lambda url: "{SECRET}\\0"
 other = lambda url: Silent()
 given = lambda url: "p&a=s s/" + url.partition("@")[2]
 text = "{SECRET}"
+def fails(url):
+    raise ValueError("{SECRET}")
 """
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Give the name of a module with functions of many kinds."""
+@pytest.fixture(autouse=True)
+def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules with functions of many kinds, no client of another test, and no region."""
     (tmp_path / "shop_login.py").write_text(MODULE, encoding="utf-8")
     (tmp_path / "broken_login.py").write_text(f'raise ValueError("{SECRET}")', encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    yield "shop_login"
-    sys.modules.pop("shop_login", None)
+    monkeypatch.delitem(sys.modules, "shop_login", raising=False)
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "PGUSER", "PGHOST", "PGPORT"):
+        monkeypatch.delenv(name, raising=False)
+    drivers.aws_client.cache_clear()
+    drivers.azure_credential.cache_clear()
 
 
 @pytest.fixture
@@ -66,14 +66,6 @@ def rotating(place: Place, tmp_path: Path) -> Iterator[Rotation]:
 
 
 # ---------------------------------------------------------------- the option
-
-
-def test_the_option_is_a_service_or_a_function() -> None:
-    """A read and a write have it; only its text is stored, that of a service in lower case."""
-    for kind in (SourceOptions, SinkOptions):
-        for text, stored in (("AZURE", "azure"), ("aws", "aws"), ("shop.login:F", "shop.login:F")):
-            raw = {"url": URL, "queue": "q", "credentials": text}
-            assert kind.parse(raw).credentials == stored
 
 
 BESIDE = "expected no password beside it"
@@ -103,9 +95,9 @@ def test_a_password_in_it_or_beside_it_is_refused() -> None:
 # ---------------------------------------------------------------- functions
 
 
-def test_the_password_is_percent_encoded_in_the_url_of_one_attempt(module: str) -> None:
+def test_the_password_is_percent_encoded_in_the_url_of_one_attempt() -> None:
     """The function gets the url as the user wrote it."""
-    found = log_in(f"{URL}?sslmode=require", f"{module}:given")
+    found = log_in(f"{URL}?sslmode=require", "shop_login:given")
 
     assert found.startswith(f"{URL}?sslmode=require&password=")
     assert parse_qs(urlsplit(found).query)["password"] == [
@@ -122,13 +114,12 @@ WRONG = {
     "shop_login:nul": "but found a text that cannot be sent",
     "shop_login:text": "a function, but found a text",
     "shop_login:missing": "has no attribute 'missing'",
-    "shop_login:fails": "but it gave no password: ValueError in shop_login.py, line 6",
+    "shop_login:fails": "but it gave no password: ValueError in shop_login.py, line 12",
     "not_there:f": "No module named 'not_there'",
     "broken_login:f": "ValueError in broken_login.py, line 1",
 }
 
 
-@pytest.mark.usefixtures("module")
 def test_what_gives_no_password_is_an_error_without_its_text() -> None:
     """The error says what was found instead, or the class and the line of what was raised."""
     for text, said in WRONG.items():
@@ -141,18 +132,6 @@ def test_what_gives_no_password_is_an_error_without_its_text() -> None:
 
 
 # ---------------------------------------------------------------- clouds
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No client of another test, and no region."""
-    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "PGUSER", "PGHOST", "PGPORT"):
-        monkeypatch.delenv(name, raising=False)
-    for cached in (drivers.aws_client, drivers.azure_credential):
-        cached.cache_clear()
-    yield
-    for cached in (drivers.aws_client, drivers.azure_credential):
-        cached.cache_clear()
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,7 @@ SAID = {
     errors.ConnectionLost: [
         "server closed the connection unexpectedly",
         "terminating connection due to administrator command",
-        "the database system is starting up",
         "the database system is in recovery mode",
-        "the database system is not yet accepting connections",
     ],
     errors.ServerShort: [
         "sorry, too many clients already",
@@ -42,25 +41,18 @@ SAID = {
         "remaining connection slots are reserved for roles",
         "no more connections allowed (max_client_conn)",
     ],
-    errors.NotReachable: [
-        'connection to server at "db" failed: Connection refused',
-        'could not translate host name "db" to address',
-    ],
+    errors.NotReachable: ['connection to server at "db" failed: Connection refused'],
     errors.LoginRefused: ['password authentication failed for user "bo"'],
     errors.DatabaseNotFound: ['database "shop" does not exist'],
     errors.ServerNotVerified: [
         "SSL error: certificate verify failed",
         'server certificate for "a" does not match host name "b"',
         "server does not support SSL, but SSL was required",
-        'root certificate file "/root.crt" does not exist',
     ],
     errors.CertificateRefused: [
         "SSL error: tlsv13 alert certificate required",
-        "SSL error: tlsv1 alert unknown ca",
         "connection requires a valid client certificate",
-        'certificate authentication failed for user "bo"',
         'could not read certificate file "a.pem": No such file',
-        'certificate present, but not private key file "a.key"',
     ],
 }
 
@@ -103,43 +95,41 @@ def test_an_error_shows_where_a_url_leads() -> None:
     assert {url: redact(url) for url in PLACES} == PLACES
 
 
-def test_a_server_without_room_is_worth_another_try(place: Place) -> None:
-    """As one without a connection; the trigger raises what the server would raise."""
-    queue = QueueAddress("short", place.schema)
+def opened(place: Place) -> closing[Any]:
+    """A session of ours."""
+    return closing(connect(place.url, application="mine", timeout=30, state=place.state))
+
+
+def test_what_a_trigger_raises_is_not_the_queues(place: Place) -> None:
+    """A server without room is tried again; a table that only the trigger misses is named."""
+    at = f'"{place.schema}".'
     place.sql(f"""
-        CREATE TABLE {place.schema}.short (body bytea);
-        CREATE FUNCTION {place.schema}.raise() RETURNS trigger LANGUAGE plpgsql AS
-            $$BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '53100'; END$$;
-        CREATE TRIGGER t BEFORE INSERT ON {place.schema}.short
-            EXECUTE FUNCTION {place.schema}.raise()""")
-    with closing(connect(place.url, application="test", timeout=30, state=place.state)) as found:
+        CREATE TABLE {at}orders (body bytea, expires timestamp);
+        CREATE FUNCTION {at}noted() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+            IF TG_OP = 'INSERT' THEN RAISE EXCEPTION 'no' USING ERRCODE = '53100'; END IF;
+            INSERT INTO notes VALUES (1); RETURN NULL; END$$;
+        CREATE TRIGGER noted BEFORE INSERT OR DELETE ON {at}orders
+            FOR EACH STATEMENT EXECUTE FUNCTION {at}noted()""")
+    queue, missing = (QueueAddress(name, place.schema) for name in ("orders", "nowhere"))
+    with opened(place) as found:
         with pytest.raises(errors.ServerShort, match="53100"), transaction(found, timeout=30):
             found.load(queue, pa.table({"body": [b"x"]}))
-        assert found.rows("clock")  # the session can be used again
+        with pytest.raises(errors.StatementRefused, match='"notes" does not exist'):
+            found.rows("purge", tables={"queue": queue})
+        with pytest.raises(errors.QueueNotFound):
+            found.rows("purge", tables={"queue": missing})
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -> None:
     """The time that it took decides, because the server's words depend on its language."""
-
-    def strike() -> None:
-        waiting = "application_name = 'struck' AND wait_event_type = 'Lock'"
-        cancel = f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {waiting}"
-        until(lambda: place.sql(cancel))
-
-    first, second = (
-        connect(place.url, application="struck", timeout=30, state=place.state) for _ in range(2)
-    )
+    waiting = "application_name = 'mine' AND wait_event_type = 'Lock'"
+    cancel = f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {waiting}"
     kind = errors.Cancelled if cancelled else errors.TimedOut
-    with (
-        ThreadPoolExecutor() as pool,
-        closing(first),
-        closing(second),
-        transaction(first, timeout=30),
-    ):
+    with opened(place) as first, opened(place) as second, transaction(first, timeout=30):
         first.rows("install_lock", state_name="r")
         if cancelled:
-            pool.submit(strike)
+            ThreadPoolExecutor().submit(until, lambda: place.sql(cancel))
         limit = 20 if cancelled else 0.2
         with pytest.raises(kind) as caught, transaction(second, timeout=limit):
             second.rows("install_lock", state_name="r")
@@ -148,30 +138,12 @@ def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -
     assert str(caught.value).startswith(f"install_lock {said}")
 
 
-def test_what_a_trigger_misses_is_not_the_queue(place: Place) -> None:
-    """Its function runs with our search path; the server's words name what it does not find."""
-    at = f'"{place.schema}".'
-    place.sql(f"""
-        CREATE TABLE {at}orders (id uuid, expires timestamp, headers text, body bytea);
-        CREATE FUNCTION {at}noted() RETURNS trigger LANGUAGE plpgsql AS
-            'BEGIN INSERT INTO notes VALUES (1); RETURN NULL; END';
-        CREATE TRIGGER noted AFTER DELETE ON {at}orders EXECUTE FUNCTION {at}noted()""")
-
-    with closing(connect(place.url, application="test", timeout=10, state=place.state)) as found:
-        with pytest.raises(errors.StatementRefused, match='"notes" does not exist'):
-            found.rows("purge", tables={"queue": QueueAddress("orders", place.schema)})
-        with pytest.raises(errors.QueueNotFound):
-            found.rows("purge", tables={"queue": QueueAddress("nowhere", place.schema)})
-
-
 # ----- TCP: a client or a server that is gone ends the session within queryTimeout ---------------
 
 OPTIONS = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
 
 
-def timeouts(seconds: int) -> str:
-    """Our statement that begins each transaction."""
-    return write_values("timeouts", {"milliseconds": seconds * 1000, "application": "test"})
+TIMEOUTS = partial(write_values, "timeouts")  # our statement that begins each transaction
 
 
 def test_the_server_drops_a_client_that_is_gone(place: Place) -> None:
@@ -183,7 +155,7 @@ def test_the_server_drops_a_client_that_is_gone(place: Place) -> None:
             return [session.execute(f"SHOW {name}").fetchone() for name in names]
 
         before = shown()
-        session.execute(timeouts(86_400))
+        session.execute(TIMEOUTS({"milliseconds": 86_400_000, "application": "test"}))
         assert shown() == [("86400000",), ("28800",), ("8640",)]
         session.commit()
         assert shown() == before
@@ -192,10 +164,9 @@ def test_the_server_drops_a_client_that_is_gone(place: Place) -> None:
 def test_the_server_undoes_the_transaction_of_a_client_that_reads_nothing(place: Place) -> None:
     """statement_timeout does not end a statement that waits to write to its client."""
     with closing(psycopg.connect(place.url)) as session:
-        session.execute(timeouts(1))
-        session.pgconn.send_query(
-            b"COPY (SELECT repeat('x', 1000000) FROM generate_series(1, 1000)) TO STDOUT"
-        )
+        session.execute(TIMEOUTS({"milliseconds": 1000, "application": "test"}))
+        text = "COPY (SELECT repeat('x', 1000000) FROM generate_series(1, 1000)) TO STDOUT"
+        session.pgconn.send_query(text.encode())
 
         pid = session.info.backend_pid
         until(lambda: not place.sql("SELECT 1 FROM pg_locks WHERE pid = %s", pid))

@@ -288,7 +288,7 @@ DRAWN = [
         file="jobs/settings.py",
         old='given = dict(each.split("=", 1) for each in given)',
         new='given = dict([*each.split("=", 1), "1"][:2] for each in given)',
-        tests=["test_job.py::test_a_flag_that_is_wrong"],
+        tests=["test_job.py::test_all_that_is_wrong_is_listed_at_once"],
     ),
     Fault(
         id="jobs-4",
