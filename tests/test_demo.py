@@ -30,24 +30,23 @@ if TYPE_CHECKING:
 
 DEMO = [sys.executable, "-m", "sqlq_spark", "demo"]
 # of its two kills, as each start of Spark takes ten seconds
-KILLED_ONCE = (
-    "from sqlq_spark import demo\n"
-    "from sqlq_spark.cli.main import main\n"
-    "demo.KILL_AFTER = (2, demo.BATCHES)\n"
-    "main()\n"
-)
-
-
-def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo to its end, as a user who set nothing."""
-    return subprocess.run(
-        words or DEMO, env=environ(**more), capture_output=True, text=True, check=False
-    )
+KILLED_ONCE = """
+from sqlq_spark import demo
+from sqlq_spark.cli.main import main
+demo.KILL_AFTER = (2, demo.BATCHES)
+main()
+"""
 
 
 def environ(**more: str) -> dict[str, str]:
     """The environment of a user who set nothing."""
     return {name: text for name, text in os.environ.items() if name[:8] != "PYSPARK_"} | more
+
+
+def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end."""
+    command = words or DEMO
+    return subprocess.run(command, env=environ(**more), capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -80,27 +79,25 @@ def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
     """No process, no server, no file, whatever the stop."""
-    started = []
-    for ending, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
-        mark = secrets.token_hex(8)
-        process = subprocess.Popen(
+    endings = {"one": (signal.SIGINT, 130), "two": (signal.SIGKILL, -9)}
+    marks = {name: f"{name}-{secrets.token_hex(8)}" for name in endings}
+    processes = {
+        name: subprocess.Popen(
             [*DEMO, "--messages", "1000"],
-            env=environ(SQLQ_MARK=mark, TMPDIR=str(folder)),
+            env=environ(SQLQ_MARK=marks[name], TMPDIR=str(folder)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
             start_new_session=True,
         )
-        started.append((mark, process, ending, code))
-    for mark, process, ending, code in started:
-        with process:
-            until(lambda at=mark: [its for its in inheriting(at).values() if "SparkSubmit" in its])
-            process.send_signal(ending)
-            assert process.wait(PATIENCE) == code
-            assert process.stderr is not None
-            assert process.stderr.read() == ""
-
-        until(lambda at=mark: inheriting(at), {})
+        for name in endings
+    }
+    for name, (ending, _) in endings.items():
+        until(lambda mark=marks[name]: "SparkSubmit" in str(inheriting(mark)))
+        processes[name].send_signal(ending)
+    for name, (_, code) in endings.items():
+        assert processes[name].communicate(timeout=PATIENCE) == (None, b"")
+        assert processes[name].returncode == code
+        until(lambda mark=marks[name]: inheriting(mark), {})
     until(lambda: [*folder.iterdir()], [])
     assert naming(folder) == []
 

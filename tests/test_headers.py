@@ -164,8 +164,6 @@ FULL_NAMES = {
     r"Shop.Odd\,Name\[, Shop": r"Shop.Odd\,Name\[",
     "Placed]], Shop": "Placed]]",
     "Placed[[Order, Shop": "Placed[[Order, Shop",
-    ",": "",
-    "\\": "\\",
 }
 
 
@@ -184,31 +182,26 @@ def test_topics_that_fit_come_back_from_their_header(topics: list[str]) -> None:
     assert wire.split_names(f"Shop.Placed, {GENERIC},,") == ["Shop.Placed", GENERIC, "", ""]
 
 
-NO_TOPICS = {"": "blank", " \n": "blank", "a;b": "';'", "a\0": "NUL"}
 PROBLEMS = {
     f"Shop.Rush, Shop, {VERSION}; Shop.Placed, Shop;Shop.IEvent": None,
-    f"{GENERIC}, Shop;{GENERIC}2, Shop": None,
     r"Shop.Odd\,Name\[, Shop": None,
     "Shop.Placed; ;Shop.IEvent": "a blank name",
-    ", Shop": "a blank name",
     "Shop.Placed, Shop;Shop.IEvent;Shop.Placed": "Shop.Placed twice",
     '["Shop.Placed"]': "'[\"Shop.Placed\"]', which is no type name",
     "Shop.\nPlaced": "'Shop.\\nPlaced', which is no type name",
 }
 INTERFACE_FIRST = {
     "Shop.IEvent;Shop.Placed": True,
-    "Shop.Outer+IShopEvent, Shop;Shop.Placed": True,
     "Shop.Placed;Shop.IEvent;Shop.Base": False,  # the order of an endpoint
     "Shop.IPlaced;Shop.IEvent": False,  # an interface that is the message
-    "Shop.ItemAdded;Shop.Base": False,
     "Shop.IPAddressChanged;Shop.Base": False,
-    "": False,
 }
 
 
 def test_only_what_is_certainly_wrong_is_no_header_of_types() -> None:
     """An odd name may be right: .NET decides. An interface before a class is seen by its name."""
-    assert all(why in str(wire.topic_problem(topic)) for topic, why in NO_TOPICS.items())
+    for topic, why in (("", "blank"), (" \n", "blank"), ("a;b", "';'"), ("a\0", "NUL")):
+        assert why in str(wire.topic_problem(topic))
     assert {header: wire.types_problem(header) for header in PROBLEMS} == PROBLEMS
     found = {header: wire.begins_with_interface(header) for header in INTERFACE_FIRST}
     assert found == INTERFACE_FIRST
