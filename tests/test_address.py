@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -29,79 +30,50 @@ SHORT = names(utf16=128)
 IN_POSTGRESQL = st.builds(QueueAddress, names(utf8=55), st.none() | names(utf8=63))
 IN_SQLSERVER = st.builds(QueueAddress, SHORT, st.none() | SHORT, st.none() | SHORT)
 
-# ----- one address -----------------------------------------------------------------------------
-
-
+MINE, OTHER = POSTGRESQL.parse_address, SQLSERVER.parse_address
 # what a user writes is an address only if it begins with a quote, or holds an at sign
-READ: list[tuple[Parse, dict[str, tuple[str | None, ...]]]] = [
-    (
-        POSTGRESQL.parse_address,
-        {
-            '"public"."Shop.Orders"': ("Shop.Orders", "public"),
-            'sales."Shop.Orders"': ("Shop.Orders", "sales"),
-            '""""': ('"',),
-            "orders@[dbo]": ("orders@[dbo]",),
-        },
-    ),
-    (
-        POSTGRESQL.parse_queue,
-        {
-            "Shop.Orders": ("Shop.Orders",),
-            '"sales"."Shop.Orders"': ("Shop.Orders", "sales"),
-            ".": (".",),
-        },
-    ),
-    (
-        SQLSERVER.parse_address,
-        {
-            "Shop.Orders@[dbo]": ("Shop.Orders", "dbo"),
-            "orders@my.schema@my.catalog": ("orders", "my.schema", "my.catalog"),
-            "orders@[]@[shop]": ("orders", None, "shop"),
-            "orders@[a@b]@[c@d]": ("orders", "a@b", "c@d"),
-            "[a@b]@[dbo]": ("a@b", "dbo"),
-            "[orders]": ("[orders]",),  # the transport keeps its brackets
-            "[a@[dbo]@[shop]": ("[a", "dbo", "shop"),
-            '"public"."orders"': ('"public"."orders"',),
-        },
-    ),
-    (SQLSERVER.parse_queue, {"[orders]@[dbo]": ("orders", "dbo"), "[a@b]": ("a@b",)}),
-]
-REFUSED: list[tuple[Parse, dict[str, str]]] = [
-    (
-        POSTGRESQL.parse_address,
-        {
-            "": "the table is empty",
-            "or\0ders": "the table holds a NUL character",
-            's."orders': "the quote that opens at character 3 is not closed",
-            '"orders"; DROP TABLE x': "text follows the quote that closes at character 8; ",
-            "shop.public.orders": "it has 3 parts where 2 are the most",
-            "ä" * 28: "the table has 56 UTF-8 bytes where 55 are the most",
-            "s" * 64 + ".orders": "the schema has 64 UTF-8 bytes where 63 are the most",
-        },
-    ),
-    (
-        SQLSERVER.parse_address,
-        {
-            "orders@[\udc00]": "the schema holds half of a surrogate pair",
-            "orders@[dbo]; DROP TABLE x": "text follows the bracket that closes at character 12; ",
-            "🚀" * 65: "the table has 130 UTF-16 code units where 128 are the most",
-        },
-    ),
+WRITTEN, OTHERS = POSTGRESQL.parse_queue, SQLSERVER.parse_queue
+CASES: list[tuple[Parse, str, tuple[str | None, ...] | str]] = [
+    (MINE, '"public"."Shop.Orders"', ("Shop.Orders", "public")),
+    (MINE, 'sales."Shop.Orders"', ("Shop.Orders", "sales")),
+    (MINE, '""""', ('"',)),
+    (MINE, "orders@[dbo]", ("orders@[dbo]",)),
+    (WRITTEN, "Shop.Orders", ("Shop.Orders",)),
+    (WRITTEN, '"sales"."Shop.Orders"', ("Shop.Orders", "sales")),
+    (WRITTEN, ".", (".",)),
+    (OTHER, "Shop.Orders@[dbo]", ("Shop.Orders", "dbo")),
+    (OTHER, "orders@my.schema@my.catalog", ("orders", "my.schema", "my.catalog")),
+    (OTHER, "orders@[]@[shop]", ("orders", None, "shop")),
+    (OTHER, "orders@[a@b]@[c@d]", ("orders", "a@b", "c@d")),
+    (OTHER, "[a@b]@[dbo]", ("a@b", "dbo")),
+    (OTHER, "[orders]", ("[orders]",)),  # the transport keeps its brackets
+    (OTHER, "[a@[dbo]@[shop]", ("[a", "dbo", "shop")),
+    (OTHERS, "[orders]@[dbo]", ("orders", "dbo")),
+    (OTHERS, "[a@b]", ("a@b",)),
+    # refused, with the reason
+    (MINE, "", "the table is empty"),
+    (MINE, "or\0ders", "the table holds a NUL character"),
+    (MINE, 's."orders', "the quote that opens at character 3 is not closed"),
+    (MINE, '"orders"; DROP TABLE x', "text follows the quote that closes at character 8; "),
+    (MINE, "shop.public.orders", "it has 3 parts where 2 are the most"),
+    (MINE, "ä" * 28, "the table has 56 UTF-8 bytes where 55 are the most"),
+    (MINE, "s" * 64 + ".orders", "the schema has 64 UTF-8 bytes where 63 are the most"),
+    (OTHER, "orders@[\udc00]", "the schema holds half of a surrogate pair"),
+    (OTHER, "o@[dbo]; DROP TABLE x", "text follows the bracket that closes at character 7; "),
+    (OTHER, "🚀" * 65, "the table has 130 UTF-16 code units where 128 are the most"),
 ]
 
 
 def test_an_address_is_split_outside_its_quotes_or_refused() -> None:
     """The error holds the text and the reason."""
-    for parse, parts in READ:
-        assert {each: parse(each) for each in parts} == {
-            each: QueueAddress(*its) for each, its in parts.items()
-        }
-    for parse, reasons in REFUSED:
-        for text, reason in reasons.items():
-            with pytest.raises(BadAddress) as caught:
-                parse(text)
-            assert caught.value.text == text
-            assert caught.value.reason.startswith(reason)
+    for parse, text, expected in CASES:
+        if isinstance(expected, tuple):
+            assert parse(text) == QueueAddress(*expected)
+            continue
+        with pytest.raises(BadAddress) as caught:
+            parse(text)
+        assert caught.value.text == text
+        assert caught.value.reason.startswith(expected)
 
 
 def test_an_address_of_sqlserver_for_a_user_and_in_a_message() -> None:
@@ -169,12 +141,11 @@ def test_no_identifier_is_written_that_no_parser_would_accept() -> None:
 @given(st.text(st.sampled_from('a.,"[]@ \n\0\ud800'), max_size=12))
 def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
     """Nothing a message holds makes the parser fail in another way, or not end."""
-    for parse, write in (
-        (POSTGRESQL.parse_address, POSTGRESQL.print_address),
-        (POSTGRESQL.parse_queue, POSTGRESQL.print_address),
-        (SQLSERVER.parse_address, SQLSERVER.canonical_address),
-        (SQLSERVER.parse_queue, SQLSERVER.print_address),
-    ):
+    writes = (POSTGRESQL.print_address,) * 2 + (
+        SQLSERVER.canonical_address,
+        SQLSERVER.print_address,
+    )
+    for parse, write in zip((MINE, WRITTEN, OTHER, OTHERS), writes, strict=True):
         try:
             address = parse(text)
         except BadAddress as error:
@@ -182,11 +153,8 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
         else:
             assert replace(parse(write(address)), schema=None) == replace(address, schema=None)
     assert ", ".join(split_canonical(text)) == text  # of a stream's row nothing is lost
-    try:
-        names = POSTGRESQL.split_list(text)
-    except BadAddress:
-        return
-    assert all(names)
+    with suppress(BadAddress):
+        assert all(POSTGRESQL.split_list(text))
 
 
 # ----- lists -----------------------------------------------------------------------------------

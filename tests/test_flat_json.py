@@ -7,6 +7,7 @@ import tracemalloc
 import uuid
 from datetime import UTC, datetime
 from functools import partial
+from itertools import compress, count
 from typing import Any
 
 import pyarrow as pa
@@ -57,15 +58,6 @@ def column(*texts: str | None) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def members(found: FlatObjects) -> list[list[tuple[str, str]]]:
-    """Return the names and values of each row."""
-    rows: list[list[tuple[str, str]]] = [[] for _ in range(found.rows)]
-    names = found.names.dictionary_decode().to_pylist()
-    for parent, name, value in zip(found.parents, names, found.values().to_pylist(), strict=True):
-        rows[parent].append((name, value))
-    return rows
-
-
 def are_unfit(pairs: list[tuple[str, object]]) -> bool:
     """Whether a name is there twice, or `__type` first."""
     return len(pairs) != len(dict(pairs)) or [*dict(pairs)][:1] == ["__type"]
@@ -77,6 +69,7 @@ def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None])
     """As a map, one header alone, what a row lacks, and which rows old endpoints cannot read."""
     headers = Headers(column(*texts))
     rows = [read_strictly(text) for text in texts]
+    both = [*zip(texts, rows, strict=True)]
 
     assert headers.text("a").to_pylist() == [(row or {}).get("a") for row in rows]
     assert headers.missing("a").to_pylist() == ["a" not in (row or {}) for row in rows]
@@ -84,15 +77,16 @@ def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None])
     assert headers.poison().to_pylist() == [row is None for row in rows]
     expected = [None if row is None else list(row.items()) for row in rows]
     assert headers.map(MAP).to_pylist() == expected
-    unfit = [
-        at
-        for at, (text, row) in enumerate(zip(texts, rows, strict=True))
-        if row and json.loads(text or "", object_pairs_hook=are_unfit)
-    ]
-    assert sorted({*Headers(column(*texts)).unreadable_by_9_0()}) == unfit
+    pairs = [row and json.loads(text or "", object_pairs_hook=are_unfit) for text, row in both]
+    assert sorted({*Headers(column(*texts)).unreadable_by_9_0()}) == [*compress(count(), pairs)]
     flat = FlatObjects(column(*(text or "" for text in texts)))
-    for is_read, row, found in zip(flat.is_read, rows, members(flat), strict=True):
-        assert dict(found) == (row if is_read else {})
+    names, values = flat.names.dictionary_decode().to_pylist(), flat.values().to_pylist()
+    found: list[dict[str, str]] = [{} for _ in texts]
+    for parent, name, value in zip(flat.parents, names, values, strict=True):
+        found[parent][name] = value
+    assert found == [
+        row if is_read else {} for is_read, row in zip(flat.is_read, rows, strict=True)
+    ]
 
 
 MORE_POISON = [
@@ -118,15 +112,13 @@ FIT = ['{"a":"1","__type":"2"}', r'{"a":"\"\\","b":null}', "[]", '{"__type2":"y"
 UNFIT = [
     *('{"__type":"1","a":"2"}', '{"a":null,"a":"3"}', '{ "__type" : null }'),
     *(r'{"\u005f_type":"1"}', r'{"a":"1","\u0061":"3"}', '{"a":{"b":["c"]},"a":"b"}'),
-    '{"a":' + "[" * 900 + "]" * 900 + ',"a":"b"}',
 ]
 
 
 def test_texts_that_old_endpoints_cannot_read_are_found() -> None:
     """A name twice, or `__type` first; between other rows."""
-    for at, text in enumerate([*FIT, *UNFIT]):
-        found = Headers(column('{"x":"y"}', text, '{"x":"y"}')).unreadable_by_9_0()
-        assert found == [1] * (at >= len(FIT)), text
+    found = Headers(column('{"x":"y"}', *FIT, *UNFIT, '{"x":"y"}')).unreadable_by_9_0()
+    assert sorted(found) == [*range(len(FIT) + 1, len(FIT) + 1 + len(UNFIT))]
 
 
 @pytest.mark.parametrize("times", [1, 8, 9, 1_000_000])
@@ -222,14 +214,12 @@ def test_what_spark_gets_is_what_the_row_holds(
 def test_ids_are_version_4_uuids_and_a_seed_repeats_them(how_many: int, seed: bytes) -> None:
     """A retried task repeats its message ids; nothing else shares them."""
     seeds = (seed, seed, None, bytes(255 - byte for byte in seed))
-    one, again, *others = (
-        [uuid.UUID(bytes=each.tobytes()) for each in random_ids(how_many, seed=each)]
-        for each in seeds
-    )
+    one, again, *others = [[*map(bytes, random_ids(how_many, seed=each))] for each in seeds]
 
     assert one == again
     assert len({*one, *others[0], *others[1]}) == 3 * how_many
-    assert all((each.version, each.variant) == (4, uuid.RFC_4122) for each in one + others[0])
+    made = [uuid.UUID(bytes=each) for each in one + others[0]]
+    assert {(each.version, each.variant) for each in made} == {(4, uuid.RFC_4122)}
 
 
 def test_what_endpoints_of_version_1_read_stands_in_columns() -> None:
