@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -33,7 +34,7 @@ IN_SQLSERVER = st.builds(QueueAddress, SHORT, st.none() | SHORT, st.none() | SHO
 MINE, OTHER = POSTGRESQL.parse_address, SQLSERVER.parse_address
 # what a user writes is an address only if it begins with a quote, or holds an at sign
 WRITTEN, OTHERS = POSTGRESQL.parse_queue, SQLSERVER.parse_queue
-CASES: list[tuple[Parse, str, tuple[str | None, ...] | str]] = [
+CASES: list[tuple[Parse, str, tuple[Any, ...] | str]] = [
     (MINE, '"public"."Shop.Orders"', ("Shop.Orders", "public")),
     (MINE, 'sales."Shop.Orders"', ("Shop.Orders", "sales")),
     (MINE, '""""', ('"',)),

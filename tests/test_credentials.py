@@ -193,8 +193,9 @@ def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
 
 def test_a_kept_connection_is_not_that_of_another_function(rotating: Rotation) -> None:
     """Nor that of a login without the option."""
-    given = ({}, {"credentials": "aws"}, {"credentials": CREDENTIALS})
-    options = [DatabaseOptions.parse({"url": rotating.url, **each}) for each in given]
+    login = {"url": rotating.url}
+    given = (login, login | {"credentials": "aws"}, login | {"credentials": CREDENTIALS})
+    options = [DatabaseOptions.parse(each) for each in given]
 
     assert len({StateSession(each, "test", worker=True)._key for each in options}) == 3  # noqa: SLF001
 

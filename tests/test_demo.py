@@ -74,6 +74,11 @@ def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
     assert "expected a folder that is new or empty" in again.stderr
 
 
+def spark_of(mark: str) -> bool:
+    """Whether a process with a mark in its environment is Spark's."""
+    return "SparkSubmit" in str(inheriting(mark))
+
+
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
@@ -92,12 +97,12 @@ def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
         for name in endings
     }
     for name, (ending, _) in endings.items():
-        until(lambda mark=marks[name]: "SparkSubmit" in str(inheriting(mark)))
+        until(partial(spark_of, marks[name]))
         processes[name].send_signal(ending)
     for name, (_, code) in endings.items():
-        assert processes[name].communicate(timeout=PATIENCE) == (None, b"")
+        assert processes[name].communicate(timeout=PATIENCE)[1] == b""
         assert processes[name].returncode == code
-        until(lambda mark=marks[name]: inheriting(mark), {})
+        until(partial(inheriting, marks[name]), {})
     until(lambda: [*folder.iterdir()], [])
     assert naming(folder) == []
 
@@ -236,8 +241,8 @@ def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
             one(url)
             process.send_signal(sign)
 
-    for home in homes:
-        until(partial(left, home), [])
+    for gone in homes:
+        until(partial(left, gone), [])
     with embedded.server(folder) as server:
         assert one(server.url, "SELECT a FROM t") == 7
 

@@ -170,17 +170,13 @@ def test_the_bundle_gives_each_job_what_it_takes() -> None:
         assert len(passwords) == len(fields) > 0
         assert (its["max_concurrent_runs"], VALUES["schedules"]) == (1, "PAUSED")
         checkpoints.add(getattr(found, "checkpoint", None))
+    spark = ".".join(version("pyspark").split(".")[:2])
+    delta = f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}\n"
+    assert delta in (ROOT / "conf/spark-defaults.conf").read_text(encoding="utf-8")
     assert set(JOBS) == {path.stem for path in (ROOT / "jobs").glob("*.py")}
     assert len(checkpoints) == len(JOBS)  # each its own; maintenance has none
     for target in BUNDLE["targets"].values():
         assert set(target["resources"]["jobs"]) == set(JOBS)
-
-
-def test_the_jar_of_delta_fits_the_tested_packages() -> None:
-    """In spark-defaults.conf."""
-    spark = ".".join(version("pyspark").split(".")[:2])
-    delta = f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}\n"
-    assert delta in (ROOT / "conf/spark-defaults.conf").read_text(encoding="utf-8")
 
 
 def test_a_server_of_compose_is_local_and_its_password_comes_from_the_environment() -> None:

@@ -45,12 +45,10 @@ PIECES = st.lists(
 ).map("".join)
 
 
+TEXTS = PIECES | JSON.map(json.dumps) | OBJECTS.map(wire.dumps) | st.none()
 # without white space, and in lines with other letters in hex
-WRITTEN = [partial(json.dumps, ensure_ascii=False, separators=(",", ":")), wire.dumps]
-WRITTEN.append(partial(json.dumps, indent=2))
-TEXTS = PIECES | JSON.map(json.dumps) | st.none()
-for writer in WRITTEN:
-    TEXTS |= OBJECTS.map(writer)
+TEXTS |= OBJECTS.map(partial(json.dumps, ensure_ascii=False, separators=(",", ":")))
+TEXTS |= OBJECTS.map(partial(json.dumps, indent=2))
 
 
 def column(*texts: str | None) -> pa.Array:

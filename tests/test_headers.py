@@ -80,17 +80,6 @@ def test_any_headers_are_read_back_as_they_were(headers: dict[str, str | None]) 
         dumps({"retries": 3})  # type: ignore[dict-item]
 
 
-@given(st.datetimes(timezones=st.just(UTC)))
-def test_a_time_is_written_in_utc_and_read_back(moment: datetime) -> None:
-    """To the microsecond, behind a colon; a time without a zone could be any moment."""
-    local = datetime(2026, 6, 30, 19, 5, 9, 42, timezone(timedelta(hours=2)))
-
-    assert wire.parse_wire_time(wire.wire_time(moment)) == moment
-    assert wire.wire_time(local) == "2026-06-30 17:05:09:000042 Z"
-    with pytest.raises(ValueError, match="has no zone"):
-        wire.wire_time(moment.replace(tzinfo=None))
-
-
 NO_TIMES = [
     *("", "2026-06-30 17:05:09.123456 Z", "2026-06-30 17:05:09:123 Z"),
     *("2026-06-30T17:05:09:123456Z", "2026-02-30 17:05:09:123456 Z"),
@@ -99,8 +88,15 @@ NO_TIMES = [
 ]
 
 
-def test_a_time_in_another_form_is_refused() -> None:
-    """With what was found and expected."""
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_a_time_is_written_in_utc_and_read_back(moment: datetime) -> None:
+    """To the microsecond, behind a colon; without a zone, or in another form, it is refused."""
+    local = datetime(2026, 6, 30, 19, 5, 9, 42, timezone(timedelta(hours=2)))
+
+    assert wire.parse_wire_time(wire.wire_time(moment)) == moment
+    assert wire.wire_time(local) == "2026-06-30 17:05:09:000042 Z"
+    with pytest.raises(ValueError, match="has no zone"):
+        wire.wire_time(moment.replace(tzinfo=None))
     for text in NO_TIMES:
         with pytest.raises(BadWireTime, match=f"time {re.escape(repr(text))} .* expected yyyy-"):
             wire.parse_wire_time(text)
@@ -108,13 +104,10 @@ def test_a_time_in_another_form_is_refused() -> None:
 
 # as .NET reads them; what is below a millisecond is cut off, as the transports do
 SPANS = {
-    "00:00:00": 0,
     "1.12:00:00": 129_600_000,
     "00:00:01.5000000": 1500,
     "00:00:00.0019999": 1,
     "24.20:31:23.6479999": LONGEST_SPAN,
-}
-NO_SPANS = {
     "-00:00:01": "is negative",
     "24.20:31:23.648": "is longer than 24.20:31:23.6470000",
 } | dict.fromkeys(
@@ -128,10 +121,12 @@ NO_SPANS = {
 
 def test_a_span_is_milliseconds_or_refused() -> None:
     """With the reason why no endpoint could pass it on."""
-    assert {text: wire.parse_span(text) for text in SPANS} == SPANS
-    for text, reason in NO_SPANS.items():
-        with pytest.raises(BadTimeSpan, match=f"{re.escape(repr(text))} {reason}: expected"):
-            wire.parse_span(text)
+    for text, expected in SPANS.items():
+        if isinstance(expected, int):
+            assert wire.parse_span(text) == expected
+        else:
+            with pytest.raises(BadTimeSpan, match=f"{re.escape(repr(text))} {expected}: expected"):
+                wire.parse_span(text)
 
 
 @given(st.integers(0, LONGEST_SPAN))

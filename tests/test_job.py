@@ -232,7 +232,7 @@ def test_the_totals_are_the_last_line(
     """As JSON; a job that looks ends by 1 when it found something."""
     monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
     for found, code in ((0, 0), (3, 1)):
-        made = job.Job("", Settings, lambda *_, found=found: {"found": found})  # type: ignore[misc]
+        made = job.Job("", Settings, lambda *_, found=found: {"found": found})
         assert made.main(["--url", URL, "--queues", "a"]) == code
         said = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert said["found"] == found
@@ -336,8 +336,15 @@ def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
 def test_what_looks_alike_is_kept_apart() -> None:
     """Types, where names of tables ignore case; writes by stream, share, rules and schema."""
     types = ["Shop.Placed", "shop.placed", "Shop_Placed", "Shop`Placed", "../Shop.Placed", "Ü", ""]
-    rules = [{}, {"names": {"A": "a"}}, {"names": {"A": "b"}}, {"form": "json"}]
-    writes = [(each, {"split": True, **more}) for each in ("paid", "Paid") for more in rules]
+    rules: list[dict[str, Any]] = [
+        {},
+        {"names": {"A": "a"}},
+        {"names": {"A": "b"}},
+        {"form": "json"},
+    ]
+    writes: list[tuple[str, dict[str, Any]]] = [
+        (each, {"split": True, **more}) for each in ("paid", "Paid") for more in rules
+    ]
     writes += [("t", {"schema": schema, **ERROR}) for schema in ("a INT", "b INT")]
     known = {application(query, name, tables(**its)) for query in "12" for name, its in writes}
     one, other = (tables(split=True, names=dict.fromkeys(order, "a")) for order in ("AB", "BA"))

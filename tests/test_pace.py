@@ -183,6 +183,7 @@ def look(
 ) -> tuple[PeekState, list[Query]]:
     """Run a look whose queries find `answers`, in order; all of them are needed."""
     asked = []
+    query: Query | None
     state, query = peek.start_look(state, now)
     for found in answers:
         assert query is not None
@@ -327,7 +328,7 @@ def test_a_plan_that_cannot_be_one_is_refused() -> None:
         offsets.read_plan("[" + " " * offsets.LONGEST, "r", 2)
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "its version is 2, and this release reads version 1": {"v": 2},
     "its stream is not a text": {"stream": 7},
     "its batch is not a whole number": {"batch": "3"},

@@ -89,7 +89,7 @@ def test_rows_of_any_slice_and_any_chunks_come_back(
     found = pa.concat_tables([whole.slice(0, 0), *slices]).slice(first)
 
     packed = pack(found)
-    sizes = {"most": packed.size, "size": packed.size}
+    sizes: dict[str, Any] = {"most": packed.size, "size": packed.size}
     expected = Expected(where="a test", schema=CHUNK_ROW, optional=(CHUNK_TOPICS,), **sizes)
     again = unpack(packed.bytes.to_pybytes(), (), expected)
 

@@ -54,23 +54,19 @@ class Case:
 @cache
 def cases() -> tuple[Case, ...]:
     """All rows."""
-    groups = tomllib.loads((FOLDER / "rows.toml").read_text("utf-8"))
-    made = [
-        Case(
-            name=name,
-            poison=group == "poison",
-            whole=False if group == "written" else None,
-            **parse({"headers": row} if isinstance(row, str) else row),
-        )
-        for group, rows in groups.items()
-        for name, row in rows.items()
-    ]
-    return *made, *golden()
+    found = tomllib.loads((FOLDER / "rows.toml").read_text("utf-8"))
+    groups: dict[str, dict[str, Any]] = {
+        "written": {"whole": False},
+        "foreign": {},
+        "poison": {"poison": True},
+    }
+    rows = [(name, row, its) for group, its in groups.items() for name, row in found[group].items()]
+    return *(Case(name=name, **parse(row), **its) for name, row, its in rows), *golden()
 
 
-def parse(row: dict[str, Any]) -> dict[str, Any]:
+def parse(row: str | dict[str, Any]) -> dict[str, Any]:
     """Read what the file has of a row."""
-    found = {"headers": None} | row
+    found: dict[str, Any] = {"headers": row} if isinstance(row, str) else {"headers": None} | row
     if "repeat" in found:
         part, times = found.pop("repeat")
         found["headers"] = found["headers"].replace("<>", part * times)
