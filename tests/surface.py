@@ -17,6 +17,7 @@ from collections import defaultdict
 from contextlib import redirect_stdout
 from dataclasses import MISSING, fields, replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 from unittest.mock import patch
@@ -51,11 +52,10 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 
 def facts(server: str) -> list[str]:
     """All facts, each with what it is true of; the commands run on a PostgreSQL server."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
     parts = of_options(), of_metrics(), of_commands(), of_jobs(), of_errors(), of_exports()
-    for some in (*parts, of_json(server)):
-        for fact, owner in some:
-            found[fact].add(owner)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for fact, owner in chain(*parts, of_json(server)):
+        found[fact].add(owner)
     return sorted(": ".join(filter(None, (key, ", ".join(sorted(found[key]))))) for key in found)
 
 
@@ -77,14 +77,13 @@ def of_options() -> Facts:
 
 
 def of_metrics() -> Facts:
-    """Names in `sources[].latestOffset` of a stream's progress."""
+    """Names in `sources[].latestOffset` of a stream's progress, and those for Prometheus."""
     options = SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b"})
     driver, its = StreamDriver(options, lambda: 0.0, lambda *_: None), Acknowledged(batch=1)
     last = replace(its, queues={options.names[0]: its})
     driver._note(Offset(stream="s", batch=1), last)  # noqa: SLF001 - as if it was acknowledged
     yield from keys("metrics", driver.report())
-    for name, _ in watch.GAUGES.values():
-        yield "gauges of stats --openmetrics", f"sqlqueue_{name}"
+    yield from (("gauges of stats --openmetrics", its) for its, _ in watch.GAUGES.values())
 
 
 def keys(place: str, value: object) -> Facts:

@@ -273,42 +273,27 @@ def test_tasks_are_numbered_over_all_queues() -> None:
         (("r", 3, 2), QueueAddress("b, c", "sales"), 7, 9, False),
         (("r", 3, 3), QueueAddress(hostile), 4, 5, False),
     ]
-    assert {each.messages for each in found} == {5}
+    assert {(each.messages, each.bytes) for each in found} == {(5, CEILING)}
 
 
-def test_the_bytes_of_a_batch_are_shared_by_what_was_expected() -> None:
-    """Between the queues by weight, between the tasks of one evenly."""
+def test_bytes_and_partitions_are_shared_by_what_was_expected() -> None:
+    """Small tasks share a partition; a batch that runs again has the same, whatever is set."""
     end = offset({}, {"messages": 3, "bytes": 1000, "bounds": [1, 2]})
-
-    assert [each.bytes for each in tasks_of(end, options())] == [CEILING] * 3
     for most, expected in (("8m", [MIB, MIB, 6 * MIB]), ("1", [1, 1, 1])):
         tasks = tasks_of(end, options(maxBytesPerTrigger=most))
         assert [each.bytes for each in tasks] == expected
-
-
-def test_small_tasks_share_partitions_and_large_ones_do_not() -> None:
-    """No more partitions than are allowed, each with about as much to do as the others."""
     small = {"messages": 1, "share": 1, "bounds": [1, 2]}
     large = {"messages": 50_000, "share": 50_000, "bytes": 1000, "bounds": [1, 100_000]}
     end = offset(*[small] * 5, large, *[small] * 6)
-
-    few, many = (replace(end, plan=share_out(end.plan, most)) for most in (3, 100))
-
-    parts = by_partition(few, tasks_of(few, options()))
-    numbers = [[task.task for task in part] for part in parts]
-    assert numbers == [[5], [0, 2, 4, 7, 9, 11], [1, 3, 6, 8, 10]]
-    assert [len(part) for part in by_partition(many, tasks_of(many, options()))] == [1] * 12
-    assert share_out([], 3) == ()
-
-
-def test_a_batch_that_runs_again_has_the_same_partitions() -> None:
-    """Whatever the options are by then: a sink may number messages by partition."""
-    end = offset({"partitions": [1, 0]}, {"bounds": [3, 4], "partitions": [1]})
-
-    for most in ("1", "9"):
-        tasks = tasks_of(end, options(maxConcurrency=most, maxBytesPerTrigger="1k"))
-        parts = by_partition(end, tasks)
-        assert [[task.task for task in part] for part in parts] == [[1], [0, 2]]
+    again = offset({"partitions": [1, 0]}, {"bounds": [3, 4], "partitions": [1]})
+    for its, parts in (
+        (replace(end, plan=share_out(end.plan, 3)), [[5], [0, 2, 4, 7, 9, 11], [1, 3, 6, 8, 10]]),
+        (replace(end, plan=share_out(end.plan, 99)), [[5], *([at] for at in range(12) if at != 5)]),
+        (again, [[1], [0, 2]]),
+    ):
+        for most in ("1", "9"):
+            found = by_partition(its, tasks_of(its, options(maxConcurrency=most)))
+            assert [[task.task for task in part] for part in found] == parts
 
 
 BAD_PARTS: list[dict[str, Any]] = [

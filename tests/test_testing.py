@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,14 +39,8 @@ def test_the_tests_of_the_page_pass(
 def test_two_processes_of_xdist_share_nothing(
     server: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The installed plugin imports nothing heavy; each test has a database, and none is left."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    metadata = pytester.mkdir("as_installed-1.dist-info")
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: as-installed\nVersion: 1\n")
-    points = (f"{k} = {v}\n" for k, v in project["entry-points"]["pytest11"].items())
-    (metadata / "entry_points.txt").write_text("".join(["[pytest11]\n", *points]))
-    path = [str(pytester.path), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    """The plugin imports nothing heavy; each test has a database, and none is left."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv(VARIABLE, server)
     pytester.makeini("[pytest]")  # else a file above this folder counts
     pytester.makeconftest(
@@ -63,8 +56,9 @@ def test_two_processes_of_xdist_share_nothing(
         "    assert [each.json for each in sqlqueue_queue.messages()] == [{'number': number}]\n"
     )
 
-    pytester.runpytest_subprocess("-n", "2").assert_outcomes(passed=4)
+    done = pytester.runpytest_subprocess("-n", "2", "-p", "sqlq_spark.testing.plugin")
 
+    done.assert_outcomes(passed=4)
     with psycopg.connect(server) as connection:
         left = "SELECT 1 FROM pg_database WHERE datname LIKE 'sqlqueue_test_%'"
         assert connection.execute(left).fetchall() == []
