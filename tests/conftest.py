@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Spark's workers otherwise run the first python3 of PATH; both are read when the JVM starts.
-os.environ["PYSPARK_PYTHON"] = sys.executable
-os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 # A test's query runs a few times: the second compiler and a parallel collector cost a fifth of the
 # processor time of tests/spark and give nothing back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -43,10 +42,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A machine's own name need not have an address.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # A machine that stands still for 0.2 s in an example, or for 1 s in drawing it, proves nothing.
-settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("any machine")
+settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +95,9 @@ def placed(server: str) -> Iterator[Place]:
         yield Place(url=server, schema=schema, state=state, connection=connection)
 
     # A new connection: the test may have broken its own. Sessions left behind must not hang us.
+    dropped = sql.SQL("DROP SCHEMA IF EXISTS {}, {} CASCADE")
     with psycopg.connect(server, autocommit=True, options="-c lock_timeout=60s") as connection:
-        connection.execute(
-            sql.SQL("DROP SCHEMA IF EXISTS {}, {} CASCADE").format(
-                sql.Identifier(schema), sql.Identifier(state)
-            )
-        )
+        connection.execute(dropped.format(sql.Identifier(schema), sql.Identifier(state)))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Pure rules of commands and browses: an endpoint's queues, lives, filters, the report's page."""
+"""Pure rules of commands and browses: an endpoint's queues, filters, the report's page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql import datasource as filters
 
 from sqlq_spark.admin import report, watch
 from sqlq_spark.admin.inspect import Delayed, Depth, Stream
-from sqlq_spark.admin.problems import Finding, short_lifetimes
+from sqlq_spark.admin.problems import Finding
 from sqlq_spark.admin.script import Endpoint, endpoint
 from sqlq_spark.errors import BadOption
 from sqlq_spark.receive.browse import ALL
@@ -55,34 +55,10 @@ def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
 
 def test_a_name_that_cannot_be_is_refused_by_its_flag() -> None:
     """Empty, or too long for an endpoint: before anything is created."""
-    flags: list[tuple[dict[str, Any], str]] = [
-        ({"instances": [""]}, "option --instance is ''"),
-        ({"instances": ["x" * 51]}, r"a name that can follow shop. .the table has 56 UTF-8 bytes"),
-        ({"error": "x" * 56}, "option --error is"),
-    ]
-    for flag, sentence in flags:
-        with pytest.raises(BadOption, match=sentence):
-            endpoint(URL, "shop", **flag)
-
-
-EXPIRES = datetime(2026, 6, 30, 17, 5, 19, 500_000)  # noqa: DTZ001 - as the column has it
-SENT = "2026-06-30 17:05:09:000000 Z"
-LIVES: list[tuple[list[tuple[str | None, str | None]], list[str]]] = [
-    ([(SENT, None)], ["10.5"]),
-    ([(SENT, "00:00:07")], ["7"]),
-    ([(None, "1.00:00:00"), (None, None)], []),
-    ([("soon", None), (SENT, "soon")], []),  # untrusted text counts for nothing
-    ([(SENT, "-00:00:07"), (SENT, "00:00:00")], []),  # sent as expired
-    ([(None, "00:00:05"), (None, "00:00:00.9"), (None, None)], ["0.9"]),
-]
-
-
-def test_only_a_life_shorter_than_the_pause_is_reported() -> None:
-    """By the shortest of them; TimeToBeReceived takes precedence."""
-    for headers, shortest in LIVES:
-        found = short_lifetimes("orders", [(EXPIRES, *each) for each in headers], 100.0)
-        assert [each.found.split()[3] for each in found] == shortest
-    assert short_lifetimes("orders", [(EXPIRES, SENT, None)], 10.5) == []
+    with pytest.raises(BadOption, match="option --instance is ''"):
+        endpoint(URL, "shop", instances=[""])
+    with pytest.raises(BadOption, match=r"can follow shop. .the table has 56 UTF-8 bytes"):
+        endpoint(URL, "shop", instances=["x" * 51])
 
 
 # ----- filters of a browse: for every row the same as Spark's own ------------------------------

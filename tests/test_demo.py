@@ -107,20 +107,6 @@ def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
     assert naming(folder) == []
 
 
-def test_without_a_new_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:
-    """Before anything is done; Spark 4 would fail with a stack trace on an old one."""
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_442\"' >&2\n")
-    java.chmod(0o755)
-
-    none, old = demo(PATH=str(tmp_path), JAVA_HOME=""), demo(JAVA_HOME=str(tmp_path))
-
-    assert (none.returncode, none.stdout, old.returncode) == (2, "", 2)
-    assert none.stderr.startswith("Spark needs Java 17 or newer, but there is none on PATH. Inst")
-    assert f"{java} is version 8" in old.stderr
-
-
 def test_when_spark_fails_its_log_is_kept() -> None:
     """And the error says where."""
     done = demo(PYSPARK_SUBMIT_ARGS="--no-such-option pyspark-shell")

@@ -177,12 +177,3 @@ def test_the_bundle_gives_each_job_what_it_takes() -> None:
     assert len(checkpoints) == len(JOBS)  # each its own; maintenance has none
     for target in BUNDLE["targets"].values():
         assert set(target["resources"]["jobs"]) == set(JOBS)
-
-
-def test_a_server_of_compose_is_local_and_its_password_comes_from_the_environment() -> None:
-    """No password is in the file, or in what compose shows."""
-    services = yaml.safe_load((ROOT / "conf/compose.yaml").read_text())["services"]
-    for name, variable in (("sqlserver", "MSSQL_SA_PASSWORD"), ("postgresql", "POSTGRES_PASSWORD")):
-        (port,) = services[name]["ports"]
-        assert port.startswith("127.0.0.1:")
-        assert services[name]["environment"][variable].startswith(f"${{{variable}:?")
