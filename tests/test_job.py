@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -22,11 +22,10 @@ from sqlq_spark.errors import QueueNotFound
 from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import streams
-from sqlq_spark.jobs.error_triage import in_log
+from sqlq_spark.jobs.error_triage import Settings, in_log
 from sqlq_spark.jobs.queue_to_delta import OTHER, application, table_name
-from sqlq_spark.jobs.settings import BadSettings, days, pairs, setting, texts
+from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.options.fields import Reader, count, flag
 from sqlq_spark.send import dispatch
 from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN, read_state
 
@@ -37,24 +36,8 @@ ROOT = Path(__file__).parent.parent
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 BARE = "postgresql://spark@localhost:5432/shop"
 URL = "postgresql://spark:s3cret@localhost:5432/shop"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(job_settings.DatabaseSettings, job_settings.StreamSettings):
-    """What the job of these tests takes."""
-
-    queues: str = setting("Which.")
-    names: tuple[str, ...] = setting("Several.", texts, default=())
-    most: int = setting("How many.", Reader("at least 1", count.read), default=5)
-    share: float = setting("Of 100%.", days, default=0.5)
-    split: bool = setting("Apart.", flag, default=False)
-    checkpoint: str | None = setting("Where.", default=None)  # type: ignore[assignment]
-    source: dict[str, str] = setting("More.", pairs)
-    sink: dict[str, str] = setting("More.", pairs)
-
-    def options(self) -> job_settings.Opened:
-        """Nothing is opened."""
-        return []
+REST = ["--error-queue", "a", "--table", "t"]
+WORDS = ["--url", URL, *REST]
 
 
 @pytest.fixture(autouse=True)
@@ -89,36 +72,37 @@ def refused(*words: str) -> str:
 
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     """What neither gives is the default; a table of the file is a flag that is repeated."""
-    own = f'url = "{URL}"\nqueues = "a"\nnames = "x"\nmost = 7\nshare = 1\n'
-    path = file(tmp_path, own + '[source]\npeekDelay = "1s"\nlimit = 3\nfailOnDataLoss = false\n')
+    own = f'url = "{URL}"\nerror_queue = "a"\ntable = "t"\ngroups = "x"\nlimit = 7\n'
+    table = '[source]\npeekDelay = "1s"\nlimit = 3\nfailOnDataLoss = false\n'
+    path = file(tmp_path, f"{own}retention_days = 1\n{table}")
 
-    made = loaded("--settings", path, "--queues", "b", "--split=true", "--names", "y, z")
+    made = loaded("--settings", path, "--error-queue", "b", "--table=u", "--groups", "y, z")
 
-    assert (made.queues, made.names, made.most, made.share) == ("b", ("y", "z"), 7, 1.0)
-    assert (made.split, made.trigger, made.log_level) == (True, "availableNow", "FATAL")
+    assert (made.error_queue, made.table, made.groups, made.limit) == ("b", "u", ("y", "z"), 7)
+    assert (made.retention_days, made.trigger, made.log_level) == (1.0, "availableNow", "FATAL")
     assert made.source == {"peekDelay": "1s", "limit": "3", "failOnDataLoss": "false"}
-    made = loaded("--url", URL, "--queues=a", "--source", "peekDelay=2s", "--source", "queue=x=y")
+    made = loaded(*WORDS, "--source", "peekDelay=2s", "--source", "queue=x=y")
     assert made.source == {"peekDelay": "2s", "queue": "x=y"}
 
 
 def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
     """Each by its name, with what was found and what was expected."""
-    path = file(tmp_path, 'quues = "a"\nmost = 0\nshare = "much"\nnames = ["x"]\nsplit = 1\n')
+    path = file(tmp_path, 'tabel = "a"\nlimit = 0\nretention_days = "much"\ngroups = ["x"]\n')
 
     said = refused("--settings", path, "--trigger", "soon", "--source", "peekDelay")
 
-    assert [re.split(": expected|: postgr", line)[0] for line in said.splitlines()] == [
+    assert [re.split(": (?:expected|did|give)", line)[0] for line in said.splitlines()] == [
         "flag --source is ['peekDelay']",
         "flag --trigger is 'soon'",
-        f"setting most in {path} is 0",
-        f"setting names in {path} is ['x']",
-        "setting queues is missing: give --queues: Which.",
-        f"setting quues in {path} is not known: did you mean queues?",
-        f"setting share in {path} is 'much'",
-        f"setting split in {path} is 1",
-        "setting url is missing: give --url, or environment variable SQLQUEUE_URL: The database",
+        "setting error_queue is missing",
+        f"setting groups in {path} is ['x']",
+        f"setting limit in {path} is 0",
+        f"setting retention_days in {path} is 'much'",
+        f"setting tabel in {path} is not known",
+        "setting table is missing",
+        "setting url is missing",
     ]
-    assert "flag --quues is not known: did you mean --queues?" in refused("--quues", "a")
+    assert "flag --tabel is not known: did you mean --table?" in refused("--tabel", "a")
     assert "environment or a secret scope: password" in refused("--password", "x")
     assert "flag --settings is '/none': expected a TOML file" in refused("--settings", "/none")
 
@@ -128,17 +112,17 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
 
 def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The url, the file, the environment, ours first, or the secret scope of Databricks."""
-    queue, scope = ["--queues", "a"], ["--secret-scope", "shop", "--secret-key", "db"]
+    scope = ["--secret-scope", "shop", "--secret-key", "db"]
     given, other = file(tmp_path, 'password = "of the file"'), "sqlserver://spark@localhost/shop"
-    passwords = [loaded("--url", BARE, *queue, *scope).password]
+    passwords = [loaded("--url", BARE, *REST, *scope).password]
     for name in ("PGPASSWORD", "SQLQUEUE_PASSWORD"):
         monkeypatch.setenv(name, name)
-        passwords += [loaded("--url", url, *queue).password for url in (BARE, other, URL)]
-    passwords.append(loaded("--url", BARE, *queue, "--settings", given).password)
+        passwords += [loaded("--url", url, *REST).password for url in (BARE, other, URL)]
+    passwords.append(loaded("--url", BARE, *REST, "--settings", given).password)
 
     ours = "SQLQUEUE_PASSWORD"
     assert passwords == ["shop/db", "PGPASSWORD", None, None, ours, ours, None, "of the file"]
-    assert loaded("--url", f"{BARE}?%70assword=y", *queue).password is None
+    assert loaded("--url", f"{BARE}?%70assword=y", *REST).password is None
     with pytest.raises(BadSettings, match="variable SQLQUEUE_PASSWORD"):
         job_settings.secret("shop", "db")
 
@@ -156,10 +140,8 @@ def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
     """Not of the url, not of a table, not by repr, not in an error."""
-    path = file(
-        tmp_path, f'password = "s3cret"\nurl = "{url}"\nqueues = "a"\n[source]\nx = "{url}"\n'
-    )
-    made = loaded("--settings", path)
+    path = file(tmp_path, f'password = "s3cret"\nurl = "{url}"\n[source]\nx = "{url}"\n')
+    made = loaded("--settings", path, *REST)
 
     said = {name: job_settings.show(name, each) for name, each in vars(made).items()}
 
@@ -168,7 +150,7 @@ def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
     assert "localhost" in said["url"]
     assert "s3cret" not in repr(replace(made, source={}))
     assert job_settings.show("source", {"Password": "s3cret"}) == "***"
-    wrong = f'url = ["{url}", [{{ url = "{url}" }}]]\nqueues = "a"\npassword = ["s3cret"]\n'
+    wrong = f'url = ["{url}", [{{ url = "{url}" }}]]\nerror_queue = "a"\npassword = ["s3cret"]\n'
     error = refused("--settings", file(tmp_path, wrong))
     assert "s3cret" not in error
     assert "password in" in error
@@ -180,14 +162,15 @@ def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
 def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
     """Before Spark starts."""
     for title, name, said in (
-        ("source", "peekDelays", "setting peekDelays in [source] is not known: did"),
-        ("source", "Queues", "setting Queues in [source] is set by the job"),
-        ("source", "password", "setting password in [source] is set by the job"),
-        ("sink", "checkpointLocation", "setting checkpointLocation in [sink] is set"),
+        ("source", "peekDelays", "not known: did"),
+        ("source", "Queue", "set by the job"),
+        ("source", "password", "set by the job"),
+        ("sink", "checkpointLocation", "set by the job"),
     ):
-        given: dict[str, Any] = {"url": URL, "queues": "a", title: {name: "x"}}
-        with pytest.raises(BadSettings, match=re.escape(said)):
-            Settings(**given).raw_options(title, queues="a")
+        more: dict[str, Any] = {title: {name: "x"}}
+        made = Settings(url=URL, error_queue="a", table="t", **more)
+        with pytest.raises(BadSettings, match=rf"setting {name} in \[{title}\] is {said}"):
+            made.raw_options(title, queue="a")
 
 
 # ---------------------------------------------------------------- how it ends
@@ -233,7 +216,7 @@ def test_the_totals_are_the_last_line(
     monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
     for found, code in ((0, 0), (3, 1)):
         made = job.Job("", Settings, lambda *_, found=found: {"found": found})
-        assert made.main(["--url", URL, "--queues", "a"]) == code
+        assert made.main([*WORDS, "--checkpoint", "/c"]) == code
         said = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert said["found"] == found
         assert said["seconds"] >= 0
@@ -246,7 +229,7 @@ def test_without_java_or_delta_a_job_says_what_to_install(
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # of another test
-    made, words = job.Job("", Settings, lambda *_: {}), ["--url", URL, "--queues", "a"]
+    made, words = job.Job("", Settings, lambda *_: {}), [*WORDS, "--checkpoint", "/c"]
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "delta", None)
         assert made.main(words) == 2

@@ -82,7 +82,7 @@ def test_each_call_of_an_error_gives_the_facts_of_its_text() -> None:
         for path, nodes in TREES.items()
         for node in nodes
         if isinstance(node, ast.Call)
-        and (name := ast.unparse(node.func).rpartition(".")[2]) in known
+        if (name := ast.unparse(node.func).rpartition(".")[2]) in known
     ]
 
     assert [call for call in calls if call[1] != call[2]] == []

@@ -19,7 +19,7 @@ DRAWN = [
         file="wire/flat_json.py",
         old="is_quote[escapes[letters == QUOTE] + 1] = False",
         new="is_quote[escapes[letters == QUOTE] - 1] = False",
-        tests=["test_flat_json.py::test_headers_are_the_same_in_columns_and_row_by_row"],
+        tests=["test_flat_json.py::test_objects_of_texts_are_read_without_parsing_a_row"],
     ),
     Fault(
         id="wire-3",
