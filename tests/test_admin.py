@@ -41,16 +41,15 @@ def test_a_delayed_table_leaves_less_room_for_a_name() -> None:
 
 
 def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
-    """In the order of the flags; its own lie in its schema, plain names in the default one."""
+    """In the order of the flags; a name in quotes is an address, with a schema of its own."""
     more: dict[str, Any] = {"error": "error", "audit": '"ops"."audit"'}
     more |= {"instances": ["web1", '"web"."shop.web2"'], "qualifiers": ["Retries", '"a""b"."c.d"']}
     made = endpoint(URL, '"sales"."shop"', **more)
 
-    # a name in quotes is an address, so each queue may have a schema of its own
-    own = [QueueAddress(name, "sales") for name in ("shop", "shop.web1", "shop.Retries")]
-    own.insert(2, QueueAddress("shop.web2", "web"))
-    own.append(QueueAddress("c.d", 'a"b'))
-    assert made == Endpoint(own, [QueueAddress("error"), QueueAddress("audit", "ops")])
+    own = [("shop", "sales"), ("shop.web1", "sales"), ("shop.web2", "web")]
+    own += [("shop.Retries", "sales"), ("c.d", 'a"b')]
+    shared = [QueueAddress("error"), QueueAddress("audit", "ops")]
+    assert made == Endpoint([QueueAddress(*each) for each in own], shared)
 
 
 def test_a_name_that_cannot_be_is_refused_by_its_flag() -> None:

@@ -21,8 +21,6 @@ from sqlq_spark.errors import NAMED_OPTIONS
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sqlq_spark.errors import SqlQueueError
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
@@ -30,36 +28,28 @@ SOURCES = {path.relative_to(PACKAGE): path.read_text("utf-8") for path in PACKAG
 TREES = {path: [*ast.walk(ast.parse(text))] for path, text in SOURCES.items()}
 
 # each may import from its own floor's package and from the floors before it
-FLOORS = (
-    *({"errors"}, {"wire", "versions", "checkpoints"}, {"options"}, {"database"}, {"send"}),
-    *({"receive", "functions", "spark_api"}, {"admin"}, {"datasource"}, {"jobs", "testing"}),
-    *({"demo"}, {"cli"}),
-)
-FLOOR = {name: at for at, names in enumerate(FLOORS) for name in names}
+FLOORS = """
+errors; wire versions checkpoints; options; database; send; receive functions spark_api; admin;
+datasource; jobs testing; demo; cli
+"""
+FLOOR = {name: at for at, names in enumerate(FLOORS.split(";")) for name in names.split()}
 ENTRIES = {"__init__", "__main__"}  # what a user imports or runs: they see everything
-
-
-def imported(path: Path) -> Iterator[str]:
-    """The packages of ours that a module imports, for its types too."""
-    for node in TREES[path]:
-        names = []
-        if isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{each.name}" for each in node.names]
-        yield from (name.split(".")[1] for name in names if name.startswith("sqlq_spark."))
 
 
 def test_imports_run_one_way() -> None:
     """A module imports from its own package and from the floors below; each package has a floor."""
-    homes = {path: path.parts[0].removesuffix(".py") for path in SOURCES}
-    wrong = [
-        (str(path), name)
-        for path, home in homes.items()
-        if home not in ENTRIES
-        for name in imported(path)
-        if name != home and FLOOR.get(name, -1) >= FLOOR[home]
-    ]
+    wrong = []
+    for path, nodes in TREES.items():
+        home, names = path.parts[0].removesuffix(".py"), set()
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{each.name}" for each in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {each.name for each in node.names}
+        ours = {name.split(".")[1] for name in names if name.startswith("sqlq_spark.")}
+        above = {name for name in ours - {home} if FLOOR.get(name, -1) >= FLOOR.get(home, 99)}
+        if home not in ENTRIES and (above or home not in FLOOR):
+            wrong.append((str(path), above))
 
     assert wrong == []
 
