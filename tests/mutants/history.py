@@ -318,7 +318,7 @@ RETURNING""",
         file="options/names.py",
         old="[?&]{_encoded('password')}=",
         new="[?&]password=",
-        tests=["test_credentials.py::test_a_password_in_it_or_beside_it_is_refused"],
+        tests=["test_options.py::test_a_password_in_it_or_beside_it_is_refused"],
     ),
     Fault(
         id="url-with-raw-percent",
