@@ -1,9 +1,4 @@
-"""
-Servers of our own in front of PostgreSQL: tests pass its messages on, and count or change them.
-
-A `Door` speaks TLS, for which the embedded server is not built. A `Pooler` notes what a transaction
-pooler would tear apart.
-"""
+"""Servers of our own in front of PostgreSQL pass its messages on, and count or change them."""
 
 from __future__ import annotations
 
@@ -108,15 +103,7 @@ def pump(one: socket.socket, other: socket.socket) -> None:
 def door(
     url: str, authority: trustme.CA | None, *names: str, clients: trustme.CA | None = None
 ) -> Iterator[Door]:
-    """
-    Give a door in front of a server over TCP.
-
-    Args:
-        url: the server's.
-        authority: who issues the door's certificate; None: it has none, and speaks no TLS.
-        names: host names and addresses in the certificate.
-        clients: who issues the certificates that clients must have; None: they need none.
-    """
+    """Give a door with a certificate, or without TLS; `clients` issues those that clients need."""
     context = None
     if authority is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -168,10 +155,10 @@ def error(text: str) -> bytes:
 
 class Pooler(Proxy):
     """
-    Passes messages on, and keeps the kinds of those that a pooler would tear apart.
+    Lends a session from the begin of a transaction to its end.
 
-    It lends a session from the begin of a transaction to its end. All that may be sent between
-    transactions is a whole statement, in one message.
+    Between transactions only whole statements may be sent, each in one message. It keeps the kinds
+    of all others, which a pooler would tear apart.
     """
 
     def __init__(self, url: str, *, begins: bool, options: bool) -> None:

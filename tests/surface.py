@@ -120,21 +120,23 @@ def of_json(server: str) -> Facts:
         for name, call in CALLS.items():
             code, printed = run(place.url, *name.split(), *filled(call, words), "--json")
             yield f"json of {name}", f"exit code {code}"
-            for each in printed:
-                yield from keys(f"json of {name}", each)
+            yield from chain(*(keys(f"json of {name}", each) for each in printed))
 
 
 def run(url: str, *words: str) -> tuple[object, list[Any]]:
     """Run one command in this process; its exit code and what it printed."""
     stdin = io.TextIOWrapper(io.BytesIO(LINES.encode()))
-    surroundings = patch.dict(os.environ, SQLQUEUE_URL=url), patch("signal.signal")
-    with surroundings[0], surroundings[1], patch("sys.stdin", stdin):
-        with redirect_stdout(io.StringIO()) as out:
-            try:
-                main.main(words)
-            except SystemExit as ended:
-                code = ended.code or 0
-        return code, [json.loads(line) for line in out.getvalue().splitlines()]
+    with (
+        patch.dict(os.environ, SQLQUEUE_URL=url),
+        patch("signal.signal"),
+        patch("sys.stdin", stdin),
+        redirect_stdout(io.StringIO()) as out,
+    ):
+        try:
+            main.main(words)
+        except SystemExit as ended:
+            code = ended.code or 0
+    return code, [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 def of_jobs() -> Facts:
