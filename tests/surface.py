@@ -10,7 +10,6 @@ import inspect
 import io
 import json
 import os
-import pkgutil
 import sys
 import tomllib
 from collections import defaultdict
@@ -31,14 +30,12 @@ import sqlq_spark
 from sqlq_spark import functions, testing
 from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
-from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.jobs import runner as jobs
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import Acknowledged
-from sqlq_spark.send.frame import IGNORED, WRITTEN
 from sqlq_spark.testing import plugin
 
 if TYPE_CHECKING:
@@ -52,7 +49,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 
 def facts(server: str) -> list[str]:
     """All facts, each with what it is true of; the commands run on a PostgreSQL server."""
-    parts = of_options(), of_metrics(), of_commands(), of_jobs(), of_errors(), of_exports()
+    parts = of_options(), of_metrics(), of_commands(), of_jobs(), of_exports()
     found: defaultdict[str, set[str]] = defaultdict(set)
     for fact, owner in chain(*parts, of_json(server)):
         found[fact].add(owner)
@@ -65,15 +62,10 @@ def default(value: object) -> str:
 
 
 def of_options() -> Facts:
-    """Options of the data source, and the columns of a read and a write."""
+    """Options of the data source."""
     for cls in (SourceOptions, SinkOptions):
         for each in option_fields(cls):
             yield f"option {each.metadata['option']}, {default(each.default)}", cls.side[0]
-    read = SourceOptions.parse({"url": "postgresql://u@h/d", "queue": "q"})
-    for name in ("map", "json"):
-        for column, kind in replace(read, headers_format=name).columns.items():
-            yield f"column of a read, {column} {kind}", f"headersFormat={name}"
-    yield from (("columns of a write", column) for column in (*WRITTEN, *IGNORED))
 
 
 def of_metrics() -> Facts:
@@ -157,23 +149,6 @@ def of_jobs() -> Facts:
             words += ["secret"] if each.name.endswith("password") else []
             words += [f"or {variable}" for variable in each.metadata["environment"]]
             yield f"setting {' '.join(words)}", job.removeprefix("sqlqueue-")
-
-
-def error_classes() -> list[type[SqlQueueError]]:
-    """All errors of the package."""
-    for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
-        if not module.name.endswith("__main__"):
-            import_module(module.name)
-    classes = [SqlQueueError]
-    for cls in classes:  # it grows
-        classes += cls.__subclasses__()
-    return [cls for cls in classes if cls.__module__.startswith("sqlq_spark.")]
-
-
-def of_errors() -> Facts:
-    """Classes of errors by their parents."""
-    for cls in error_classes():
-        yield f"error, {', '.join(each.__name__ for each in cls.__bases__)}", cls.__name__
 
 
 def of_exports() -> Facts:

@@ -6,22 +6,21 @@ import ast
 import copy
 import inspect
 import pickle
+import pkgutil
 import re
+from importlib import import_module
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pytest
-from surface import error_classes
 
+import sqlq_spark
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import LACKS, StatementName, Statements
-from sqlq_spark.errors import NAMED_OPTIONS
+from sqlq_spark.errors import NAMED_OPTIONS, SqlQueueError
 from sqlq_spark.wire.address import QueueAddress
-
-if TYPE_CHECKING:
-    from sqlq_spark.errors import SqlQueueError
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
 SOURCES = {path.relative_to(PACKAGE): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
@@ -55,6 +54,17 @@ def test_imports_run_one_way() -> None:
 
 
 # ----- errors ----------------------------------------------------------------------------------
+
+
+def error_classes() -> list[type[SqlQueueError]]:
+    """All errors of the package."""
+    for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    classes = [SqlQueueError]
+    for cls in classes:  # it grows
+        classes += cls.__subclasses__()
+    return [cls for cls in classes if cls.__module__.startswith("sqlq_spark.")]
 
 
 def facts(error: type[SqlQueueError]) -> set[str]:
