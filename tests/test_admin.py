@@ -52,14 +52,6 @@ def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
     assert made == Endpoint([QueueAddress(*each) for each in own], shared)
 
 
-def test_a_name_that_cannot_be_is_refused_by_its_flag() -> None:
-    """Empty, or too long for an endpoint: before anything is created."""
-    with pytest.raises(BadOption, match="option --instance is ''"):
-        endpoint(URL, "shop", instances=[""])
-    with pytest.raises(BadOption, match=r"can follow shop. .the table has 56 UTF-8 bytes"):
-        endpoint(URL, "shop", instances=["x" * 51])
-
-
 # ----- filters of a browse: for every row the same as Spark's own ------------------------------
 
 SEQ, QUEUE = ("seq",), ("queue",)

@@ -1,13 +1,7 @@
-"""
-What is published and what is deployed: the wheel, its oldest versions, and the bundle in conf.
-
-The bundle was held against the JSON schema of the Databricks command line 1.9.0 and the classes of
-databricks-bundles 1.22.1: no error. Neither may be shipped here. It was deployed nowhere.
-"""
+"""What is published: the wheel, and the oldest versions that it works with."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -15,20 +9,14 @@ import tarfile
 import tomllib
 import zipfile
 from email import message_from_string
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
-import yaml  # comes with sqlfluff
-from jobs.submit import module
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructType
 
 from sqlq_spark import __version__, versions
 from sqlq_spark.datasource import sized
-from sqlq_spark.jobs import settings
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -135,45 +123,3 @@ def test_the_cores_that_register_saw_reach_the_driver() -> None:
     source = made({"url": "postgresql://u@h:1/d", "queue": "q"})
 
     assert source.streamReader(StructType().add("seq", LongType())).options.concurrency == 80
-
-
-# ----- conf ------------------------------------------------------------------------------------
-
-BUNDLE = yaml.safe_load((ROOT / "conf/databricks/databricks.yml").read_text(encoding="utf-8"))
-JOBS = BUNDLE["resources"]["jobs"]
-GIVEN = {  # what a deployment must say
-    "url": "postgresql://lake@db.example:5432/shop",
-    "target_url": "sqlserver://lake@db.example:1433/shop",
-}
-VALUES = {name: each.get("default") for name, each in BUNDLE["variables"].items()} | GIVEN
-
-
-def filled(text: str) -> str:
-    """A text with its variables."""
-    return re.sub(r"\$\{var\.(\w+)\}", lambda found: str(VALUES[found[1]]), text)
-
-
-def test_the_bundle_gives_each_job_what_it_takes() -> None:
-    """Its parameters are read as the job reads them, and each password is of the scope."""
-    checkpoints = set()
-    for name, its in JOBS.items():
-        given = its["tasks"][0]["python_wheel_task"]
-        kind: Any = module(name).Settings
-        with mock.patch.object(settings, "secret", lambda scope, key: f"{scope}/{key}"):
-            found, _ = settings.load("", kind, [*map(filled, given["parameters"])])
-
-        assert found.options()
-        assert PROJECT["scripts"][given["entry_point"]] == f"sqlq_spark.jobs.{name}:main"
-        fields = [field for field in kind.__dataclass_fields__ if field.endswith("password")]
-        passwords = {getattr(found, field) for field in fields}
-        assert passwords <= {"sqlqueue/password", "sqlqueue/target-password"}
-        assert len(passwords) == len(fields) > 0
-        assert (its["max_concurrent_runs"], VALUES["schedules"]) == (1, "PAUSED")
-        checkpoints.add(getattr(found, "checkpoint", None))
-    spark = ".".join(version("pyspark").split(".")[:2])
-    delta = f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}\n"
-    assert delta in (ROOT / "conf/spark-defaults.conf").read_text(encoding="utf-8")
-    assert set(JOBS) == {path.stem for path in (ROOT / "jobs").glob("*.py")}
-    assert len(checkpoints) == len(JOBS)  # each its own; maintenance has none
-    for target in BUNDLE["targets"].values():
-        assert set(target["resources"]["jobs"]) == set(JOBS)

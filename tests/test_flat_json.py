@@ -113,19 +113,6 @@ def test_only_an_object_of_texts_is_headers() -> None:
     assert found.map(MAP).to_pylist() == maps + [None] * len(poison)
 
 
-FIT = ['{"a":"1","__type":"2"}', r'{"a":"\"\\","b":null}', "[]", '{"__type2":"y"}']
-UNFIT = [
-    *('{"__type":"1","a":"2"}', '{"a":null,"a":"3"}', '{ "__type" : null }'),
-    *(r'{"\u005f_type":"1"}', r'{"a":"1","\u0061":"3"}', '{"a":{"b":["c"]},"a":"b"}'),
-]
-
-
-def test_texts_that_old_endpoints_cannot_read_are_found() -> None:
-    """A name twice, or `__type` first; between other rows."""
-    found = Headers(column('{"x":"y"}', *FIT, *UNFIT, '{"x":"y"}')).unreadable_by_9_0()
-    assert sorted(found) == [*range(len(FIT) + 1, len(FIT) + 1 + len(UNFIT))]
-
-
 @pytest.mark.parametrize("times", [1, 8, 9, 1_000_000])
 def test_white_space_of_any_length_is_read(times: int) -> None:
     """In columns if it is short; a row beside it is read, and a control character is poison."""

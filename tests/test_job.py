@@ -8,11 +8,13 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+import yaml  # comes with sqlfluff
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 from jobs.submit import module
@@ -241,7 +243,7 @@ def test_without_java_or_delta_a_job_says_what_to_install(
 
 
 def test_the_settings_in_conf_fit_their_job() -> None:
-    """Each of the job's settings stands there, be it as a comment, but login and log level."""
+    """Each stands there, be it as a comment, but login and log level; so does the tested Delta."""
     for name in JOBS:
         path, kind = ROOT / "conf" / f"{name}.toml", module(name).Settings
         made, _ = job_settings.load("", kind, ["--settings", str(path)])
@@ -250,6 +252,29 @@ def test_the_settings_in_conf_fit_their_job() -> None:
         listed = re.findall(r"^(?:# )?\[?(\w+)(?: =|\])", path.read_text("utf-8"), re.MULTILINE)
         missing = {each.name for each in fields(kind)} - {*listed, "log_level"}
         assert [each for each in missing if not each.endswith(("user", "password"))] == [], name
+    spark = ".".join(version("pyspark").split(".")[:2])
+    delta = f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}\n"
+    assert delta in (ROOT / "conf/spark-defaults.conf").read_text(encoding="utf-8")
+
+
+BUNDLE = yaml.safe_load((ROOT / "conf/databricks/databricks.yml").read_text(encoding="utf-8"))
+VARIABLES = {name: each.get("default") for name, each in BUNDLE["variables"].items()}
+VARIABLES |= {"url": BARE, "target_url": "sqlserver://lake@db.example:1433/shop"}
+
+
+def test_the_bundle_gives_each_job_what_it_takes() -> None:
+    """Its parameters are read as the job reads them, and the checkpoint is its own."""
+    checkpoints = set()
+    for name in JOBS:
+        given = BUNDLE["resources"]["jobs"][name]["tasks"][0]["python_wheel_task"]["parameters"]
+        words = [
+            re.sub(r"\$\{var\.(\w+)\}", lambda its: str(VARIABLES[its[1]]), it) for it in given
+        ]
+        with mock.patch.object(job_settings, "secret", lambda *name: "/".join(name)):
+            found, _ = job_settings.load("", module(name).Settings, words)
+        assert found.options()
+        checkpoints.add(getattr(found, "checkpoint", None))
+    assert len(checkpoints) == len(JOBS)  # maintenance has none
 
 
 # ---------------------------------------------------------------- the tables of queue_to_delta
@@ -269,7 +294,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"schema": "a INT"}, "setting error_queue is missing: messages whose body does not fit"),
     ({"schema": "a INT", **SPLIT}, "setting schema is for one table: with split use [schemas]"),
     ({"schemas": {"A": "a INT"}, **ERROR}, "settings names and schemas need split = true"),
-    ({"schema": "/none.ddl", **ERROR}, "setting schema is '/none.ddl': expected a file to"),
     ({"schemas": {"A": "none.ddl"}, **SPLIT}, "setting A in [schemas] is 'none.ddl': expected"),
     (
         {"schemas": {"A": "a INT"}, "names": {"A": "both", "B": "both"}, **SPLIT},

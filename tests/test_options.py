@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import traceback
@@ -22,8 +21,6 @@ from sqlq_spark.database.postgresql.url import Target
 from sqlq_spark.database.sessions import ATTEMPTS, StateSession, ask_password, log_in
 from sqlq_spark.datasource import DefaultSource
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
-from sqlq_spark.jobs import relay
-from sqlq_spark.jobs.settings import load
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import names_of, other_password_variables
@@ -130,26 +127,16 @@ def test_an_option_that_cannot_be_meant_is_refused_with_what_is_expected() -> No
 
 def test_the_options_of_a_table_are_refused_by_their_names() -> None:
     """Spark adds `provider` and `owner`; no value is in the error, for one may be a password."""
-    given = {"url": URL, "password": "hush", "queue": "orders"}
-    table = given | {f"option.{name}": text for name, text in given.items()}
-    with pytest.raises(errors.OptionsOfTable) as refused:
-        DefaultSource({**table, "provider": "sqlqueue", "owner": "lake"}).schema()
+    given = {"url": URL, "password": "hush", "queue": "orders", "owner": "lake"}
+    table = {f"option.{name}": given[name] for name in ("url", "password", "queue")}
+    with pytest.raises(errors.OptionsOfTable, match="options password, queue, url:") as refused:
+        DefaultSource(given | table | {"provider": "sqlqueue"}).schema()
 
-    assert "the options password, queue, url:" in str(refused.value)
     assert "hush" not in str(refused.value)
-    assert "body binary" in DefaultSource({**given, "owner": "lake"}).schema()
+    assert "body binary" in DefaultSource(given).schema()
 
 
 # ----- what they become ------------------------------------------------------------------------
-
-
-def test_min_concurrency_raises_what_was_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine of few cores."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-
-    assert parse(queue="a").concurrency == 4
-    assert parse(queue="a", minConcurrency="9").concurrency == 9
-    assert parse(queue="a", minConcurrency="3", maxConcurrency="3").concurrency == 3
 
 
 @pytest.mark.parametrize("kind", [SourceOptions, SinkOptions])
@@ -419,17 +406,3 @@ def test_a_command_asks_too(
     assert codes == [0, 0, 2]
     assert len(rotating.calls) == 2
     assert "option --credentials is '…'" in capsys.readouterr().err
-
-
-def test_a_job_has_one_for_each_of_its_databases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a setting, for it is no secret, or as a variable; then no password of one is used."""
-    monkeypatch.setenv("SQLQUEUE_PASSWORD", SECRET)
-    monkeypatch.setenv("SQLQUEUE_TARGET_CREDENTIALS", "shop.login:password")
-    words = ["--source-url", RDS, "--target-url", LOGIN, "--source-credentials", "aws"]
-    words += ["--queues", "orders", "--error-queue", "error", "--checkpoint", "/c"]
-
-    settings, _ = load("", relay.Settings, words)
-
-    read, write = settings.read(), settings.write()
-    assert (read["url"], read["credentials"]) == (RDS, "aws")
-    assert (write["url"], write["credentials"]) == (LOGIN, "shop.login:password")
