@@ -11,9 +11,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 from string import Formatter
-from typing import get_args
-
-import pytest
+from typing import TYPE_CHECKING, get_args
 
 import sqlq_spark
 from sqlq_spark.database.postgresql import rows as postgresql
@@ -21,6 +19,9 @@ from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import LACKS, StatementName, Statements
 from sqlq_spark.errors import NAMED_OPTIONS, SqlQueueError
 from sqlq_spark.wire.address import QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
 SOURCES = {path.relative_to(PACKAGE): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
@@ -56,27 +57,22 @@ def test_imports_run_one_way() -> None:
 # ----- errors ----------------------------------------------------------------------------------
 
 
-def error_classes() -> list[type[SqlQueueError]]:
-    """All errors of the package."""
+def error_classes() -> Iterator[tuple[type[SqlQueueError], set[str]]]:
+    """Each error, with the facts of its text and those that its class declares."""
     for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
     classes = [SqlQueueError]
     for cls in classes:  # it grows
-        classes += cls.__subclasses__()
-    return [cls for cls in classes if cls.__module__.startswith("sqlq_spark.")]
-
-
-def facts(error: type[SqlQueueError]) -> set[str]:
-    """What an error needs: the facts of its text, and those that its class declares."""
-    declared = inspect.get_annotations(error).keys() - {"template"}
-    named = {name for _, name, *_ in Formatter().parse(error.template) if name}
-    return named - {*NAMED_OPTIONS} | declared
+        classes += [each for each in cls.__subclasses__() if each.__module__[:10] == "sqlq_spark"]
+        named = {name for _, name, *_ in Formatter().parse(cls.template) if name}
+        declared = inspect.get_annotations(cls).keys() - {"template"}
+        yield cls, named - {*NAMED_OPTIONS} | declared
 
 
 def test_each_call_of_an_error_gives_the_facts_of_its_text() -> None:
     """No fact is missing, and none is unknown; a call with ** could hide one."""
-    known = {each.__name__: facts(each) for each in error_classes()}
+    known = {cls.__name__: facts for cls, facts in error_classes()}
     calls = [
         (f"{path}:{node.lineno}", known[name], {each.arg for each in node.keywords})
         for path, nodes in TREES.items()
@@ -91,8 +87,8 @@ def test_each_call_of_an_error_gives_the_facts_of_its_text() -> None:
 
 def test_an_error_keeps_its_facts_between_sparks_processes() -> None:
     """With the notes that were added to it."""
-    for kind in error_classes():
-        error = kind(**dict.fromkeys(facts(kind), 4))
+    for kind, facts in error_classes():
+        error = kind(**dict.fromkeys(facts, 4))
         error.add_note("in a task")
 
         for twin in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own
@@ -110,21 +106,22 @@ ROLES = {"queue", "delayed", "errors", "subscriptions", "table"}  # of tables
 WORDS = {"role_name"}  # for `role_escaped`
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_a_call_gives_what_its_statement_takes(name: str) -> None:
+def test_a_call_gives_what_its_statement_takes() -> None:
     """The suites run each call on PostgreSQL; on SQL Server it lacks no table and no value."""
-    named = {*BRACES.findall(POSTGRESQL[name])}
-    given = {*postgresql.PARAMETER.findall(POSTGRESQL[name])}
-    roles = {word.removesuffix("_escaped") for word in named} | ({"table_name"} & given)
-    tables = {role: QueueAddress(role) for role in ROLES if role in roles}
-    if "table_name" in given:
-        tables |= {"queue": QueueAddress("q"), "delayed": QueueAddress("d")}
+    for name in SHARED:
+        named = {*BRACES.findall(POSTGRESQL[name])}
+        given = {*postgresql.PARAMETER.findall(POSTGRESQL[name])}
+        roles = {word.removesuffix("_escaped") for word in named} | ({"table_name"} & given)
+        tables = {role: QueueAddress(role) for role in ROLES if role in roles}
+        if "table_name" in given:
+            tables |= {"queue": QueueAddress("q"), "delayed": QueueAddress("d")}
 
-    text = sqlserver.fill_names(SQLSERVER[name], "sqlqueue", tables)
+        text = sqlserver.fill_names(SQLSERVER[name], "sqlqueue", tables)
 
-    assert {*BRACES.findall(text)} <= named | given | WORDS
-    bound = {*sqlserver.PARAMETER.findall(text)}
-    assert {each for each in bound if not re.search(rf"DECLARE\b[^;]*@{each} ", text)} <= given
+        assert {*BRACES.findall(text)} <= named | given | WORDS, name
+        bound = {*sqlserver.PARAMETER.findall(text)}
+        own = {each for each in bound if re.search(rf"DECLARE\b[^;]*@{each} ", text)}
+        assert bound - own <= given, name
 
 
 def test_every_statement_has_a_caller() -> None:

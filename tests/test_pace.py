@@ -169,9 +169,9 @@ def test_the_ranges_cover_the_batch_and_share_it(
 
 
 START, ANCHOR = Query("start", LOWEST_SEQ), Query("anchor", 5)
+BEHIND = Query("behind", 8, ends=True)
 WAITING = Found(3, marks=(5, 6, 7), last=7)
-NONE_EMPTY = Outcome(tasks=1, empty=0, got=3)
-EMPTY = Outcome(tasks=1, empty=1, got=0)
+SOME, NONE = Outcome(tasks=1, empty=0, got=3), Outcome(tasks=1, empty=1, got=0)
 
 
 def look(
@@ -209,7 +209,7 @@ def test_a_look_starts_where_the_queue_started() -> None:
     assert look(slow, WAITING, now=99.0)[1] == [ANCHOR]
     assert look(slow, WAITING, now=100.0)[1] == [START]
     # what was asked for was received, so only dead rows are before its end
-    assert received(state, NONE_EMPTY).anchor == 8
+    assert received(state, SOME).anchor == 8
     # a lower seq may have been committed late
     state, asked = look(state, Found(), Found(), now=1.0)
     assert asked == [ANCHOR, START]
@@ -218,14 +218,14 @@ def test_a_look_starts_where_the_queue_started() -> None:
 
 def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -> None:
     """Others hold them; when nothing is behind them, or 30 s are over, they are tried again."""
-    held = received(look(PeekState(), WAITING)[0], EMPTY)
+    held = received(look(PeekState(), WAITING)[0], NONE)
     behind = Found(1, marks=(9,), last=9)
 
     state, first = look(held, behind, now=29.0)
-    done = received(state, NONE_EMPTY)
+    done = received(state, SOME)
     state, second = look(done, Found(), WAITING, now=29.0)
 
-    assert first == [Query("behind", 8, ends=True)]
+    assert first == [BEHIND]
     assert second == [Query("behind", 8), Query("anchor", 5, ends=True)]
     assert state.found == WAITING
     assert look(done, WAITING, now=30.0)[1] == [START]
@@ -235,7 +235,7 @@ def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -
     assert look(state, WAITING, now=1.0)[1] == [ANCHOR]
     # without receipts no outcome is known, but an unchanged queue shows it
     unknown = received(look(PeekState(), WAITING)[0])
-    assert look(unknown, WAITING, Found(), receipts=False)[1] == [ANCHOR, first[0]]
+    assert look(unknown, WAITING, Found(), receipts=False)[1] == [ANCHOR, BEHIND]
     assert look(unknown, WAITING)[1] == [ANCHOR]
 
 
