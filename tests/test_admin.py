@@ -164,20 +164,3 @@ def test_a_text_holds_nothing_that_is_not_seen() -> None:
         assert all(each.isprintable() or each == "\n" for each in shown)
         shown.encode()
     assert "<" * 301 not in "".join(Tags(page("<" * 10_000)).texts)
-
-
-def test_a_page_says_what_there_is_and_what_is_absent() -> None:
-    """Counts, and what the charts leave out in words."""
-    text = "\n".join(Tags(page("Shop.Orders")).texts)
-    for shown in (
-        "5,000",
-        "1 d 1 h",
-        "123 MB",
-        "The 12 largest of 15.",
-        "What is wrong: 15 ",
-    ):
-        assert shown in text
-    assert "20,000 of 20,010 messages were read" in text
-    text = report.write_page("server", watch.Look(at=NOW, queues=[], streams=None), [])
-    assert "This login may read no table that has the columns of a queue." in text
-    assert "Streams are unknown" in text
