@@ -1,9 +1,11 @@
 """
-How much there is to read. Figures may only fall; `python -m tests.budget` prints today's.
+How much there is to read. Figures may only fall.
 
-Tokens are Python's own, without comments, line ends and docstrings. An f-string is one token, and
-each word of another text of several lines is one. So every Python counts the same, and packing
-lines or moving code into texts saves nothing.
+    python -m tests.budget
+
+prints today's figures as BUDGET has them. Tokens are Python's own, without comments, line ends and
+docstrings. An f-string is one token, and each word of another text of several lines is one. So
+every Python counts the same, and packing lines or moving code into texts saves nothing.
 """
 
 from __future__ import annotations
