@@ -147,11 +147,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in out]
 
 
-def pytest_report_header() -> list[str]:
-    """Say which servers and which browser are used."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which servers and which browser were used."""
     none = f"none: {servers.VARIABLE} names none and no Docker engine answers; T-SQL is parsed only"
-    return [
-        f"PostgreSQL: {f'named by {VARIABLE}' if os.environ.get(VARIABLE) else 'embedded'}",
-        f"SQL Server: {'run' if 'sqlserver' in servers.databases() else none}",
-        f"browser: {browser.program() or 'none; pages are parsed only'}",
-    ]
+    used = {
+        "PostgreSQL": f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded",
+        "SQL Server": "run" if "sqlserver" in servers.databases() else none,
+        "browser": browser.program() or "none; pages are parsed only",
+    }
+    terminalreporter.section("servers")
+    for name, what in used.items():
+        terminalreporter.write_line(f"{name}: {what}")
