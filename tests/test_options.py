@@ -27,11 +27,9 @@ from sqlq_spark.options.names import names_of, other_password_variables
 from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from conftest import Place
-    from rotation import Rotation
 
 URL, SQLSERVER_URL = "postgresql://host/shop", "sqlserver://db:1433/shop"
 Kind = type[SourceOptions | SinkOptions]
@@ -250,16 +248,6 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drivers.azure_credential.cache_clear()
 
 
-@pytest.fixture
-def rotating(place: Place, tmp_path: Path) -> Iterator[Rotation]:
-    """Give a login with a password that changes."""
-    with rotation(place, tmp_path) as made:
-        yield made
-
-
-# ---------------------------------------------------------------- the option
-
-
 BESIDE = "expected no password beside it"
 PASSWORDS: list[tuple[dict[str, str], str]] = [
     # it may be a password, which someone took for the option's value
@@ -282,20 +270,6 @@ def test_a_password_in_it_or_beside_it_is_refused() -> None:
             DatabaseOptions.parse({"url": LOGIN, "credentials": "aws"} | raw)
 
         assert SECRET not in str(caught.value)
-
-
-# ---------------------------------------------------------------- functions
-
-
-def test_the_password_is_percent_encoded_in_the_url_of_one_attempt() -> None:
-    """The function gets the url as the user wrote it."""
-    found = log_in(f"{LOGIN}?sslmode=require", "shop_login:given")
-
-    assert found.startswith(f"{LOGIN}?sslmode=require&password=")
-    assert parse_qs(urlsplit(found).query)["password"] == [
-        "p&a=s s/db.example/shop?sslmode=require"
-    ]
-    assert log_in(LOGIN, None) == LOGIN
 
 
 WRONG = {
@@ -321,26 +295,19 @@ def test_what_gives_no_password_is_an_error_without_its_text() -> None:
         assert text in str(caught.value)
         assert isinstance(caught.value, errors.CredentialsFailed) == text.endswith("fails")
         assert SECRET not in "".join(traceback.format_exception(caught.value))
+    # the function gets the url as the user wrote it
+    found = urlsplit(log_in(f"{LOGIN}?sslmode=require", "shop_login:given"))
+    password = "p&a=s s/db.example/shop?sslmode=require"  # noqa: S105
+    assert parse_qs(found.query) == {"sslmode": ["require"], "password": [password]}
+    assert log_in(LOGIN, None) == LOGIN
 
 
-# ---------------------------------------------------------------- clouds
-
-
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain installation has neither."""
-    for service, module in (("aws", "boto3"), ("azure", "azure.identity")):
-        monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(errors.MissingPackage, match=rf"pip install 'sqlq-spark\[{service}\]'"):
-            ask_password(RDS, service)
-
-
-def test_a_token_of_aws_is_for_one_host_and_user() -> None:
-    """As libpq reads them; a parameter goes before the part of the url."""
+def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libpq reads them; a missing package is named with its extra."""
     for url, expected in {
         "postgresql://b%40o:x@db/shop": ("db", "5432", "b@o"),
         "postgresql://a@[2001:db8::1]:8/shop?user=bo": ("2001:db8::1", "8", "bo"),
         "postgresql://bo@a,b:5433/shop": ("a,b", ",5433", "bo"),
-        "postgresql:///shop": ("", "5432", ""),
     }.items():
         target = Target.parse(url, {})
         assert (target.hosts, target.port, target.user) == expected
@@ -351,6 +318,10 @@ def test_a_token_of_aws_is_for_one_host_and_user() -> None:
     }.items():
         with pytest.raises(BadOption, match=said):
             ask_password(url, "aws")
+    for service, module in (("aws", "boto3"), ("azure", "azure.identity")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(errors.MissingPackage, match=rf"pip install 'sqlq-spark\[{service}\]'"):
+            ask_password(RDS, service)
 
 
 def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
@@ -376,33 +347,33 @@ def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
         assert SECRET not in token
 
 
-# ---------------------------------------------------------------- a server
-
-
-def test_a_kept_connection_is_not_that_of_another_function(rotating: Rotation) -> None:
+def test_a_kept_connection_is_not_that_of_another_function() -> None:
     """Nor that of a login without the option."""
-    login = {"url": rotating.url}
-    given = (login, login | {"credentials": "aws"}, login | {"credentials": CREDENTIALS})
+    raw = {"url": LOGIN}
+    given = (raw, raw | {"credentials": "aws"}, raw | {"credentials": CREDENTIALS})
     options = [DatabaseOptions.parse(each) for each in given]
 
     assert len({StateSession(each, "test", worker=True)._key for each in options}) == 3  # noqa: SLF001
 
 
 def test_a_command_asks_too(
-    rotating: Rotation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By a flag or a variable; then a password of the environment is not used."""
-    monkeypatch.setenv("SQLQUEUE_URL", rotating.url)
-    monkeypatch.setenv("SQLQUEUE_PASSWORD", "another")
-
     codes = []
-    for variable in ("", CREDENTIALS, "another"):
-        monkeypatch.setenv("SQLQUEUE_CREDENTIALS", variable)
-        flags = [] if variable else ["--credentials", CREDENTIALS]
-        with pytest.raises(SystemExit) as ended:
-            main.main(["stats", "--json", *flags])
-        codes.append(ended.value.code)
+    monkeypatch.setenv("SQLQUEUE_PASSWORD", "another")
+    with rotation(place, tmp_path) as rotating:
+        monkeypatch.setenv("SQLQUEUE_URL", rotating.url)
+        for variable in ("", CREDENTIALS, "another"):
+            monkeypatch.setenv("SQLQUEUE_CREDENTIALS", variable)
+            flags = [] if variable else ["--credentials", CREDENTIALS]
+            with pytest.raises(SystemExit) as ended:
+                main.main(["stats", "--json", *flags])
+            codes.append(ended.value.code)
+        assert len(rotating.calls) == 2
 
     assert codes == [0, 0, 2]
-    assert len(rotating.calls) == 2
     assert "option --credentials is '…'" in capsys.readouterr().err
