@@ -158,9 +158,6 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
         assert all(POSTGRESQL.split_list(text))
 
 
-# ----- lists -----------------------------------------------------------------------------------
-
-
 @given(
     st.lists(IN_POSTGRESQL, min_size=1, max_size=5),
     st.lists(IN_SQLSERVER, min_size=1, max_size=5),

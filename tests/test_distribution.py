@@ -62,9 +62,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert f"[pytest11]\n{plugin} = {plugin}\n" in points
 
 
-# ----- versions --------------------------------------------------------------------------------
-
-
 def test_the_oldest_versions_are_those_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     """The import of the package names an older Python."""
     needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["spark"]]

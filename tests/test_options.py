@@ -134,9 +134,6 @@ def test_the_options_of_a_table_are_refused_by_their_names() -> None:
     assert "body binary" in DefaultSource(given).schema()
 
 
-# ----- what they become ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [SourceOptions, SinkOptions])
 @pytest.mark.parametrize(("server", "schema"), [("postgresql", "public"), ("sqlserver", "dbo")])
 def test_options_travel_to_executors(kind: Kind, server: str, schema: str) -> None:

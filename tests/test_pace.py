@@ -61,8 +61,6 @@ BYTES, TASKS = st.floats(0.01, 1e9), st.none() | st.integers(1, 3)
 QUEUES = st.lists(st.builds(Backlog, st.integers(0, 10**7), BYTES, TASKS), min_size=1, max_size=8)
 RAMPS = st.builds(Ramp, st.integers(1, 64), st.integers(0, 20), st.integers(0, 20))
 
-# ----- plans -----------------------------------------------------------------------------------
-
 LEAST = limits(least=100)
 PLANS: list[tuple[list[Any], SourceOptions, float, list[tuple[int, int] | None]]] = [
     # one queue: a task for each thousand messages or MiB, and one at least
@@ -123,9 +121,6 @@ def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
             each = messages / asked[0][0].tasks
             enough = each * queues[0].bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
             assert enough or each >= MESSAGES_PER_TASK
-
-
-# ----- ramp ------------------------------------------------------------------------------------
 
 
 RAMPED = {
