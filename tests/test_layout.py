@@ -1,4 +1,4 @@
-"""What can be seen without running: imports, calls of errors, statements of both databases."""
+"""What can be seen without running: imports, calls of errors, statements, tables of options."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ import inspect
 import pickle
 import pkgutil
 import re
+from dataclasses import MISSING
 from importlib import import_module
 from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, get_args
+
+import pytest
+from pages.page import table
 
 import sqlq_spark
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import LACKS, StatementName, Statements
 from sqlq_spark.errors import NAMED_OPTIONS, SqlQueueError
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.fields import option_fields, read_option
+from sqlq_spark.wire.address import POSTGRESQL as NAMES_THERE
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sqlq_spark.options.connection import DatabaseOptions
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
 SOURCES = {path.relative_to(PACKAGE): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
@@ -129,3 +138,43 @@ def test_every_statement_has_a_caller() -> None:
     source = "".join(SOURCES.values())
 
     assert [name for name in NAMES if source.count(f'"{name}"') < 2] == []
+
+
+# ----- documents -------------------------------------------------------------------------------
+
+
+def rows(table_id: str) -> dict[str, tuple[str, str]]:
+    """Option → default and meaning, from a table of options."""
+    return {
+        name: (default, meaning)
+        for names, default, meaning in table("docs/sqlqueue.md", table_id).rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+
+
+@pytest.mark.parametrize(
+    ("table_id", "options"), [("read-options", SourceOptions), ("write-options", SinkOptions)]
+)
+def test_the_tables_name_every_option(table_id: str, options: type[DatabaseOptions]) -> None:
+    """With its default, and what an error says that it expects: its choices and its limits."""
+    found, lost = rows(table_id), []
+    fields = {each.metadata["option"]: each for each in option_fields(options)}
+    fields.pop("checkpointLocation", None)  # Spark's own
+
+    assert set(found) == {*fields, "user", "password"}
+    for name, each in fields.items():
+        default, meaning = found[name]
+        if default.startswith("`"):
+            assert read_option(each, default.strip("`"), NAMES_THERE) == each.default
+        else:
+            assert each.default in {None, MISSING, ()}
+            assert (default == "required") == (each.default is MISSING)
+        if "as in a read" in meaning:
+            meaning += rows("read-options")[name][1]
+        expected = each.metadata["expected"]
+        bounds = re.findall(r"(?:at most|of at least|from|to) (\d[\w.:]+)", expected)
+        choice = re.fullmatch(r"(?:[\w.:]+, )*[\w.:]+ or [\w.:]+", expected)
+        offered = re.split(r", | or ", expected) if choice else []
+        texts = re.findall(r"`([^`]+)`", f"{default} {meaning}")
+        lost += [(name, word) for word in bounds + offered if word not in texts]
+    assert lost == []

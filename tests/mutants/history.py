@@ -66,7 +66,7 @@ HISTORY = [
         file="wire/payload.py",
         old="_check(size <= expected.most, ",
         new="_check(size >= 0, ",
-        tests=["test_payload.py::test_a_payload_is_what_was_stored_with_it"],
+        tests=["test_flat_json.py::test_a_payload_is_what_was_stored_with_it"],
     ),
     Fault(
         id="space-behind-headers",
