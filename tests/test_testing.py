@@ -27,6 +27,7 @@ def test_the_tests_of_the_page_pass(
     """In the session of this process, which they would stop at their end."""
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     monkeypatch.setenv(VARIABLE, server)
+    frame(spark, []).count()  # what this imports outlives the run below, which forgets modules
     code = {each.id: each.text for each in blocks("docs/testing.md") if each.id}
     pytester.makepyfile(pipeline=code["testing/pipeline"], test_pipeline=code["testing/tests"])
     pytester.syspathinsert()
