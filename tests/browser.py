@@ -6,7 +6,6 @@ SQLQ_TEST_BROWSER names a Chromium; without it the one on PATH is taken, if ther
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shlex
@@ -71,13 +70,8 @@ class Page:
         """Load a file."""
         media = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.do("Emulation.setEmulatedMedia", features=media)
-        self.do(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.do("Emulation.setDeviceMetricsOverride", **size)
         self.events.clear()
         self.do("Page.navigate", url=file.as_uri())
         while not any(each.get("method") == "Page.loadEventFired" for each in self.events):
@@ -88,11 +82,6 @@ class Page:
         found = self.do("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
-
-    def picture(self) -> bytes:
-        """The whole page as a PNG."""
-        found = self.do("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        return base64.b64decode(found["data"])
 
 
 @contextmanager

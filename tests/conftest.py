@@ -1,13 +1,8 @@
 """
 The fixtures of all suites, each made from the one before: server, place, dotnet; and Spark.
 
-`server` is a PostgreSQL, `place` a schema of the test's own there. `dotnet` is an endpoint and
-the DBA of a place, on each `dialect` in turn. A queue comes next: `bench` in tests/conformance,
-`queue` in tests/spark. `spark` is a Spark session.
-
-SQLQ_TEST_POSTGRES names another server by a libpq URI; without it an embedded one is started.
+SQLQ_TEST_POSTGRES names a server by a libpq URI; without it an embedded one is started.
 Tests that ask for a `dialect` are also run against a SQL Server, where servers.py finds one.
-With `-n 2` two processes share the test files, each with a server and a Spark of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ import pytest
 import servers
 from conformance import transport_sqlserver
 from conformance.transport import PostgreSQL
-from faults.model.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
@@ -37,11 +31,9 @@ if TYPE_CHECKING:
 
     from conformance.transport import DotNet
     from pyspark.sql import SparkSession
-    from xdist.workermanage import WorkerController
 
 # Spark's workers otherwise run the first python3 of PATH; both are read when the JVM starts.
-os.environ["PYSPARK_PYTHON"] = sys.executable
-os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 # A test's query runs a few times: the second compiler and a parallel collector cost a fifth of the
 # processor time of tests/spark and give nothing back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -50,10 +42,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A machine's own name need not have an address.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # A machine that stands still for 0.2 s in an example, or for 1 s in drawing it, proves nothing.
-settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("any machine")
+settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +69,6 @@ class Place:
 @pytest.fixture(scope="session")
 def server(sqlqueue_server: str) -> str:
     """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
-    kind = f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded"
-    with psycopg.connect(sqlqueue_server) as connection:
-        version = connection.info.parameter_status("server_version")
-    servers.ran["postgresql"] = f"{version}, {kind}"
     return sqlqueue_server
 
 
@@ -109,12 +95,9 @@ def placed(server: str) -> Iterator[Place]:
         yield Place(url=server, schema=schema, state=state, connection=connection)
 
     # A new connection: the test may have broken its own. Sessions left behind must not hang us.
+    dropped = sql.SQL("DROP SCHEMA IF EXISTS {}, {} CASCADE")
     with psycopg.connect(server, autocommit=True, options="-c lock_timeout=60s") as connection:
-        connection.execute(
-            sql.SQL("DROP SCHEMA IF EXISTS {}, {} CASCADE").format(
-                sql.Identifier(schema), sql.Identifier(state)
-            )
-        )
+        connection.execute(dropped.format(sql.Identifier(schema), sql.Identifier(state)))
 
 
 @pytest.fixture
@@ -157,43 +140,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-# ---------------------------------------------------------------- what is run, and the last lines
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a database other than the given one runs; the last lines say so."""
-    kept, out = servers.sorted_out(items)
-    if out:
-        config.hook.pytest_deselected(items=out)
-        items[:] = kept
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what this process did to the one that prints."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["did"] = dict(FIGURES), servers.ran, dict(servers.left_out)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: WorkerController) -> None:
-    """Take over what a process did; each has collected all tests."""
-    figures, ran, left_out = getattr(node, "workeroutput", {}).get("did", ({}, {}, {}))
-    FIGURES.update(figures)
-    servers.ran.update(ran)
-    servers.left_out |= left_out
+    """Leave out what a database other than the given one runs."""
+    out = {item for item in items if servers.of_another(item)}
+    config.hook.pytest_deselected(items=[*out])
+    items[:] = [item for item in items if item not in out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print which servers ran, what was left out, and the model's figures, if it ran."""
+    """Say which servers and which browser were used."""
+    none = f"none: {servers.VARIABLE} names none and no Docker engine answers; T-SQL is parsed only"
+    used = {
+        "PostgreSQL": f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded",
+        "SQL Server": "run" if "sqlserver" in servers.databases() else none,
+        "browser": browser.program() or "none; pages are parsed only",
+    }
     terminalreporter.section("servers")
-    for line in servers.closing_lines():
-        terminalreporter.write_line(line)
-    if browser.program() is None:
-        terminalreporter.write_line(
-            "browser: none, for SQLQ_TEST_BROWSER names none and no chromium is on PATH; the page "
-            "of `sqlqueue report` was parsed only"
-        )
-    if FIGURES:
-        terminalreporter.section("the model went through")
-        figures = (f"{number} {name}" for name, number in sorted(FIGURES.items()) if number)
-        terminalreporter.write_line(", ".join(figures))
+    for name, what in used.items():
+        terminalreporter.write_line(f"{name}: {what}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 MIB = 1 << 20
 GONE = (FileNotFoundError, ProcessLookupError)
@@ -43,9 +45,7 @@ def memory(pid: int) -> float:
 def peak(pid: int) -> float:
     """The most bytes that were resident."""
     with suppress(*GONE):
-        found = re.search(
-            r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
-        )
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return 1024.0 * int(found[1]) if found else 0.0
     return 0.0
 
@@ -68,22 +68,17 @@ def send(pid: int, sign: signal.Signals) -> bool:
     return False
 
 
-def members(session: int) -> set[int]:
-    """The running processes of a session; none without /proc."""
-    found = set()
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
-            if os.getsid(int(place.name)) == session and state != "Z":
-                found.add(int(place.name))
-    return found
-
-
 def kill_session(process: subprocess.Popen[Any]) -> None:
     """End all processes of a session at once; stopped first, so that none sees another die."""
     for sign in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in members(process.pid):
-            send(pid, sign)
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                pid = int(place.name)
+                if (
+                    os.getsid(pid) == process.pid
+                    and "\nState:\tZ" not in (place / "status").read_text()
+                ):
+                    os.kill(pid, sign)
     process.wait()
 
 
@@ -93,12 +88,11 @@ def inheriting(variable: str) -> dict[int, str]:
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             if os.fsencode(variable) in (place / "environ").read_bytes():
-                line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found[int(place.name)] = line
+                found[int(place.name)] = command(int(place.name))
     return found
 
 
 def naming(path: Path) -> list[str]:
     """The command lines that name a path, as that of a PostgreSQL whose data is there."""
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in listed.stdout.splitlines() if str(path) in line]
+    pids = (int(place.name) for place in Path("/proc").glob("[0-9]*"))
+    return [line for line in map(command, pids) if str(path) in line]

@@ -1,9 +1,4 @@
-"""
-Servers of our own in front of PostgreSQL: tests pass its messages on, and count or change them.
-
-A `Door` speaks TLS, for which the embedded server is not built. A `Pooler` notes what a transaction
-pooler would tear apart.
-"""
+"""Servers of our own in front of PostgreSQL pass its messages on, and count or change them."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import threading
-from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -24,34 +18,30 @@ if TYPE_CHECKING:
     import trustme
 
 
-class Proxy(ABC):
-    """Listens on a port of its own, and runs a session for each client."""
+class Proxy:
+    """Listens on a port of its own, and runs `session` for each client."""
 
     def __init__(self, url: str) -> None:
         """Listen; the url is that of the server, over TCP."""
         parts = urlsplit(url)
         self.server = parts.hostname or "127.0.0.1", parts.port or 5432
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listening.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
-
-    def close(self) -> None:
-        """Take no more clients."""
-        self._listening.close()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                client = self._listening.accept()[0]
+                client = self.listening.accept()[0]
                 threading.Thread(target=self._run, args=(client,), daemon=True).start()
 
     def _run(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client:  # also a handshake that the client ends
             self.session(client)
 
-    @abstractmethod
     def session(self, client: socket.socket) -> None:
         """Serve a client until either side ends."""
+        raise NotImplementedError
 
 
 def moved(url: str, host: str, port: int, *parameters: str) -> str:
@@ -60,12 +50,6 @@ def moved(url: str, host: str, port: int, *parameters: str) -> str:
     login = parts.netloc.rpartition("@")[0]
     query = "&".join(filter(None, parameters))
     return parts._replace(netloc=f"{login}@{host}:{port}", query=query).geturl()
-
-
-def message(stream: BufferedReader) -> bytes:
-    """One message behind its kind: its length, itself included, and its text."""
-    head = stream.read(4)
-    return head + stream.read(int.from_bytes(head) - 4)
 
 
 # ---------------------------------------------------------------- TLS
@@ -87,20 +71,18 @@ class Door(Proxy):
     def session(self, client: socket.socket) -> None:
         """Answer the client's wish for TLS, and relay the rest."""
         start = client.recv(8, socket.MSG_WAITALL)
-        if start[4:] != ASKED:
-            self.plain += 1
-            self._relay(client, start)
-        elif self._context is None:
-            client.sendall(b"N")
-            start = client.recv(8, socket.MSG_WAITALL)
-            self.plain += bool(start)
-            self._relay(client, start)
-        else:
+        if start[4:] == ASKED and self._context is not None:
             client.sendall(b"S")
             with self._context.wrap_socket(client, server_side=True) as inside:
                 if start := inside.recv(65536):
                     self.encrypted += 1
                     self._relay(inside, start)
+            return
+        if start[4:] == ASKED:
+            client.sendall(b"N")
+            start = client.recv(8, socket.MSG_WAITALL)
+        self.plain += bool(start)
+        self._relay(client, start)
 
     def _relay(self, client: socket.socket, start: bytes) -> None:
         with socket.create_connection(self.server) as server:
@@ -121,15 +103,7 @@ def pump(one: socket.socket, other: socket.socket) -> None:
 def door(
     url: str, authority: trustme.CA | None, *names: str, clients: trustme.CA | None = None
 ) -> Iterator[Door]:
-    """
-    Give a door in front of a server over TCP.
-
-    Args:
-        url: the server's.
-        authority: who issues the door's certificate; None: it has none, and speaks no TLS.
-        names: host names and addresses in the certificate.
-        clients: who issues the certificates that clients must have; None: they need none.
-    """
+    """Give a door with a certificate, or without TLS; `clients` issues those that clients need."""
     context = None
     if authority is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -138,10 +112,8 @@ def door(
             context.verify_mode = ssl.CERT_REQUIRED
             clients.configure_trust(context)
     made = Door(url, context)
-    try:
+    with made.listening:
         yield made
-    finally:
-        made.close()
 
 
 def client_words(issuer: trustme.CA, user: str, folder: Path) -> list[str]:
@@ -162,20 +134,31 @@ def through(url: str, made: Door, *parameters: str, host: str = HOST) -> str:
 # ---------------------------------------------------------------- a transaction pooler
 
 WHOLE = b"QX"  # a query in one message; good-bye
-# what a pooler says to a begin that lends its sessions for a statement only, and is gone
-REFUSED = b"SFATAL\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0"
+# what a pooler says to a begin that lends its sessions for a statement only
+REFUSED = "transaction blocks not allowed in statement pooling mode"
 # what PgBouncer says to a client that brings settings of its own
-STRANGE = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+STRANGE = "unsupported startup parameter: options"
 IDLE = b"I"  # of ReadyForQuery: no transaction is open
+
+
+def message(stream: BufferedReader) -> bytes:
+    """One message behind its kind: its length, itself included, and its text."""
+    head = stream.read(4)
+    return head + stream.read(int.from_bytes(head) - 4)
+
+
+def error(text: str) -> bytes:
+    """A fatal error, as a pooler says it."""
+    said = f"SFATAL\0C08P01\0M{text}\0\0".encode()
+    return b"E" + (len(said) + 4).to_bytes(4) + said
 
 
 class Pooler(Proxy):
     """
-    Passes messages on, and keeps the kinds of those that a pooler would tear apart.
+    Lends a session from the begin of a transaction to its end.
 
-    It lends a session from the begin of a transaction to its end. A statement that is prepared
-    while none is open may be looked for in another session afterwards, so all that may be sent
-    between transactions is a whole statement, in one message.
+    Between transactions only whole statements may be sent, each in one message. It keeps the kinds
+    of all others, which a pooler would tear apart.
     """
 
     def __init__(self, url: str, *, begins: bool, options: bool) -> None:
@@ -190,18 +173,14 @@ class Pooler(Proxy):
     def session(self, client: socket.socket) -> None:
         """Lend a session of the server, transaction by transaction."""
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with client.makefile("rb") as asked:
-            start = message(asked)  # the first one has no kind
-            if self._options or b"\0options\0" not in start:
-                self._lend(client, asked, start)
-            else:
-                self.refused += 1
-                client.sendall(b"E" + (len(STRANGE) + 4).to_bytes(4) + STRANGE)
-
-    def _lend(self, client: socket.socket, asked: BufferedReader, start: bytes) -> None:
         state = [b""]  # the server's, as it said last
-        with socket.create_connection(self.server) as server:
+        with client.makefile("rb") as asked, socket.create_connection(self.server) as server:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            start = message(asked)  # the first one has no kind
+            if not self._options and b"\0options\0" in start:
+                self.refused += 1
+                client.sendall(error(STRANGE))
+                return
             back = threading.Thread(target=answer, args=(server, client, state), daemon=True)
             back.start()
             server.sendall(start)
@@ -211,7 +190,7 @@ class Pooler(Proxy):
                     self.whole += kind in WHOLE
                     self.torn += [] if kind in WHOLE else [kind]
                 if not self._begins and b"BEGIN" in text:
-                    client.sendall(b"E" + (len(REFUSED) + 4).to_bytes(4) + REFUSED)
+                    client.sendall(error(REFUSED))
                     break
                 server.sendall(kind + text)
             server.shutdown(socket.SHUT_WR)
@@ -232,6 +211,6 @@ def answer(server: socket.socket, client: socket.socket, state: list[bytes]) -> 
 def relayed(url: str, *, begins: bool = True, options: bool = True) -> Iterator[tuple[str, Pooler]]:
     """Give the url of a pooler in front of a server over TCP, and the pooler."""
     relay = Pooler(url, begins=begins, options=options)
-    plain = (urlsplit(url).query, "sslmode=disable", "gssencmode=disable")
-    yield moved(url, "127.0.0.1", relay.port, *plain), relay
-    relay.close()
+    with relay.listening:
+        plain = (urlsplit(url).query, "sslmode=disable", "gssencmode=disable")
+        yield moved(url, "127.0.0.1", relay.port, *plain), relay

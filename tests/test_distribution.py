@@ -1,4 +1,4 @@
-"""What is published: a wheel of the package alone, and a source distribution that builds it."""
+"""What is published: the wheel, and the oldest versions that it works with."""
 
 from __future__ import annotations
 
@@ -6,76 +6,117 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email import message_from_string
 from pathlib import Path
 
 import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import LongType, StructType
 
-from sqlq_spark import __version__
+from sqlq_spark import __version__, versions
+from sqlq_spark.datasource import sized
 
 ROOT = Path(__file__).parent.parent
-NOT_OURS = ("__pycache__", "*.pyc", ".*", "*.egg-info", "build", "dist", "spark-warehouse")
-PARTS = ("pyspark_sqlqueue.py", "sqlq_spark")
-PAPERS = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # in the environment that is there: an isolated one would fetch the backend
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[-1])"
 
 
-def run(kind: str, tree: Path, folder: Path) -> None:
-    """Build one kind of distribution."""
-    command = [sys.executable, "-c", BUILD.format(kind), str(folder)]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+def run(program: str, *words: str, folder: Path = ROOT) -> list[str]:
+    """Run Python in a process of its own; the lines that it printed."""
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a wheel that is built from the source distribution of a copy of the tree."""
-    tree, folder = (tmp_path_factory.mktemp(name) for name in ("tree", "dist"))
-    for name in (*PARTS, *PAPERS):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns(*NOT_OURS))
-        else:
-            shutil.copy(ROOT / name, tree / name)
-    run("sdist", tree, folder)
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    """Built from the source distribution: statements and the mark of typing, no test, no job."""
+    tree, folder = tmp_path / "tree", tmp_path / "dist"
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
+    shutil.copytree(ROOT / "sqlq_spark", tree / "sqlq_spark", ignore=ignored)
+    for name in ("pyspark_sqlqueue.py", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
+        shutil.copy(ROOT / name, tree)
+    ours = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    run(BUILD.format("sdist"), str(folder), folder=tree)
     [sources] = folder.glob("*.tar.gz")
     with tarfile.open(sources) as files:
         files.extractall(folder, filter="data")
-    run("wheel", folder / sources.name.removesuffix(".tar.gz"), folder)
+    tree = folder / sources.name.removesuffix(".tar.gz")
+    run(BUILD.format("wheel"), str(folder), folder=tree)
     [path] = folder.glob("*.whl")
     with zipfile.ZipFile(path) as files:
-        return {name: files.read(name) for name in files.namelist()}
+        texts = {name.partition(".dist-info/")[2]: files.read(name) for name in files.namelist()}
+        found = {name for name in files.namelist() if ".dist-info/" not in name}
 
-
-def ours(*names: str) -> set[str]:
-    """The files of the tree below some names, as they are called in a distribution."""
-    paths = [path for name in names for path in ((ROOT / name).rglob("*"), [ROOT / name])]
-    return {
-        path.relative_to(ROOT).as_posix()
-        for group in paths
-        for path in group
-        if path.is_file() and not any(path.match(each) for each in NOT_OURS[1:])
-    }
-
-
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: dict[str, bytes]) -> None:
-    """Statements and the mark of typing with it; no test, no job."""
-    found = {name for name in wheel if ".dist-info/" not in name}
-
-    assert found == ours("sqlq_spark", "pyspark_sqlqueue.py")
-    assert "sqlq_spark/database/sqlserver/receive.sql" in found
-    assert "sqlq_spark/py.typed" in found
-
-
-def test_the_metadata_are_the_projects(wheel: dict[str, bytes]) -> None:
-    """Name, version, license, readme, the command and the plugin of pytest."""
-    texts = {name.partition(".dist-info/")[2]: text.decode() for name, text in wheel.items()}
-    found = message_from_string(texts["METADATA"])
-
-    assert (found["Name"], found["Version"]) == ("sqlq-spark", __version__)
-    assert found.get_all("License-File") == ["LICENSE"]
-    assert str(found.get_payload()).strip() == (ROOT / "README.md").read_text("utf-8").strip()
-    assert "sqlqueue = sqlq_spark.cli.main:main" in texts["entry_points.txt"]
+    assert found == {name for name in ours if name.startswith(("sqlq_spark/", "pyspark_sqlqueue"))}
+    assert {"sqlq_spark/database/sqlserver/receive.sql", "sqlq_spark/py.typed"} <= found
+    metadata = message_from_string(texts["METADATA"].decode())
+    assert (metadata["Name"], metadata["Version"]) == ("sqlq-spark", __version__)
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    points = texts["entry_points.txt"].decode()
+    assert "sqlqueue = sqlq_spark.cli.main:main" in points
     plugin = "sqlq_spark.testing.plugin"
-    assert f"[pytest11]\n{plugin} = {plugin}\n" in texts["entry_points.txt"]
+    assert f"[pytest11]\n{plugin} = {plugin}\n" in points
+
+
+def test_the_oldest_versions_are_those_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of the package names an older Python."""
+    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["spark"]]
+    bounds = dict(each.split(">=") for each in needed)
+    stated = {name: bounds[name] for name in ("pyspark", "pyarrow")}
+    assert {"Python": PROJECT["requires-python"].removeprefix(">="), **stated} == versions.OLDEST
+    versions.check("pyspark", "pyarrow")
+
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
+    with pytest.raises(ImportError, match=r"needs Python 3\.11 or newer, but found 3\.10\.13\. "):
+        versions.check()
+
+
+def test_each_entry_names_the_version_that_is_too_old() -> None:
+    """Spark finds the format, which then says why it fails; Spark 3 has no data sources at all."""
+    said = run(
+        "import pyarrow; pyarrow.__version__ = '17.0.0'\n"
+        "from pyspark_sqlqueue import DefaultSource\n"
+        "print(DefaultSource.name())\n"
+        "try: DefaultSource({})\n"
+        "except ImportError as error: print(error)\n"
+        "import sys, types, sqlq_spark\n"
+        "sys.modules['pyspark'] = types.ModuleType('pyspark')\n"
+        "sys.modules['pyspark'].__version__ = '3.5.9'\n"
+        "try: sqlq_spark.register(None)\n"
+        "except ImportError as error: print(error)\n"
+    )
+
+    assert said[0] == "sqlqueue"
+    assert "pyarrow 18.0 or newer, but found 17.0.0. Run: pip install 'pyarrow>=18.0'" in said[1]
+    assert "pyspark 4.0 or newer, but found 3.5.9. Run: pip install 'pyspark>=4.0', and" in said[2]
+
+
+def test_spark_finds_the_format_without_what_only_readers_and_writers_need() -> None:
+    """Each query starts a process to find the format; the command line needs no pyspark."""
+    said = run(
+        "import sys\n"
+        "from pyspark.sql.datasource import DataSource\n"
+        "from pyspark_sqlqueue import DefaultSource\n"
+        "DefaultSource({'url': 'postgresql://u@h:1/d', 'queue': 'q'}).schema()\n"
+        "print(*{'pyarrow', 'numpy', 'stamina', 'sqlq_spark.receive.task'} & {*sys.modules})\n"
+        "from pyspark.sql.types import LongType, StructType\n"
+        "from sqlq_spark.datasource.stream import StreamReader\n"
+        "from sqlq_spark.datasource.write import StreamWriter\n"
+        "print('pandas' in sys.modules)\n"
+        "sys.modules['pyspark'] = None\n"
+        "import sqlq_spark.cli.main\n"
+    )
+
+    assert said == ["", "False"]
+
+
+def test_the_cores_that_register_saw_reach_the_driver() -> None:
+    """Spark pickles the format's class; the number travels in it."""
+    made = cloudpickle.loads(cloudpickle.dumps(sized(80)))  # type: ignore[no-untyped-call]
+    source = made({"url": "postgresql://u@h:1/d", "queue": "q"})
+
+    assert source.streamReader(StructType().add("seq", LongType())).options.concurrency == 80

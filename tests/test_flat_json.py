@@ -1,19 +1,33 @@
-"""Header texts that are read in columns: which of them, and what is found in them."""
+"""Messages in columns: header texts, what Spark gets of a row, and payloads of receipts."""
 
 from __future__ import annotations
 
 import json
+import random
+import struct
 import tracemalloc
+import uuid
+from datetime import UTC, datetime
+from functools import partial
+from itertools import compress, count, pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payloads import forged, of_receipt, sealed
 from strict_headers import read_strictly
+from wire import cases
 
+from sqlq_spark.errors import PayloadRefused
+from sqlq_spark.send.frame import TOPICS
+from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.flat_json import MOST_SPACES, FlatObjects
-from sqlq_spark.wire.header_columns import Headers
-from sqlq_spark.wire.headers import dumps
+from sqlq_spark.wire.header_columns import Headers, to_read_columns, with_legacy_columns
+from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, Expected, in_row, pack, pages, unpack
+from sqlq_spark.wire.rows import QUEUE_ROW, random_ids
 
 MAP = pa.map_(pa.string(), pa.string())
 PLAIN = st.text('abäß漢🚀 :,{}[]"\\/\b\f\n\r\t\0', max_size=6)
@@ -38,17 +52,11 @@ PIECES = st.lists(
 ).map("".join)
 
 
-def write(headers: dict[str, str]) -> str:
-    """Write without white space, and as few escapes as JSON allows."""
-    return json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
-
-
-def write_lines(headers: dict[str, str]) -> str:
-    """Write a line for each member, and other letters in hex."""
-    return json.dumps(headers, indent=2)
-
-
-TEXTS = PIECES | JSON.map(json.dumps) | OBJECTS.map(write) | OBJECTS.map(write_lines) | st.none()
+# the last two: without white space, and in lines with other letters in hex
+WRITTEN = OBJECTS.map(wire.dumps)
+WRITTEN |= OBJECTS.map(partial(json.dumps, ensure_ascii=False, separators=(",", ":")))
+WRITTEN |= OBJECTS.map(partial(json.dumps, indent=2))
+TEXTS = PIECES | JSON.map(json.dumps) | WRITTEN | st.none()
 
 
 def column(*texts: str | None) -> pa.Array:
@@ -56,26 +64,10 @@ def column(*texts: str | None) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def members(found: FlatObjects) -> list[list[tuple[str, str]]]:
-    """Return the names and values of each row."""
-    rows: list[list[tuple[str, str]]] = [[] for _ in range(found.rows)]
-    names = found.names.dictionary_decode().to_pylist()
-    for parent, name, value in zip(found.parents, names, found.values().to_pylist(), strict=True):
-        rows[parent].append((name, value))
-    return rows
-
-
-@pytest.mark.parametrize("writer", [write, dumps, json.dumps, write_lines])
-@given(st.lists(OBJECTS, max_size=6), st.integers(0, 2))
-def test_objects_of_texts_are_read_without_parsing_a_row(
-    writer: object, objects: list[dict[str, str]], skipped: int
-) -> None:
-    """Names and values in their order, also from a slice of a longer column."""
-    assert callable(writer)
-    found = FlatObjects(column(*["x"] * skipped, *map(writer, objects))[skipped:])
-
-    assert found.is_read.all()
-    assert members(found) == [list(each.items()) for each in objects]
+@given(st.lists(WRITTEN, max_size=6))
+def test_objects_of_texts_are_read_without_parsing_a_row(texts: list[str]) -> None:
+    """Whatever wrote them."""
+    assert FlatObjects(column(*texts)).is_read.all()
 
 
 def are_unfit(pairs: list[tuple[str, object]]) -> bool:
@@ -84,11 +76,12 @@ def are_unfit(pairs: list[tuple[str, object]]) -> bool:
 
 
 @given(st.lists(TEXTS, max_size=6))
-@settings(max_examples=400)
+@settings(max_examples=500)
 def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None]) -> None:
     """As a map, one header alone, what a row lacks, and which rows old endpoints cannot read."""
     headers = Headers(column(*texts))
     rows = [read_strictly(text) for text in texts]
+    both = [*zip(texts, rows, strict=True)]
 
     assert headers.text("a").to_pylist() == [(row or {}).get("a") for row in rows]
     assert headers.missing("a").to_pylist() == ["a" not in (row or {}) for row in rows]
@@ -96,109 +89,307 @@ def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None])
     assert headers.poison().to_pylist() == [row is None for row in rows]
     expected = [None if row is None else list(row.items()) for row in rows]
     assert headers.map(MAP).to_pylist() == expected
-    unfit = [
-        at
-        for at, (text, row) in enumerate(zip(texts, rows, strict=True))
-        if row and json.loads(text or "", object_pairs_hook=are_unfit)
-    ]
-    assert sorted({*Headers(column(*texts)).unreadable_by_9_0()}) == unfit
+    pairs = [row and json.loads(text or "", object_pairs_hook=are_unfit) for text, row in both]
+    assert sorted({*Headers(column(*texts)).unreadable_by_9_0()}) == [*compress(count(), pairs)]
     flat = FlatObjects(column(*(text or "" for text in texts)))
-    for is_read, row, found in zip(flat.is_read, rows, members(flat), strict=True):
-        assert dict(found) == (row if is_read else {})
+    names, values = flat.names.dictionary_decode().to_pylist(), flat.values().to_pylist()
+    found: list[dict[str, str]] = [{} for _ in texts]
+    for parent, name, value in zip(flat.parents, names, values, strict=True):
+        found[parent][name] = value
+    assert found == [
+        row if is_read else {} for is_read, row in zip(flat.is_read, rows, strict=True)
+    ]
 
 
-READ: dict[str | None, dict[str, str | None]] = {
-    None: {},
-    "": {},
-    ' {\n"a" : "b" }\t': {"a": "b"},
-    '{"a":"1","b":"2","a":"3"}': {"a": "3", "b": "2"},
-    '{"a":"1","a":null}': {"a": None},
-    r'{"emoji":"\ud83d\ude80","quote":"\u0022"}': {"emoji": "🚀", "quote": '"'},
-    r'{"nul":"\u0000","":""}': {"nul": "\0", "": ""},
-    '{"big":"' + "x/" * 2_500_000 + '"}': {"big": "x/" * 2_500_000},
-}
-POISON = [
-    *("null", "[]", '["a"]', '"a"', "true", "1", '{"a":1}', '{"a":1.5e3}', '{"a":true}'),
-    *('{"a":' + "9" * 5000 + "}", '{"a":{}}', '{"a":{"b":"c"}}', '{"a":["b"]}'),
-    *('{"a":NaN}', '{"a":-Infinity}', '{"a":undefined}', " ", "garbage"),
-    *(r'{"a":"\ud83d"}', r'{"a":"\ude80\ud83d"}', r'{"\ud83d":null}'),
-    *('{"a":"b"', '{"a":"b"} x', '{"a":"b"}{}', '{"a":"b",}', "{a:'b'}", '{"a"}'),
-    *('{"a":"line\nbreak"}', '{"a":"nul\0"}', r'{"a":"\x41"}', r'{"a":"\u12"}'),
-    *('{"a":"b"} // comment', '\ufeff{"a":"b"}', "[" * 100_000, '{"a":' * 100_000),
+MORE_POISON = [
+    *('{"a":1.5e3}', '{"a":' + "9" * 5000 + "}", '{"a":-Infinity}', '{"a":undefined}', '{"a"}'),
+    *('{"a":"nul\0"}', '{"a":"b"} // comment', "[" * 100_000, '{"a":' * 100_000),
     '{"a":' + "[" * 1000 + "]" * 1000 + ',"a":"b"}',  # Spark's JSON parser reads 1000 levels
 ]
 
 
 def test_only_an_object_of_texts_is_headers() -> None:
-    """By old writers and new; any other text is poison."""
-    found = Headers(column(*READ, *POISON))
+    """Of old writers and new, also a large one; any other text is poison."""
+    read = {case.headers: case.read for case in cases() if case.read is not None}
+    read['{"big":"' + "x/" * 2_500_000 + '"}'] = {"big": "x/" * 2_500_000}
+    poison = [*(case.headers for case in cases() if case.poison), *MORE_POISON]
+    found = Headers(column(*read, *poison))
 
-    assert found.poison().to_pylist() == [False] * len(READ) + [True] * len(POISON)
-    maps = [list(each.items()) for each in READ.values()]
-    assert found.map(MAP).to_pylist() == maps + [None] * len(POISON)
-
-
-@pytest.mark.parametrize(
-    ("text", "is_unfit"),
-    [
-        ('{"a":"1","__type":"2"}', False),
-        ('{"__type":"1","a":"2"}', True),
-        ('{"a":null,"a":"3"}', True),
-        ('{ "__type" : null }', True),
-        (r'{"\u005f_type":"1"}', True),
-        (r'{"a":"1","\u0061":"3"}', True),
-        (r'{"a":"\"\\","b":null}', False),
-        ('{"a":{"b":["c"]},"a":"b"}', True),
-        ('{"a":' + "[" * 900 + "]" * 900 + ',"a":"b"}', True),
-        ("[]", False),
-    ],
-)
-def test_texts_that_old_endpoints_cannot_read_are_found(text: str, is_unfit: bool) -> None:  # noqa: FBT001
-    """A name twice, or `__type` first; between other rows."""
-    headers = Headers(column('{"x":"y"}', text, '{"__type2":"y"}'))
-
-    assert headers.unreadable_by_9_0() == [1] * is_unfit
+    assert found.poison().to_pylist() == [False] * len(read) + [True] * len(poison)
+    maps = [list(each.items()) for each in read.values()]
+    assert found.map(MAP).to_pylist() == maps + [None] * len(poison)
 
 
 @pytest.mark.parametrize("times", [1, 8, 9, 1_000_000])
-@pytest.mark.parametrize("white", [" ", "\n", "\t"])
-def test_white_space_of_any_length_is_read(white: str, times: int) -> None:
+def test_white_space_of_any_length_is_read(times: int) -> None:
     """In columns if it is short; a row beside it is read, and a control character is poison."""
-    gap = white * times
-    text = f'{gap}{{{gap}"a"{gap}:{gap}"b"{gap},{gap}"c":"{" " * times}"{gap}}}{gap}'
-    texts = column('{"a":"x"}', text, text.replace(":", ":\v"), text.replace(" ", "\t"))
+    for white in " \n\t":
+        gap = white * times
+        text = f'{gap}{{{gap}"a"{gap}:{gap}"b"{gap},{gap}"c":"{" " * times}"{gap}}}{gap}'
+        texts = column('{"a":"x"}', text, text.replace(":", ":\v"), text.replace(" ", "\t"))
 
-    headers = Headers(texts)
+        found = Headers(texts).map(MAP).to_pylist()
 
-    read = [[("a", "x")], [("a", "b"), ("c", " " * times)], None, None]
-    assert headers.map(MAP).to_pylist() == read
-    assert headers.unreadable_by_9_0() == []
-    assert FlatObjects(texts).is_read[1] == (times <= MOST_SPACES)
+        assert found == [[("a", "x")], [("a", "b"), ("c", " " * times)], None, None]
+        assert FlatObjects(texts).is_read[1] == (times <= MOST_SPACES)
 
 
-@pytest.mark.parametrize("letter", ["n", "漢", r"\n", r"\u0041"])
-def test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison(letter: str) -> None:
+def test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison() -> None:
     """As Spark's JSON parser counts; a value has no such limit."""
-    longest, longer = letter * 50_000, letter * 50_001
-    names = ["a", longest, longer, "🚀" * 25_000, "🚀" * 25_001]
-    headers = Headers(column(*(f'{{"{name}":"b"}}' for name in names), f'{{"a":"{longer}"}}'))
+    for letter in ("n", "漢", r"\n", r"\u0041"):
+        longest, longer = letter * 50_000, letter * 50_001
+        names = ["a", longest, longer, "🚀" * 25_000, "🚀" * 25_001]
+        headers = Headers(column(*(f'{{"{name}":"b"}}' for name in names), f'{{"a":"{longer}"}}'))
 
-    expected = [False, False, True, False, True, False]
-    assert headers.poison().to_pylist() == expected
-    assert [row is None for row in headers.map(MAP).to_pylist()] == expected
+        expected = [False, False, True, False, True, False]
+        assert headers.poison().to_pylist() == expected
+        assert [row is None for row in headers.map(MAP).to_pylist()] == expected
 
 
-@pytest.mark.parametrize("byte", ['"', "\\", "\n"])
-def test_a_text_of_marks_alone_takes_little_memory(byte: str) -> None:
+def test_a_text_of_marks_alone_takes_little_memory() -> None:
     """Each of 20 million places would take 8 bytes, several times; the rows beside it are read."""
-    texts = column('{"a":"b"}', byte * 20_000_000)
+    for mark in '"\\\n':
+        texts = column('{"a":"b"}', mark * 20_000_000)
 
-    tracemalloc.start()
-    FlatObjects(texts)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+        tracemalloc.start()
+        FlatObjects(texts)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
 
-    headers = Headers(texts)
-    assert headers.poison().to_pylist() == [False, True]
-    assert headers.text("a").to_pylist() == ["b", None]
-    assert peak < 50_000_000
+        assert Headers(texts).text("a").to_pylist() == ["b", None]
+        assert peak < 50_000_000
+
+
+# ----- messages --------------------------------------------------------------------------------
+
+TEXT = ("id", "correlationId", "replyToAddress", "corruptHeaders", "queue")
+EXPIRY = pa.timestamp("us", "UTC")
+MORE = {"expires": EXPIRY, "headers": MAP, "body": pa.binary(), "seq": pa.int64()}
+SCHEMA = pa.schema(dict.fromkeys(TEXT, pa.string()) | MORE)
+ADDRESSED = st.dictionaries(
+    st.sampled_from([wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS, "a"]), st.none() | st.text()
+).map(wire.dumps)
+POISONED = f'{{"{wire.CORRELATION_ID}":"c","{wire.REPLY_TO_ADDRESS}":"r","number":1}}'
+IDS = st.binary(min_size=16, max_size=16)
+EXPIRES = st.datetimes(datetime(1753, 1, 1), datetime(9999, 12, 31))  # noqa: DTZ001 - as stored
+ROW = {
+    "id": IDS,
+    "expires": st.none() | EXPIRES,
+    "headers": TEXTS | ADDRESSED | st.just(POISONED),
+    "body": st.none() | st.binary(max_size=20),
+    "seq": st.integers(-(2**63), 2**63 - 1),
+}
+ROWS = st.lists(st.fixed_dictionaries(ROW), max_size=8)
+
+
+@given(ROWS, st.integers(0, 3), st.sets(st.sampled_from(SCHEMA.names), min_size=1))
+def test_what_spark_gets_is_what_the_row_holds(
+    rows: list[dict[str, Any]], offset: int, some: set[str]
+) -> None:
+    """Column by column, whichever are read, of a slice as of a whole; poison gives no header."""
+    expected = []
+    for row in rows[offset:]:
+        headers = read_strictly(row["headers"])
+        known = {
+            "id": str(uuid.UUID(bytes=row["id"])),
+            "correlationId": (headers or {}).get(wire.CORRELATION_ID),
+            "replyToAddress": (headers or {}).get(wire.REPLY_TO_ADDRESS),
+            "expires": row["expires"] and row["expires"].replace(tzinfo=UTC),
+            "headers": None if headers is None else list(headers.items()),
+            "corruptHeaders": row["headers"] if headers is None else None,
+            "queue": '"public"."q"',
+        }
+        expected.append(row | known)
+
+    table = pa.Table.from_pylist(rows, schema=QUEUE_ROW).slice(offset)
+    for schema in (SCHEMA, pa.schema([each for each in SCHEMA if each.name in some])):
+        found = [to_read_columns(each, schema, queue='"public"."q"') for each in table.to_batches()]
+        assert all(each.schema.equals(schema) for each in found)
+        got = [row for each in found for row in each.to_pylist()]
+        assert got == [{name: row[name] for name in schema.names} for row in expected]
+
+
+@given(st.integers(1, 50), IDS)
+def test_ids_are_version_4_uuids_and_a_seed_repeats_them(how_many: int, seed: bytes) -> None:
+    """A retried task repeats its message ids; nothing else shares them."""
+    seeds = (seed, seed, None, bytes(255 - byte for byte in seed))
+    one, again, *others = [[*map(bytes, random_ids(how_many, seed=each))] for each in seeds]
+
+    assert one == again
+    assert len({*one, *others[0], *others[1]}) == 3 * how_many
+    made = [uuid.UUID(bytes=each) for each in one + others[0]]
+    assert {(each.version, each.variant) for each in made} == {(4, uuid.RFC_4122)}
+
+
+def test_what_endpoints_of_version_1_read_stands_in_columns() -> None:
+    """As the headers say it; null where they do not, or where the column cannot hold it."""
+    given = [("a", "sales@[dbo]"), (None, None), ("a" * 256, "bücher@[dbo]")]
+    names = (wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS)
+    texts = [wire.dumps(dict(zip(names, each, strict=True))) for each in given]
+
+    found = with_legacy_columns(pa.table({"headers": texts}))
+
+    assert found["correlationid"].to_pylist() == ["a", None, None]
+    assert found["replytoaddress"].to_pylist() == ["sales@[dbo]", None, None]
+
+
+# ----- payloads --------------------------------------------------------------------------------
+
+KEY = ("stream", 7, 1)
+ONE = pa.schema([pa.field("body", pa.binary())])
+
+
+def ends(*values: int) -> bytes:
+    """A buffer of offsets."""
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+# two rows of QUEUE_ROW, buffer by buffer
+TIMES, SEQS = struct.pack("<2q", 0, 0), struct.pack("<2q", 1, 2)
+GOOD = [
+    *(None, b"i" * 32, b"\x00", TIMES, None, ends(0, 2, 4), b"{}{}"),
+    *(None, ends(0, 1, 3), b"abb", None, SEQS),
+]
+
+
+def payload(*changes: tuple[int, bytes | None], rows: int = 2, **more: Any) -> bytes:
+    """A payload with other buffers."""
+    buffers = [*GOOD]
+    for at, buffer in changes:
+        buffers[at] = buffer
+    return forged([(rows, buffers)], **more)
+
+
+def noise(size: int) -> pa.Table:
+    """Rows that cannot be packed smaller than they are."""
+    return pa.table({"body": [random.Random(size).randbytes(size)]})
+
+
+@pytest.mark.parametrize("size", [0, LARGE - 2000, LARGE, LARGE + 2 * PAGE])
+def test_a_payload_of_any_size_comes_back(size: int) -> None:
+    """In its row, or in pages under the key, numbered from 0 and of the same size but the last."""
+    packed = pack(noise(size)).bytes
+    found = pages(packed, RECEIPT_KEY, KEY).to_pylist()
+    inside, outside = in_row(packed), [(row["payload"],) for row in found]
+
+    expected = Expected(where="a test", schema=ONE, most=size + 8, size=size + 8, rows=1)
+    assert bool(inside) != bool(outside)
+    assert unpack(inside, outside, expected).equals(noise(size))
+    keys = [(row["stream"], row["batch"], row["task"], row["page"]) for row in found]
+    assert keys == [(*KEY, at) for at in range(len(found))]
+    assert {len(page) for (page,) in outside[:-1]} <= {PAGE}
+    like = pa.table({"body": [b"body" * 200] * 2000})
+    assert pack(like).bytes.size < like.nbytes / 20
+
+
+WORDS = st.none() | st.text(max_size=5)
+LISTS = st.none() | st.lists(WORDS, max_size=4)
+
+
+@given(
+    rows=st.lists(st.tuples(WORDS, WORDS, st.binary(max_size=5), LISTS), max_size=20),
+    cuts=st.lists(st.integers(0, 20), max_size=3),
+    first=st.integers(0, 20),
+)
+def test_rows_of_any_slice_and_any_chunks_come_back(
+    rows: list[tuple[str | None, str | None, bytes, list[str | None] | None]],
+    cuts: list[int],
+    first: int,
+) -> None:
+    """Nulls, lists and empty ones, from wherever in a larger table they are cut."""
+    schema = CHUNK_ROW.append(CHUNK_TOPICS)
+    columns = [[row[at] for row in rows] for at in (0, 1, 2)]
+    arrays = [*columns, [None] * len(rows), pa.array([row[3] for row in rows], TOPICS)]
+    whole = pa.table(arrays, schema=schema)
+    slices = [whole.slice(a, b - a) for a, b in pairwise([0, *sorted(cuts), len(rows)]) if a <= b]
+    found = pa.concat_tables([whole.slice(0, 0), *slices]).slice(first)
+
+    packed = pack(found)
+    sizes: dict[str, Any] = {"most": packed.size, "size": packed.size}
+    expected = Expected(where="a test", schema=CHUNK_ROW, optional=(CHUNK_TOPICS,), **sizes)
+    again = unpack(packed.bytes.to_pybytes(), (), expected)
+
+    assert again.schema.equals(schema)
+    assert again.to_pylist() == found.to_pylist()
+
+
+FORGED = [
+    # offsets that reach outside, are negative, fall, or are none
+    *(payload((8, ends(*values))) for values in ((0, 1, 4000), (0, -4000, 3), (0, 3, 1), (0, 3))),
+    *(payload((8, None)), payload((11, SEQS * 2)), payload((6, b"\xff\xfe{}"))),
+    *(forged([(2, [*GOOD, b"x"])]), forged([(2, GOOD[:-1])])),
+    *(payload(rows=rows) for rows in (0, 3, 2_000_000_000)),
+    # sizes that are too large, plain and packed
+    *(payload(claims={9: claim}) for claim in ([4000, 12], [3, 2**40])),
+    payload(columns=["id", "expires", "headers", "text", "seq"]),
+    *(sealed(b"", b"[" * 100_000), b"{}" + (10**6).to_bytes(4, "little"), payload()[:-9]),
+]
+
+
+def test_a_forged_payload_is_refused() -> None:
+    """With an error that names where it lies; nothing outside of the payload is ever read."""
+    assert of_receipt(payload())["body"].to_pylist() == [b"a", b"bb"]
+    for each in FORGED:
+        with pytest.raises(PayloadRefused, match="the payload of a test in the state tables"):
+            of_receipt(each)
+
+
+def test_lists_that_reach_outside_are_refused() -> None:
+    """The topics of a staged message, whose inner values have buffers of their own."""
+    expected = Expected(where="a test", schema=pa.schema([CHUNK_TOPICS]), most=1000)
+    for values in ((0, 9, 1), (-1, 0, 1), (0, 1, 2**31 - 1)):
+        lists = [None, ends(*values), None, ends(0, 1), b"x"]
+        with pytest.raises(PayloadRefused):
+            unpack(forged([(2, lists)], columns=["topics"]), (), expected)
+
+
+def test_no_more_is_unpacked_than_was_stored() -> None:
+    """200 kB that would become gigabytes, whether the list says so or gives a smaller size."""
+    before = pa.total_allocated_bytes()
+    honest = payload((9, b"\0" * (64 << 20)))
+    lying = honest.replace(b"[67108864,", b"[3,")
+    lying = lying[:-4] + (int.from_bytes(honest[-4:], "little") - 7).to_bytes(4, "little")
+    size = sum(len(each) for each in GOOD if each)
+    expected = Expected(where="a test", schema=QUEUE_ROW, most=1 << 20, size=size)
+
+    for each in (honest, lying):
+        with pytest.raises(PayloadRefused):
+            unpack(each, (), expected)
+    with pytest.raises(PayloadRefused, match="too small"):
+        of_receipt(lying)
+
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_a_payload_is_what_was_stored_with_it() -> None:
+    """Its bytes, rows and seal, and no more than a task could have received."""
+    for what, value in (("size", 3), ("rows", 3), ("most", 10), ("seal", pack(noise(3)).seal)):
+        given: Any = {"where": "receipt r/1/0", "schema": QUEUE_ROW, "most": 1000, what: value}
+        with pytest.raises(PayloadRefused, match="receipt r/1/0"):
+            unpack(payload(), (), Expected(**given))
+
+
+BUFFERS = st.none() | st.binary(max_size=40) | st.sampled_from([each for each in GOOD if each])
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(0, 5),
+    st.lists(BUFFERS, min_size=10, max_size=13) | st.just(GOOD),
+    st.lists(st.tuples(st.integers(0, 9), BUFFERS), max_size=2),
+)
+def test_any_buffers_give_an_error_or_a_valid_table(
+    rows: int, buffers: list[bytes | None], changes: list[tuple[int, bytes | None]]
+) -> None:
+    """Also where each buffer is packed as it should be."""
+    chosen = [*buffers]
+    for at, buffer in changes:
+        chosen[at] = buffer
+
+    try:
+        found = of_receipt(forged([(rows, chosen)]))
+    except PayloadRefused:
+        return
+
+    found.validate(full=True)
+    assert len(found.to_pylist()) == rows

@@ -1,4 +1,4 @@
-"""A job's frame without Spark: settings, what is refused, what is blanked, exit codes."""
+"""Jobs without Spark: settings, what is refused, what is blanked, names of tables, exit codes."""
 
 from __future__ import annotations
 
@@ -7,43 +7,39 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+import yaml  # comes with sqlfluff
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from jobs.submit import module
+from spark.stand import Queue
 
 from sqlq_spark.errors import QueueNotFound
 from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import streams
-from sqlq_spark.jobs.settings import days, pairs, setting, texts
-from sqlq_spark.options.fields import Reader, count, flag
+from sqlq_spark.jobs.error_triage import Settings, in_log
+from sqlq_spark.jobs.queue_to_delta import OTHER, application, table_name
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.send import dispatch
+from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN, read_state
+
+if TYPE_CHECKING:
+    from conftest import Place
 
 ROOT = Path(__file__).parent.parent
-URL = "postgresql://spark:s3cret@localhost:5432/shop"
-DAYS = "a number of days above 0, at most 36500"
+JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 BARE = "postgresql://spark@localhost:5432/shop"
-FORMS = "The database: postgresql://user@host:5432/database or sqlserver://user@host:1433/database."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(job_settings.DatabaseSettings, job_settings.StreamSettings):
-    """What the job of these tests takes."""
-
-    queues: str = setting("Which.")
-    names: tuple[str, ...] = setting("Several.", texts, default=())
-    most: int = setting("How many.", Reader("at least 1", count.read), default=5)
-    share: float = setting("Of 100%.", days, default=0.5)
-    split: bool = setting("Apart.", flag, default=False)
-    checkpoint: str | None = setting("Where.", default=None)  # type: ignore[assignment]
-    source: dict[str, str] = setting("More.", pairs)
-    sink: dict[str, str] = setting("More.", pairs)
-
-    def options(self) -> job_settings.Opened:
-        """Nothing is opened."""
-        return []
+URL = "postgresql://spark:s3cret@localhost:5432/shop"
+REST = ["--error-queue", "a", "--table", "t"]
+WORDS = ["--url", URL, *REST]
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +49,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def loaded(*words: str, secret: dict[tuple[str, str], str] | None = None) -> Settings:
-    """The settings of a command line."""
-    read = mock.patch.object(job_settings, "secret", lambda *name: (secret or {})[name])
-    with read if secret else nullcontext():
+def loaded(*words: str) -> Settings:
+    """The settings of a command line, where the secret scope has a password."""
+    with mock.patch.object(job_settings, "secret", lambda *name: "/".join(name)):
         return job_settings.load("Do it.", Settings, words)[0]
 
 
@@ -69,200 +64,104 @@ def file(folder: Path, text: str) -> str:
 
 def refused(*words: str) -> str:
     """What is said of a command line that is wrong."""
-    with pytest.raises(job_settings.BadSettings) as error:
+    with pytest.raises(BadSettings) as error:
         loaded(*words)
     return str(error.value)
 
 
-# ---------------------------------------------------------------- reading
-
-
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     """What neither gives is the default; a table of the file is a flag that is repeated."""
-    path = file(
-        tmp_path,
-        f'url = "{URL}"\nqueues = "a"\nnames = "x"\nmost = 7\nshare = 1\n[source]\n'
-        'peekDelay = "1s"\nmaxConcurrency = 3\nfailOnDataLoss = false\n',
-    )
+    own = f'url = "{URL}"\nerror_queue = "a"\ntable = "t"\ngroups = "x"\nlimit = 7\n'
+    table = '[source]\npeekDelay = "1s"\nlimit = 3\nfailOnDataLoss = false\n'
+    path = file(tmp_path, f"{own}retention_days = 1\n{table}")
 
-    made = loaded("--settings", path, "--queues", "b", "--split=true", "--names", "y, z")
+    made = loaded("--settings", path, "--error-queue", "b", "--table=u", "--groups", "y, z")
 
-    assert (made.queues, made.names, made.most, made.share) == ("b", ("y", "z"), 7, 1.0)
-    assert (made.split, made.trigger, made.log_level) == (True, "availableNow", "FATAL")
-    assert made.source == {"peekDelay": "1s", "maxConcurrency": "3", "failOnDataLoss": "false"}
-    made = loaded("--url", URL, "--queues=a", "--source", "peekDelay=2s", "--source", "queue=x=y")
+    assert (made.error_queue, made.table, made.groups, made.limit) == ("b", "u", ("y", "z"), 7)
+    assert (made.retention_days, made.trigger, made.log_level) == (1.0, "availableNow", "FATAL")
+    assert made.source == {"peekDelay": "1s", "limit": "3", "failOnDataLoss": "false"}
+    made = loaded(*WORDS, "--source", "peekDelay=2s", "--source", "queue=x=y")
     assert made.source == {"peekDelay": "2s", "queue": "x=y"}
 
 
 def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
     """Each by its name, with what was found and what was expected."""
-    path = file(tmp_path, 'quues = "a"\nmost = 0\nshare = "much"\nnames = ["x"]\nsplit = 1\n')
+    path = file(tmp_path, 'tabel = "a"\nlimit = 0\nretention_days = "much"\ngroups = ["x"]\n')
 
-    said = refused("--settings", path, "--trigger", "soon")
+    said = refused("--settings", path, "--trigger", "soon", "--source", "peekDelay")
 
-    assert said.splitlines() == [
-        "flag --trigger is 'soon': expected availableNow, or a time, for example 10s",
-        f"setting most in {path} is 0: expected at least 1",
-        f"setting names in {path} is ['x']: expected texts, separated by commas",
-        "setting queues is missing: give --queues: Which.",
-        f"setting quues in {path} is not known: did you mean queues?",
-        f"setting share in {path} is 'much': expected {DAYS}",
-        f"setting split in {path} is 1: expected true or false",
-        f"setting url is missing: give --url, or environment variable SQLQUEUE_URL: {FORMS}",
+    assert [re.split(": (?:expected|did|give)", line)[0] for line in said.splitlines()] == [
+        "flag --source is ['peekDelay']",
+        "flag --trigger is 'soon'",
+        "setting error_queue is missing",
+        f"setting groups in {path} is ['x']",
+        f"setting limit in {path} is 0",
+        f"setting retention_days in {path} is 'much'",
+        f"setting tabel in {path} is not known",
+        "setting table is missing",
+        "setting url is missing",
     ]
-    expected = f"flag --settings is '{path}': expected a TOML file (Invalid value"
-    assert refused("--settings", file(tmp_path, "a =")).startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--quues", "a"], "flag --quues is not known: did you mean --queues?"),
-        (["--password", "x"], "(Set only in the file, the environment or a secret scope: passw"),
-        (["--pasword", "x"], "flag --pasword is not known: expected one of --"),
-        (["--settings", "/none"], "flag --settings is '/none': expected a TOML file ([Errno 2] No"),
-        (["--source", "peekDelay"], "flag --source is ['peekDelay']: expected a table of NAME = v"),
-        (["--most", "many"], "flag --most is 'many': expected at least 1"),
-        (["--share", "true"], "flag --share is 'true': expected a number of days"),
-        (["--split", "maybe"], "flag --split is 'maybe': expected true or false"),
-        (["--queues", " "], "flag --queues is ' ': expected text"),
-    ],
-)
-def test_a_flag_that_is_wrong(words: list[str], said: str) -> None:
-    """It is named."""
-    assert said in refused("--url", URL, *words)
-
-
-# ---------------------------------------------------------------- secrets
+    assert "flag --tabel is not known: did you mean --table?" in refused("--tabel", "a")
+    assert "environment or a secret scope: password" in refused("--password", "x")
+    assert "flag --settings is '/none': expected a TOML file" in refused("--settings", "/none")
 
 
 def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file, else the environment, ours first, else the secret scope of Databricks."""
-    words = ["--url", BARE, "--queues", "a", "--secret-scope", "shop", "--secret-key", "db"]
-    scope = {("shop", "db"): "from the scope"}
-    path = file(tmp_path, 'password = "from the file"')
-
-    passwords = [loaded(*words, secret=scope).password]
+    """The url, the file, the environment, ours first, or the secret scope of Databricks."""
+    scope = ["--secret-scope", "shop", "--secret-key", "db"]
+    given, other = file(tmp_path, 'password = "of the file"'), "sqlserver://spark@localhost/shop"
+    passwords = [loaded("--url", BARE, *REST, *scope).password]
     for name in ("PGPASSWORD", "SQLQUEUE_PASSWORD"):
-        monkeypatch.setenv(name, f"from {name}")
-        passwords.append(loaded(*words, secret=scope).password)
-    passwords.append(loaded(*words, "--settings", path).password)
+        monkeypatch.setenv(name, name)
+        passwords += [loaded("--url", url, *REST).password for url in (BARE, other, URL)]
+    passwords.append(loaded("--url", BARE, *REST, "--settings", given).password)
 
-    assert passwords == [
-        "from the scope",
-        "from PGPASSWORD",
-        "from SQLQUEUE_PASSWORD",
-        "from the file",
-    ]
-    with pytest.raises(job_settings.BadSettings, match="variable SQLQUEUE_PASSWORD"):
+    ours = "SQLQUEUE_PASSWORD"
+    assert passwords == ["shop/db", "PGPASSWORD", None, None, ours, ours, None, "of the file"]
+    assert loaded("--url", f"{BARE}?%70assword=y", *REST).password is None
+    with pytest.raises(BadSettings, match="variable SQLQUEUE_PASSWORD"):
         job_settings.secret("shop", "db")
 
 
-@pytest.mark.parametrize(
-    ("url", "variable", "password"),
-    [
-        (BARE, "PGPASSWORD", "x"),
-        (URL, "PGPASSWORD", None),
-        (f"{BARE}?password=y", "SQLQUEUE_PASSWORD", None),
-        (f"{BARE}?%70assword=y", "SQLQUEUE_PASSWORD", None),
-        ("sqlserver://spark@localhost:1433/shop", "PGPASSWORD", None),
-        ("sqlserver://spark@localhost:1433/shop", "SQLQUEUE_PASSWORD", "x"),
-    ],
-)
-def test_a_password_of_another_database(
-    url: str, variable: str, password: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One in the url wins over the environment; that of PostgreSQL goes nowhere else."""
-    monkeypatch.setenv(variable, "x")
-
-    assert loaded("--url", url, "--queues", "a").password == password
+SECRETS = [
+    "postgresql://spark@localhost:5432/shop?password=s3cret&sslmode=require",
+    "postgresql://spark:s3@cret/s3cret@localhost/shop",
+    "postgresql://spark:x\\ns3cret@localhost/shop",
+    "sqlserver://spark@localhost/shop?password={x;s3cret}&encrypt=yes",
+    "postgresql://spark@localhost/shop?p%61%73sw%6FrD=s3cret&sslmode=require",
+    "postgresql://spark@localhost/shop?sslpassword=s3cret&oauth_client_secret=s3cret",
+]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        URL,
-        "postgresql://spark@localhost:5432/shop?password=s3cret&sslmode=require",
-        "sqlserver://spark:s3cret@localhost:1433/shop?encrypt=yes",
-        "postgresql://spark:s3@cret/s3cret@localhost/shop",
-        "postgresql://spark:x\\ns3cret@localhost/shop",
-        "sqlserver://spark@localhost/shop?password={x;s3cret}&encrypt=yes",
-        "postgresql://spark@localhost/shop?%70assword=s3cret",
-        "postgresql://spark@localhost/shop?p%61%73sw%6FrD=s3cret&sslmode=require",
-        "postgresql://spark@localhost/shop?sslpassword=s3cret",
-        "postgresql://spark@localhost/shop?oauth_client_secret=s3cret",
-    ],
-)
-def test_no_secret_is_shown(url: str, tmp_path: Path) -> None:
-    """Not of the url, not of a table, not by repr."""
-    path = file(
-        tmp_path, f'password = "s3cret"\nurl = "{url}"\nqueues = "a"\n[source]\nx = "{url}"\n'
-    )
-    made = loaded("--settings", path)
+def test_no_secret_is_shown(tmp_path: Path) -> None:
+    """Not of the url, not of a table, not by repr, not in an error."""
+    for url in SECRETS:
+        path = file(tmp_path, f'password = "s3cret"\nurl = "{url}"\n[source]\nx = "{url}"\n')
+        made = loaded("--settings", path, *REST)
+        said = {name: job_settings.show(name, each) for name, each in vars(made).items()}
 
-    said = {name: job_settings.show(name, each) for name, each in vars(made).items()}
-
-    assert "s3cret" not in str(said)
-    assert sorted(name for name in said if "***" in said[name]) == ["password", "source", "url"]
-    assert "localhost" in said["url"]
-    assert "s3cret" not in repr(replace(made, source={}))
-    without = loaded("--url", "postgresql://localhost/shop", "--queues", "a")
-    assert job_settings.show("password", without.password) == "None"
+        assert "s3cret" not in str(said) + repr(replace(made, source={}))
+        assert sorted(name for name in said if "***" in said[name]) == ["password", "source", "url"]
+        assert "localhost" in said["url"]
+        wrong = f'url = ["{url}", [{{ url = "{url}" }}]]\npassword = ["s3cret"]\n'
+        error = refused("--settings", file(tmp_path, wrong))
+        assert "s3cret" not in error
+        assert "password in" in error
     assert job_settings.show("source", {"Password": "s3cret"}) == "***"
 
 
-def test_no_error_shows_a_secret(tmp_path: Path) -> None:
-    """It only says that a password is wrong; a url is shown without its own, also in a list."""
-    password = file(tmp_path, f'url = "{URL}"\nqueues = "a"\npassword = ["s3cret"]\n')
-    expected = f"setting password in {password} is ***: expected text"
-    assert refused("--settings", password) == expected
-    url = file(tmp_path, f'url = ["{URL}", [{{ url = "{URL}" }}]]\nqueues = "a"\n')
-    said = refused("--settings", url)
-    assert "s3cret" not in said
-    assert "spark:***@localhost" in said
-
-
-# ---------------------------------------------------------------- options of source and sink
-
-
-def test_what_is_passed_to_the_data_source() -> None:
-    """A job's own options and those of its table, as the data source spells them."""
-    table = {"PEEKDELAY": "2s", "maxMessagesPerTrigger": "10"}
-
-    settings = Settings(url=URL, queues="a", source=table)
-
-    raw = settings.raw_options("source", queues="a", errorQueue=None, failOnDataLoss=True)
-
-    assert raw == {
-        "url": URL,
-        "queues": "a",
-        "failOnDataLoss": "true",
-        "peekDelay": "2s",
-        "maxMessagesPerTrigger": "10",
-    }
-
-
-@pytest.mark.parametrize(
-    ("title", "table", "said"),
-    [
-        ("source", {"peekDelays": "1s"}, "setting peekDelays in [source] is not known: did"),
-        ("source", {"Queues": "b"}, "setting Queues in [source] is set by the job"),
-        ("source", {"password": "x"}, "setting password in [source] is set by the job"),
-        ("sink", {"quue": "b"}, "setting quue in [sink] is not known: did you mean queue?"),
-        ("sink", {"checkpointLocation": "b"}, "setting checkpointLocation in [sink] is set"),
-    ],
-)
-def test_an_option_that_is_not_passed(title: str, table: dict[str, str], said: str) -> None:
-    """It is named, with the table where it stands, before Spark starts."""
-    given: dict[str, Any] = {"url": URL, "queues": "a", title: table}
-
-    with pytest.raises(job_settings.BadSettings) as error:
-        Settings(**given).raw_options(title, queues="a")
-
-    assert str(error.value).startswith(said)
-
-
-# ---------------------------------------------------------------- how it ends
+def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
+    """Before Spark starts."""
+    for title, name, said in (
+        ("source", "peekDelays", "not known: did"),
+        ("source", "Queue", "set by the job"),
+        ("source", "password", "set by the job"),
+        ("sink", "checkpointLocation", "set by the job"),
+    ):
+        more: dict[str, Any] = {title: {name: "x"}}
+        made = Settings(url=URL, error_queue="a", table="t", **more)
+        with pytest.raises(BadSettings, match=rf"setting {name} in \[{title}\] is {said}"):
+            made.raw_options(title, queue="a")
 
 
 def test_an_error_is_one_sentence() -> None:
@@ -279,27 +178,6 @@ def test_an_error_is_one_sentence() -> None:
     assert job.sentence(KeyError()) == "KeyError: without a message"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--help"], 0, "Set only in the file, the environment or a secret scope: password."),
-        ([], 2, "setting table is missing: give --table"),
-        (["--url", "ftp://x:s3cret@y", "--queues=a", "--table=b", "--checkpoint=c"], 2, "ftp://…"),
-    ],
-)
-def test_a_job_that_does_not_get_to_spark(words: list[str], code: int, said: str) -> None:
-    """It says why and ends by its code, without a trace."""
-    path = ROOT / "jobs" / "queue_to_delta.py"
-    ended = subprocess.run(
-        [sys.executable, str(path), *words], capture_output=True, text=True, check=False
-    )
-
-    assert ended.returncode == code
-    assert said in ended.stdout + ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "s3cret" not in ended.stderr
-
-
 def test_without_pyspark_a_job_says_what_to_install() -> None:
     """Every job on Spark, by its exit code and without a trace."""
     program = (
@@ -308,33 +186,28 @@ def test_without_pyspark_a_job_says_what_to_install() -> None:
         "def missing(name): raise metadata.PackageNotFoundError(name)\n"
         "metadata.version, sys.modules['pyspark'] = missing, None\n"
         "for name in sys.argv[1:]:\n"
-        "    print(import_module(f'sqlq_spark.jobs.{name}').main.main([]))\n"
+        "    assert import_module(f'sqlq_spark.jobs.{name}').main.main([]) == 2\n"
     )
-    names = sorted({path.stem for path in (ROOT / "jobs").glob("*.py")} - {"maintenance"})
+    names = [name for name in JOBS if name != "maintenance"]
 
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *names], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", program, *names]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    assert ended.stdout.split() == ["2"] * len(names)
     said = "package pyspark is not installed. Run: pip install 'sqlq-spark[spark]'"
     assert ended.stderr.splitlines() == [f"{name}: {said}" for name in names]
 
 
-@pytest.mark.parametrize(("found", "code"), [(0, 0), (3, 1)])
 def test_the_totals_are_the_last_line(
-    found: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As JSON; a job that looks ends by 1 when it found something."""
     monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
-    made = job.Job("", Settings, lambda *_: {"found": found})
-
-    ended = made.main(["--url", URL, "--queues", "a"])
-
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert ended == code
-    assert said["found"] == found
-    assert said["seconds"] >= 0
+    for found, code in ((0, 0), (3, 1)):
+        made = job.Job("", Settings, lambda *_, found=found: {"found": found})
+        assert made.main([*WORDS, "--checkpoint", "/c"]) == code
+        said = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert said["found"] == found
+        assert said["seconds"] >= 0
 
 
 def test_without_java_or_delta_a_job_says_what_to_install(
@@ -344,7 +217,7 @@ def test_without_java_or_delta_a_job_says_what_to_install(
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # of another test
-    made, words = job.Job("", Settings, lambda *_: {}), ["--url", URL, "--queues", "a"]
+    made, words = job.Job("", Settings, lambda *_: {}), [*WORDS, "--checkpoint", "/c"]
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "delta", None)
         assert made.main(words) == 2
@@ -355,22 +228,138 @@ def test_without_java_or_delta_a_job_says_what_to_install(
     assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- conf/
+def test_the_settings_in_conf_fit_their_job() -> None:
+    """Each stands there, be it as a comment, but login and log level; so does the tested Delta."""
+    for name in JOBS:
+        path, kind = ROOT / "conf" / f"{name}.toml", module(name).Settings
+        made, _ = job_settings.load("", kind, ["--settings", str(path)])
+
+        assert made.options()
+        listed = re.findall(r"^(?:# )?\[?(\w+)(?: =|\])", path.read_text("utf-8"), re.MULTILINE)
+        missing = {each.name for each in fields(kind)} - {*listed, "log_level"}
+        assert [each for each in missing if not each.endswith(("user", "password"))] == [], name
+    spark = ".".join(version("pyspark").split(".")[:2])
+    delta = f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}\n"
+    assert delta in (ROOT / "conf/spark-defaults.conf").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "jobs").glob("*.py")))
-def test_the_settings_in_conf_fit_their_job(name: str) -> None:
-    """Each of the job's settings stands there, be it as a comment, but login and log level."""
-    from jobs.submit import module  # noqa: PLC0415 - imports pyspark
+BUNDLE = yaml.safe_load((ROOT / "conf/databricks/databricks.yml").read_text(encoding="utf-8"))
+VARIABLES = {name: each.get("default") for name, each in BUNDLE["variables"].items()}
+VARIABLES |= {"url": BARE, "target_url": "sqlserver://lake@db.example:1433/shop"}
 
-    path = ROOT / "conf" / f"{name}.toml"
-    kind = module(name).Settings
-    lines = path.read_text(encoding="utf-8").splitlines()
-    words = [re.match(r"(?:# )?\[?(\w+)(?: =|\])", line) for line in lines]
 
-    made, _ = job_settings.load("", kind, ["--settings", str(path)])
+def test_the_bundle_gives_each_job_what_it_takes() -> None:
+    """Its parameters are read as the job reads them, and the checkpoint is its own."""
+    checkpoints = set()
+    for name in JOBS:
+        given = BUNDLE["resources"]["jobs"][name]["tasks"][0]["python_wheel_task"]["parameters"]
+        words = [
+            re.sub(r"\$\{var\.(\w+)\}", lambda its: str(VARIABLES[its[1]]), it) for it in given
+        ]
+        with mock.patch.object(job_settings, "secret", lambda *name: "/".join(name)):
+            found, _ = job_settings.load("", module(name).Settings, words)
+        assert found.options()
+        checkpoints.add(getattr(found, "checkpoint", None))
+    assert len(checkpoints) == len(JOBS)  # maintenance has none
 
-    assert made.options()
-    names = {each.name for each in fields(kind)} - {"log_level"}
-    listed = {found[1] for found in words if found}
-    assert {name for name in names if not name.endswith(("user", "password"))} <= listed
+
+# ---------------------------------------------------------------- the tables of queue_to_delta
+
+
+def tables(**more: Any) -> Any:
+    """Settings of queue_to_delta."""
+    given = {"url": "postgresql:///s", "queues": "q", "table": "t", "checkpoint": "c"}
+    return module("queue_to_delta").Settings(**given | more)
+
+
+ERROR = {"error_queue": "error"}
+SPLIT = {"split": True, **ERROR}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"schema": "a INT"}, "setting error_queue is missing: messages whose body does not fit"),
+    ({"schema": "a INT", **SPLIT}, "setting schema is for one table: with split use [schemas]"),
+    ({"schemas": {"A": "a INT"}, **ERROR}, "settings names and schemas need split = true"),
+    ({"schemas": {"A": "none.ddl"}, **SPLIT}, "setting A in [schemas] is 'none.ddl': expected"),
+    (
+        {"schemas": {"A": "a INT"}, "names": {"A": "both", "B": "both"}, **SPLIT},
+        "setting names gives B and A the table both: expected the same schema for both",
+    ),
+    (
+        {"schemas": {"A": "a INT"}, "names": {"A": "other"}, **SPLIT},
+        "setting names gives A and other types the table other: expected the same schema",
+    ),
+    ({"format": "iceberg", "table": "/lake/t"}, "setting table is '/lake/t': expected a name"),
+]
+
+
+def test_settings_that_do_not_go_together() -> None:
+    """Each is named, with what is expected."""
+    for given, expected in REFUSED:
+        with pytest.raises(BadSettings, match=re.escape(expected)):
+            tables(**given)
+
+
+def test_a_schema_is_read_once_from_a_file_and_failures_go_to_the_error_queue(
+    tmp_path: Path,
+) -> None:
+    """A byte order mark and blanks do not matter; with the state tables of the read."""
+    path = tmp_path / "order.ddl"
+    path.write_text("\ufeff\nnumber INT\n", encoding="utf-8")
+    source = {"stateSchema": "mine", "allowedDestinations": "a*", "maxMessagesPerTrigger": "5"}
+
+    made = tables(schema=str(path), source=source, **ERROR)
+    path.unlink()
+    found = SinkOptions.parse(made.failures("name", 7))
+
+    assert made.ddl == {"": "number INT"}
+    assert (found.state_schema, found.delivery, found.txn_version) == ("mine", "exactlyOnce", 7)
+    assert [each.table for each in (found.address, *found.allowed) if each] == ["error", "a*"]
+
+
+@drawn(st.text(st.characters(exclude_categories=[]), max_size=300))
+def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
+    """Letters, digits and underscores, of bounded length, and never that of the rest."""
+    name = table_name(message_type)
+
+    assert re.fullmatch(r"[a-z0-9_]{8,69}", name)
+    assert name == table_name(message_type) != OTHER
+
+
+def test_what_looks_alike_is_kept_apart() -> None:
+    """Types, where names of tables ignore case; writes by stream, share, rules and schema."""
+    types = ["Shop.Placed", "shop.placed", "Shop_Placed", "Shop`Placed", "../Shop.Placed", "Ü", ""]
+    rules: list[dict[str, Any]] = [
+        {},
+        {"names": {"A": "a"}},
+        {"names": {"A": "b"}},
+        {"form": "json"},
+    ]
+    writes: list[tuple[str, dict[str, Any]]] = [
+        (each, {"split": True, **more}) for each in ("paid", "Paid") for more in rules
+    ]
+    writes += [("t", {"schema": schema, **ERROR}) for schema in ("a INT", "b INT")]
+    known = {application(query, name, tables(**its)) for query in "12" for name, its in writes}
+    one, other = (tables(split=True, names=dict.fromkeys(order, "a")) for order in ("AB", "BA"))
+
+    assert len({table_name(each).lower() for each in types}) == len(types)
+    assert len(known) == 2 * len(writes)
+    assert application("1", "x", one) == application("1", "x", other)
+
+
+def test_a_request_is_opened_once_and_then_sent_or_given_up(place: Place) -> None:
+    """Asking changes nothing; neither end is undone."""
+    queue = Queue(place, "orders")
+    queue.install()
+    sent, given_up = ({**queue.options, "txnAppId": name, "txnVersion": "0"} for name in "ab")
+    assert [in_log(each, read_state) for each in (sent, given_up)] == [UNKNOWN, UNKNOWN]
+    in_log(sent, dispatch.open_request)
+    assert [in_log(each, read_state) for each in (sent, given_up)] == [OPEN, UNKNOWN]
+    place.sql(f"UPDATE {place.state}.dispatch_log SET batch = {SENT}, messages = 7")
+    in_log(given_up, dispatch.open_request)
+
+    for change in (dispatch.give_up, dispatch.open_request, dispatch.give_up):
+        in_log(sent, change)
+        in_log(given_up, change)
+
+        assert [in_log(each, read_state) for each in (sent, given_up)] == [SENT, GIVEN_UP]

@@ -1,68 +1,180 @@
-"""The package's layout: imports run one way, and no folder hides another."""
+"""What can be seen without running: imports, calls of errors, statements, tables of options."""
 
 from __future__ import annotations
 
 import ast
+import copy
+import inspect
+import pickle
+import pkgutil
+import re
+from dataclasses import MISSING
+from importlib import import_module
 from pathlib import Path
+from string import Formatter
+from typing import TYPE_CHECKING, get_args
 
 import pytest
+from pages.page import table
+
+import sqlq_spark
+from sqlq_spark.database.postgresql import rows as postgresql
+from sqlq_spark.database.sqlserver import calls as sqlserver
+from sqlq_spark.database.statements import LACKS, StatementName, Statements
+from sqlq_spark.errors import NAMED_OPTIONS, SqlQueueError
+from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.fields import option_fields, read_option
+from sqlq_spark.wire.address import POSTGRESQL as NAMES_THERE
+from sqlq_spark.wire.address import QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlq_spark.options.connection import DatabaseOptions
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
+SOURCES = {path.relative_to(PACKAGE): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+TREES = {path: [*ast.walk(ast.parse(text))] for path, text in SOURCES.items()}
+
 # each may import from its own floor's package and from the floors before it
-FLOORS = (
-    {"errors"},
-    {"wire", "versions", "checkpoints"},
-    {"options"},
-    {"database"},
-    {"send"},
-    {"receive", "functions", "spark_api"},
-    {"admin"},
-    {"datasource"},
-    {"jobs", "testing"},
-    {"demo"},
-    {"cli"},
-)
-FLOOR = {name: at for at, names in enumerate(FLOORS) for name in names}
+FLOORS = """
+errors; wire versions checkpoints; options; database; send; receive functions spark_api; admin;
+datasource; jobs testing; demo; cli
+"""
+FLOOR = {name: at for at, names in enumerate(FLOORS.split(";")) for name in names.split()}
 ENTRIES = {"__init__", "__main__"}  # what a user imports or runs: they see everything
 
 
-def imported(module: Path) -> set[str]:
-    """The packages of ours that a module imports, for its types too."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "sqlq_spark":
-            names = [f"sqlq_spark.{each.name}" for each in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("sqlq_spark.")}
-    return found
+def test_imports_run_one_way() -> None:
+    """A module imports from its own package and from the floors below; each package has a floor."""
+    wrong = []
+    for path, nodes in TREES.items():
+        home, names = path.parts[0].removesuffix(".py"), set()
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{each.name}" for each in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {each.name for each in node.names}
+        ours = {name.split(".")[1] for name in names if name.startswith("sqlq_spark.")}
+        above = {name for name in ours - {home} if FLOOR.get(name, -1) >= FLOOR.get(home, 99)}
+        if home not in ENTRIES and (above or home not in FLOOR):
+            wrong.append((str(path), above))
+
+    assert wrong == []
 
 
-def home(module: Path) -> str:
-    """The package, or the single module, that a file belongs to."""
-    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+# ----- errors ----------------------------------------------------------------------------------
 
 
-MODULES = [each for each in sorted(PACKAGE.rglob("*.py")) if home(each) not in ENTRIES]
+def error_classes() -> Iterator[tuple[type[SqlQueueError], set[str]]]:
+    """Each error, with the facts of its text and those that its class declares."""
+    for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    classes = [SqlQueueError]
+    for cls in classes:  # it grows
+        classes += [each for each in cls.__subclasses__() if each.__module__[:10] == "sqlq_spark"]
+        named = {name for _, name, *_ in Formatter().parse(cls.template) if name}
+        declared = inspect.get_annotations(cls).keys() - {"template"}
+        yield cls, named - {*NAMED_OPTIONS} | declared
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda each: str(each.relative_to(PACKAGE)))
-def test_imports_run_one_way(module: Path) -> None:
-    """A module imports from its own package and from the floors below, from no other."""
-    own = home(module)
-    wrong = {
-        name
-        for name in imported(module) & FLOOR.keys()
-        if name != own and FLOOR[name] >= FLOOR[own]
+def test_each_call_of_an_error_gives_the_facts_of_its_text() -> None:
+    """No fact is missing, and none is unknown; a call with ** could hide one."""
+    known = {cls.__name__: facts for cls, facts in error_classes()}
+    calls = [
+        (f"{path}:{node.lineno}", known[name], {each.arg for each in node.keywords})
+        for path, nodes in TREES.items()
+        for node in nodes
+        if isinstance(node, ast.Call)
+        if (name := ast.unparse(node.func).rpartition(".")[2]) in known
+    ]
+
+    assert [call for call in calls if call[1] != call[2]] == []
+    assert len(calls) > len(known)
+
+
+def test_an_error_keeps_its_facts_between_sparks_processes() -> None:
+    """With the notes that were added to it."""
+    for kind, facts in error_classes():
+        error = kind(**dict.fromkeys(facts, 4))
+        error.add_note("in a task")
+
+        for twin in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own
+            assert (type(twin), vars(twin)) == (kind, vars(error))
+            assert repr(twin) == f"{kind.__name__}({str(error)!r})"
+
+
+# ----- statements ------------------------------------------------------------------------------
+
+NAMES = get_args(StatementName)
+SHARED = [name for name in NAMES if not any(name in lacks for lacks in LACKS.values())]
+POSTGRESQL, SQLSERVER = Statements.load("postgresql"), Statements.load("sqlserver")
+BRACES = re.compile(r"\{(\w+)\}")
+ROLES = {"queue", "delayed", "errors", "subscriptions", "table"}  # of tables
+WORDS = {"role_name"}  # for `role_escaped`
+
+
+def test_a_call_gives_what_its_statement_takes() -> None:
+    """The suites run each call on PostgreSQL; on SQL Server it lacks no table and no value."""
+    for name in SHARED:
+        named = {*BRACES.findall(POSTGRESQL[name])}
+        given = {*postgresql.PARAMETER.findall(POSTGRESQL[name])}
+        roles = {word.removesuffix("_escaped") for word in named} | ({"table_name"} & given)
+        tables = {role: QueueAddress(role) for role in ROLES if role in roles}
+        if "table_name" in given:
+            tables |= {"queue": QueueAddress("q"), "delayed": QueueAddress("d")}
+
+        text = sqlserver.fill_names(SQLSERVER[name], "sqlqueue", tables)
+
+        assert {*BRACES.findall(text)} <= named | given | WORDS, name
+        bound = {*sqlserver.PARAMETER.findall(text)}
+        own = {each for each in bound if re.search(rf"DECLARE\b[^;]*@{each} ", text)}
+        assert bound - own <= given, name
+
+
+def test_every_statement_has_a_caller() -> None:
+    """In quotes; one that nothing runs would not be tested."""
+    source = "".join(SOURCES.values())
+
+    assert [name for name in NAMES if source.count(f'"{name}"') < 2] == []
+
+
+# ----- documents -------------------------------------------------------------------------------
+
+
+def rows(table_id: str) -> dict[str, tuple[str, str]]:
+    """Option → default and meaning, from a table of options."""
+    return {
+        name: (default, meaning)
+        for names, default, meaning in table("docs/sqlqueue.md", table_id).rows
+        for name in re.findall(r"`(\w+)`", names)
     }
 
-    assert wrong == set()
 
+@pytest.mark.parametrize(
+    ("table_id", "options"), [("read-options", SourceOptions), ("write-options", SinkOptions)]
+)
+def test_the_tables_name_every_option(table_id: str, options: type[DatabaseOptions]) -> None:
+    """With its default, and what an error says that it expects: its choices and its limits."""
+    found, lost = rows(table_id), []
+    fields = {each.metadata["option"]: each for each in option_fields(options)}
+    fields.pop("checkpointLocation", None)  # Spark's own
 
-def test_every_package_has_a_floor() -> None:
-    """A new package is given its place before it is used."""
-    assert {home(each) for each in MODULES} <= FLOOR.keys()
+    assert set(found) == {*fields, "user", "password"}
+    for name, each in fields.items():
+        default, meaning = found[name]
+        if default.startswith("`"):
+            assert read_option(each, default.strip("`"), NAMES_THERE) == each.default
+        else:
+            assert each.default in {None, MISSING, ()}
+            assert (default == "required") == (each.default is MISSING)
+        if "as in a read" in meaning:
+            meaning += rows("read-options")[name][1]
+        expected = each.metadata["expected"]
+        bounds = re.findall(r"(?:at most|of at least|from|to) (\d[\w.:]+)", expected)
+        choice = re.fullmatch(r"(?:[\w.:]+, )*[\w.:]+ or [\w.:]+", expected)
+        offered = re.split(r", | or ", expected) if choice else []
+        texts = re.findall(r"`([^`]+)`", f"{default} {meaning}")
+        lost += [(name, word) for word in bounds + offered if word not in texts]
+    assert lost == []

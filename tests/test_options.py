@@ -1,29 +1,37 @@
-"""Options without Spark: what they mean for each database, and what cannot be meant."""
+"""Options without Spark: what they mean, what cannot be meant, and what gives the password."""
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
 import sys
-from typing import Any
+import traceback
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import stamina
+from rotation import CREDENTIALS, rotation
 
 from sqlq_spark import errors
+from sqlq_spark.cli import main
 from sqlq_spark.cli.options import Shared
-from sqlq_spark.database import sessions
+from sqlq_spark.database.postgresql import drivers
+from sqlq_spark.database.postgresql.url import Target
+from sqlq_spark.database.sessions import ATTEMPTS, StateSession, ask_password, log_in
 from sqlq_spark.datasource import DefaultSource
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import names_of, other_password_variables
-from sqlq_spark.options.source import WRITE
-from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, Names, QueueAddress
+from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, QueueAddress
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Place
 
 URL, SQLSERVER_URL = "postgresql://host/shop", "sqlserver://db:1433/shop"
-KINDS = pytest.mark.parametrize("kind", [SourceOptions, SinkOptions])
 Kind = type[SourceOptions | SinkOptions]
 
 
@@ -32,298 +40,337 @@ def parse(**raw: str) -> SourceOptions:
     return SourceOptions.parse({"url": URL, **raw})
 
 
-# ----- queues ----------------------------------------------------------------------------------
+QUEUES = {
+    " Shop.Orders ,\n\tbilling ": ('"public"."Shop.Orders"', '"public"."billing"'),
+    '"sales"."a, b", c': ('"sales"."a, b"', '"public"."c"'),
+    '"a""", """,b"': ('"public"."a"""', '"public".""",b"'),
+    'say "a, b"!, c': ('"public"."say ""a, b""!"', '"public"."c"'),
+    '" a "': ('"public"." a "',),
+}
 
 
-@pytest.mark.parametrize(
-    ("queues", "names"),
-    [
-        ("orders", ['"public"."orders"']),
-        (" Shop.Orders ,\n\tbilling ", ['"public"."Shop.Orders"', '"public"."billing"']),
-        ('"sales"."a, b", c', ['"sales"."a, b"', '"public"."c"']),
-        ('"a""", """,b"', ['"public"."a"""', '"public".""",b"']),
-        ('say "a, b"!, c', ['"public"."say ""a, b""!"', '"public"."c"']),
-        ('" a "', ['"public"." a "']),
-    ],
-)
-def test_queues_are_separated_by_commas_outside_quotes(queues: str, names: list[str]) -> None:
+def test_queues_are_separated_by_commas_outside_quotes() -> None:
     """Blanks around a name are not part of it; a comma belongs to a name that stands alone."""
-    assert parse(queues=queues).names == tuple(names)
+    assert {each: parse(queues=each).names for each in QUEUES} == QUEUES
     assert parse(queue="orders, billing").address == QueueAddress("orders, billing")
     other = parse(url=SQLSERVER_URL, queues='[a, b]@[sales], o"r"')
     assert other.names == ("a, b@[sales]", 'o"r"@[dbo]')
 
 
-@pytest.mark.parametrize(
-    ("raw", "most"),
-    [
-        ({"queues": "Shop, Shop.east1"}, [None, 1]),
-        ({"queues": 'Shop.Orders.east1, "public"."Shop.Orders", Shop'}, [1, 1, None]),
-        ({"queues": 'Shop, "sales"."Shop.east1", "sales"."Shop"'}, [None, 1, None]),
-        ({"queues": "Shop, Shopping, ShopX.east1, .Shop"}, [None] * 4),
-        ({"queues": "Shop, Shop.east1", "maxConcurrency": "8"}, [None, None]),
-        ({"queue": "Shop.east1"}, [None]),
-    ],
-)
-def test_an_instances_callbacks_are_read_by_one_task(
-    raw: dict[str, str], most: list[int | None]
-) -> None:
+CALLBACKS: list[tuple[dict[str, str], list[int | None]]] = [
+    ({"queues": 'Shop.Orders.east1, "public"."Shop.Orders", Shop'}, [1, 1, None]),
+    ({"queues": 'Shop, "sales"."Shop.east1", "sales"."Shop"'}, [None, 1, None]),
+    ({"queues": "Shop, Shopping, ShopX.east1, .Shop"}, [None] * 4),
+    ({"queues": "Shop, Shop.east1", "maxConcurrency": "8"}, [None, None]),
+    ({"queue": "Shop.east1"}, [None]),
+]
+
+
+def test_an_instances_callbacks_are_read_by_one_task() -> None:
     """A queue named as another of its schema, a dot and more; unless the user says how many."""
-    options = parse(**raw)
-
-    assert [options.most_tasks(each) for each in options.addresses] == most
-
-
-# ----- what is refused -------------------------------------------------------------------------
+    for raw, most in CALLBACKS:
+        options = parse(**raw)
+        assert [options.most_tasks(each) for each in options.addresses] == most
 
 
-@pytest.mark.parametrize(
-    ("raw", "option", "sentence"),
-    [
-        (
-            {"queues": "a,,b"},
-            "queues",
-            "expected names of queues, separated by commas (a name is missing beside a comma)",
-        ),
-        ({"queues": " "}, "queues", "option queues is ' ': expected names of queues"),
-        ({"queues": '"a, b'}, "queues", "a double quote is not closed"),
-        ({"queues": '5" disk, b'}, "queues", "put a name that holds one in double quotes"),
-        ({"queues": '"a"x, b'}, "queues", "text follows the quote that closes"),
-        ({"queues": "a, " + "x" * 56}, "queues", "the table has 56 UTF-8 bytes where 55 are"),
-        ({"queues": 'a, "public"."a"'}, "queues", 'each queue once, but "public"."a" is twice'),
-        ({"queues": "a, b", "queue": "a"}, "queues", 'nothing beside the one queue "public"."a"'),
-        ({"queues": "a, b", "path": "c"}, "queues", 'nothing beside the one queue "public"."c"'),
-        ({"queues": "a, b", "errorQueue": '"public"."b"'}, "errorQueue", "another queue than tho"),
-        ({"queue": "a", "errorQueue": "a"}, "errorQueue", "expected another queue than the one"),
-        (
-            {"queue": "a", "minConcurrency": "5", "maxConcurrency": "4"},
-            "minConcurrency",
-            "option minConcurrency is '5': expected at most 4, the maximum",
-        ),
-        (
-            {"queue": "a", "minConcurrency": "0"},
-            "minConcurrency",
-            "option minConcurrency is '0': expected a whole number of at least 1",
-        ),
-        ({"url": "mysql://user:hush@host/shop", "queue": "a"}, "url", "option url is "),
-        ({"url": "user:hush@host", "queue": "a"}, "url", "option url is "),
-    ],
-)
-def test_options_that_contradict_are_refused_with_what_is_expected(
-    raw: dict[str, str], option: str, sentence: str
-) -> None:
-    """Before anything connects; no password is shown."""
-    with pytest.raises(BadOption) as refused:
-        parse(**raw)
-
-    assert refused.value.option == option
-    assert sentence in str(refused.value)
-    assert "hush" not in str(refused.value)
+TXN = {"url": SQLSERVER_URL, "txnAppId": "a", "txnVersion": "1"}
+REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
+    # SQL Server compares without blanks at the end, and no driver sends half a surrogate pair
+    (SinkOptions, {**TXN, "txnAppId": "a "}, BadOption, "option txnAppId is .* without blanks"),
+    (SinkOptions, {**TXN, "txnAppId": "\ta"}, BadOption, "option txnAppId is .* without blanks"),
+    (SinkOptions, {**TXN, "stateSchema": "x\udcff"}, BadOption, "option stateSchema is "),
+    (SinkOptions, {**TXN, "messageType": "\udcff"}, BadOption, "option messageType is "),
+    (SourceOptions, {"queue": ""}, MissingOption, "option queue is missing: give a queue's name"),
+    # who wrote the url in CREATE TABLE has given one, but Spark passed none on
+    (SourceOptions, {"url": ""}, MissingOption, r"option url is missing: .*WITH \(url '…'\)"),
+    (SourceOptions, {"MESSAGETYPE": "x"}, MisplacedOption, "option messageType has no .* a read"),
+    (SinkOptions, {"headersFormat": "map"}, MisplacedOption, "headersFormat has no .* a write"),
+    (DatabaseOptions, {}, MisplacedOption, "option queue has no effect"),
+    # a job ported from Kafka or JDBC would run without its limits
+    (SourceOptions, {"kafka.group.id": "1"}, OptionOfOtherSource, "kafka.group.id is of another"),
+    (SinkOptions, {"dbtable": "1"}, OptionOfOtherSource, "option dbtable is of another source"),
+    *(
+        (SourceOptions, {"queue": "", "queues": queues}, BadOption, f"option queues is .*{why}")
+        for queues, why in {
+            "a,,b": r"expected names of queues, separated by commas \(a name is missing",
+            " ": "expected names of queues",
+            '"a, b': "a double quote is not closed",
+            '5" disk, b': "put a name that holds one in double quotes",
+            "a, " + "x" * 56: "the table has 56 UTF-8 bytes where 55 are",
+            'a, "public"."a"': 'each queue once, but "public"."a" is twice',
+        }.items()
+    ),
+    (SourceOptions, {"queues": "a, b"}, BadOption, 'nothing beside the one queue "public"."or'),
+    (SourceOptions, {"errorQueue": '"public"."orders"'}, BadOption, "another queue than the one"),
+    (
+        SourceOptions,
+        {"minConcurrency": "5", "maxConcurrency": "4"},
+        BadOption,
+        "option minConcurrency is '5': expected at most 4",
+    ),
+    (SourceOptions, {"minConcurrency": "0"}, BadOption, "a whole number of at least 1"),
+    (SourceOptions, {"url": "mysql://user:hush@host/shop"}, BadOption, "option url is "),
+    (SourceOptions, {"url": "user:hush@host"}, BadOption, "option url is "),
+]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "expected"),
-    [
-        *(("txnAppId", name, "without blanks at its ends") for name in ("a ", " a", "a\t")),
-        *((name, "x\udcff", "") for name in ("txnAppId", "stateSchema", "messageType")),
-    ],
-)
-def test_an_option_that_sql_server_would_change_is_refused(
-    option: str, value: str, expected: str
-) -> None:
-    """It compares names without blanks at their ends, and no driver sends half a surrogate pair."""
-    raw = {"url": SQLSERVER_URL, "queue": "q", "txnAppId": "a", "txnVersion": "1", option: value}
-
-    with pytest.raises(BadOption, match=f"option {option} is .*{expected}"):
-        SinkOptions.parse(raw)
-
-
-def test_an_option_that_is_missing_is_explained() -> None:
-    """For SQL too: who wrote the url in CREATE TABLE has given one, but Spark passed none on."""
-    with pytest.raises(MissingOption, match="option queue is missing: give a queue's name, also"):
-        parse()
-    with pytest.raises(MissingOption, match=r"option url is missing: .*WITH \(url '…'\)"):
-        SourceOptions.parse({"queue": "orders"})
-
-
-def test_an_option_of_the_other_side_is_refused() -> None:
-    """It has no effect; what Spark adds, or both may have, is accepted."""
-    url = {"url": URL, "queue": "orders"}
-    with pytest.raises(MisplacedOption) as read:
-        SourceOptions.parse({**url, "MESSAGETYPE": "Shop.Placed"})
-    with pytest.raises(MisplacedOption) as write:
-        SinkOptions.parse({**url, "headersFormat": "json"})
-    with pytest.raises(MisplacedOption):
-        DatabaseOptions.parse(url)  # a command needs no queue
-
-    text = "option {} has no effect on a {}: set it on {}"
-    assert str(read.value) == text.format("messageType", "read", WRITE)
-    assert str(write.value) == text.format(
-        "headersFormat", "write", "spark.read or spark.readStream"
-    )
-    for kind in (SourceOptions, SinkOptions):
-        kind.parse(
-            {**url, "path": "orders", "paths": "[]", "checkpointLocation": "/c", "mergeSchema": "x"}
-        )
-
-
-OF_OTHERS = (
-    "subscribe subscribePattern assign startingOffsets endingOffsets startingTimestamp "
-    "endingTimestamp startingOffsetsByTimestamp endingOffsetsByTimestamp maxOffsetsPerTrigger "
-    "minOffsetsPerTrigger minPartitions maxRecordsPerPartition includeHeaders kafka.group.id "
-    "topic dbtable query driver fetchsize batchsize isolationLevel numPartitions partitionColumn "
-    "lowerBound upperBound subscriptionId topicId projectId numFetchPartitions "
-    "deleteSubscriptionOnStreamStop"
-)
-
-
-@KINDS
-def test_an_option_of_another_source_is_refused(kind: Kind) -> None:
-    """A job ported from Kafka or JDBC would run without its limits."""
-    for name in OF_OTHERS.split():
-        with pytest.raises(OptionOfOtherSource, match=f"option {name} is of another source"):
-            kind.parse({"url": URL, "queue": "orders", name.lower(): "1"})
+def test_an_option_that_cannot_be_meant_is_refused_with_what_is_expected() -> None:
+    """It says why, and where the option belongs, before anything connects; no password is shown."""
+    for kind, raw, error, sentence in REFUSED:
+        given = {"url": URL, "queue": "orders"} | raw
+        with pytest.raises(error, match=sentence) as refused:
+            kind.parse({name: text for name, text in given.items() if text})
+        assert "hush" not in str(refused.value)
 
 
 def test_the_options_of_a_table_are_refused_by_their_names() -> None:
     """Spark adds `provider` and `owner`; no value is in the error, for one may be a password."""
-    given = {"url": URL, "password": "hush", "queue": "orders"}
-    table = given | {f"option.{name}": text for name, text in given.items()}
-    with pytest.raises(errors.OptionsOfTable) as refused:
-        DefaultSource({**table, "provider": "sqlqueue", "owner": "lake"}).schema()
+    given = {"url": URL, "password": "hush", "queue": "orders", "owner": "lake"}
+    table = {f"option.{name}": given[name] for name in ("url", "password", "queue")}
+    with pytest.raises(errors.OptionsOfTable, match="options password, queue, url:") as refused:
+        DefaultSource(given | table | {"provider": "sqlqueue"}).schema()
 
-    assert "the options password, queue, url:" in str(refused.value)
     assert "hush" not in str(refused.value)
-    assert "body binary" in DefaultSource({**given, "owner": "lake"}).schema()
+    assert "body binary" in DefaultSource(given).schema()
 
 
-# ----- what they become ------------------------------------------------------------------------
-
-
-def test_min_concurrency_raises_what_was_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine of few cores."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-
-    assert parse(queue="a").concurrency == 4
-    assert parse(queue="a", minConcurrency="9").concurrency == 9
-    assert parse(queue="a", minConcurrency="3", maxConcurrency="3").concurrency == 3
-
-
-@KINDS
+@pytest.mark.parametrize("kind", [SourceOptions, SinkOptions])
 @pytest.mark.parametrize(("server", "schema"), [("postgresql", "public"), ("sqlserver", "dbo")])
 def test_options_travel_to_executors(kind: Kind, server: str, schema: str) -> None:
-    """Pickled options are equal and have the same hash; their repr hides the password."""
+    """Pickled options are equal; their repr hides the password. What Spark adds is accepted."""
     raw = {"password": "hush", "allowedDestinations": "orders, Shop.*", "queue": "Shop"}
-    options = kind.parse({"url": f"{server}://host/shop", **raw})
+    sparks = {"path": "Shop", "paths": "[]", "checkpointLocation": "/c", "mergeSchema": "x"}
+    options = kind.parse({"url": f"{server}://host/shop", **raw, **sparks})
 
     copy = pickle.loads(pickle.dumps(options))  # noqa: S301 - our own
 
-    assert copy == options
-    assert hash(copy) == hash(options)
-    assert vars(copy) == vars(options)
+    assert (copy, hash(copy), vars(copy)) == (options, hash(options), vars(options))
     assert "hush" not in repr(copy)
     assert copy.allowed == (QueueAddress("orders", schema), QueueAddress("Shop.*", schema))
 
 
-def test_options_are_read_without_pyarrow() -> None:
-    """It takes a tenth of a second, and a process that only finds the format needs none."""
-    program = "import sys, sqlq_spark.options; sys.exit('pyarrow' in sys.modules)"
+ENCODED = "password=hush%26%3B1"
+COMPLETED = {
+    URL: f"?{ENCODED}",
+    SQLSERVER_URL: f"?{ENCODED}",
+    # a port and an @ behind it only look like a password
+    "postgresql://[::1]:5432/shop?application_name=a@b": f"&{ENCODED}",
+    "postgresql://h:5432/a?passfile=/x:y@z": f"&{ENCODED}",
+    # a password in the url wins
+    "postgresql://user:own@localhost/shop": "",
+    "postgresql://localhost/shop?user=a&password=own": "",
+    "sqlserver://user:own@localhost:1433/shop": "",
+}
 
-    subprocess.run([sys.executable, "-c", program], check=True)
 
-
-@pytest.mark.parametrize(
-    ("url", "added"),
-    [
-        (URL, "?password=hush%26%3B1"),
-        (SQLSERVER_URL, "?password=hush%26%3B1"),
-        # a port and an @ behind it only look like a password
-        ("postgresql://[::1]:5432/shop?application_name=a@b", "&password=hush%26%3B1"),
-        ("postgresql://h:5432/a?passfile=/x:y@z", "&password=hush%26%3B1"),
-        # a password in the url wins
-        ("postgresql://user:own@localhost/shop", ""),
-        ("postgresql://localhost/shop?user=a&password=own", ""),
-        ("sqlserver://user:own@localhost:1433/shop", ""),
-    ],
-)
 def test_a_password_of_the_environment_is_added_to_a_url_without_one(
-    url: str, added: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of either database; the options never show it."""
-    without = Shared(url=url).database()
-    monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
-    found = Shared(url=url).database()
-
-    assert (without.url, found.url) == (url, url + added)
-    assert "hush" not in repr(found)
-
-
-@pytest.mark.parametrize(
-    ("url", "names", "others"),
-    [
-        ("POSTGRES://host/shop", POSTGRESQL, set()),
-        (SQLSERVER_URL, SQLSERVER, {"PGPASSWORD"}),
-    ],
-)
-def test_a_password_of_another_database_is_known(url: str, names: Names, others: set[str]) -> None:
-    """A url's scheme, in any case, names the database; PGPASSWORD is for PostgreSQL alone."""
-    assert names_of(url) is names
-    assert other_password_variables(url) == others
-    assert other_password_variables("") == {"PGPASSWORD"}
-
-
-@pytest.mark.parametrize(
-    ("names", "text", "other"),
-    [
-        (POSTGRESQL, "orders@machine", True),
-        (POSTGRESQL, '"a@b"', False),
-        (POSTGRESQL, "Shop.Orders", False),
-        (SQLSERVER, '"sales"."orders"', True),
-        (SQLSERVER, "Shop.Orders@[sales]", False),
-    ],
-)
-def test_an_address_in_another_notation_is_recognised(
-    names: Names, text: str, *, other: bool
-) -> None:
-    """The error of a return to source then says so."""
-    assert names.is_of_other_database(text) is other
-
-
-# ----- attempts --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "facts", "times"),
-    [
-        (errors.LockTimedOut, {"seconds": 30}, sessions.ATTEMPTS),
-        (errors.LogFull, {"code": "9002"}, sessions.ATTEMPTS),
-        (errors.Deadlock, {}, sessions.ATTEMPTS),
-        (errors.ServerShort, {"code": "1105"}, sessions.ATTEMPTS),
-        (errors.ConnectionLost, {}, sessions.ATTEMPTS),
-        (errors.TimedOut, {"seconds": 30}, 1),
-        (errors.StatementRefused, {"code": "2628"}, 1),
-        (errors.StatementFailed, {"code": "824"}, 1),
-    ],
-)
-def test_a_fault_that_may_pass_is_tried_again(
-    kind: type[errors.DatabaseFailure],
-    facts: dict[str, Any],
-    times: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of either database; the options never show it."""
+    assert Shared(url=URL).database().url == URL
+    monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
+    for url, added in COMPLETED.items():
+        found = Shared(url=url).database()
+        assert found.url == url + added
+        assert "hush" not in repr(found)
+
+
+def test_what_is_of_another_database_is_known() -> None:
+    """By the url's scheme, in any case, PGPASSWORD; by its notation, an address."""
+    assert names_of("POSTGRES://host/shop") is POSTGRESQL
+    others = [other_password_variables(url) for url in (URL, SQLSERVER_URL, "")]
+    assert others == [set(), {"PGPASSWORD"}, {"PGPASSWORD"}]
+    assert POSTGRESQL.is_of_other_database("orders@machine")
+    assert SQLSERVER.is_of_other_database('"sales"."orders"')
+    assert not POSTGRESQL.is_of_other_database('"a@b"')
+    assert not SQLSERVER.is_of_other_database("Shop.Orders@[sales]")
+
+
+FAULTS: list[tuple[type[errors.DatabaseFailure], dict[str, Any], int]] = [
+    (errors.LockTimedOut, {"seconds": 30}, ATTEMPTS),
+    (errors.LogFull, {"code": "9002"}, ATTEMPTS),
+    (errors.Deadlock, {}, ATTEMPTS),
+    (errors.ServerShort, {"code": "1105"}, ATTEMPTS),
+    (errors.ConnectionLost, {}, ATTEMPTS),
+    (errors.TimedOut, {"seconds": 30}, 1),
+    (errors.StatementRefused, {"code": "2628"}, 1),
+    (errors.StatementFailed, {"code": "824"}, 1),
+]
+
+
+def test_a_fault_that_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else is."""
-    seen: list[int] = []
-
-    def work(_: object) -> None:
-        seen.append(1)
-        raise kind(statement="receive", reason="…", **facts)
-
-    session = sessions.StateSession(parse(queue="q"), "test")
+    session = StateSession(parse(queue="q"), "test")
     monkeypatch.setattr(session, "open", lambda: None)
-    with (
-        stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True),  # no pauses
-        pytest.raises(kind),
-    ):
-        session.run_with_retries(work)
+    with stamina.set_testing(testing=True, attempts=ATTEMPTS, cap=True):  # no pauses
+        for kind, facts, times in FAULTS:
+            work = Mock(side_effect=kind(statement="receive", reason="…", **facts))
+            with pytest.raises(kind):
+                session.run_with_retries(work)
 
-    assert len(seen) == times
+            assert work.call_count == times
+
+
+# ----- what gives the password ------------------------------------------------------------------
+
+LOGIN = "postgresql://bo@db.example/shop"
+RDS = "postgresql://bo@shop.c1.eu-central-1.rds.amazonaws.com:5433/shop"
+SECRET = "s3cret"  # noqa: S105 - looked for in errors
+
+MODULE = f"""
+class Silent:
+    __repr__ = lambda self: "{SECRET}"
+nothing = lambda url: None
+empty = lambda url: ""
+half = lambda url: "{SECRET}\\ud800"
+nul = lambda url: "{SECRET}\\0"
+other = lambda url: Silent()
+given = lambda url: "p&a=s s/" + url.partition("@")[2]
+text = "{SECRET}"
+def fails(url):
+    raise ValueError("{SECRET}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules with functions of many kinds, no client of another test, and no region."""
+    (tmp_path / "shop_login.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "broken_login.py").write_text(f'raise ValueError("{SECRET}")', encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop_login", raising=False)
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "PGUSER", "PGHOST", "PGPORT"):
+        monkeypatch.delenv(name, raising=False)
+    drivers.aws_client.cache_clear()
+    drivers.azure_credential.cache_clear()
+
+
+BESIDE = "expected no password beside it"
+PASSWORDS: list[tuple[dict[str, str], str]] = [
+    # it may be a password, which someone took for the option's value
+    *(
+        ({"credentials": text}, "is '…': expected azure, aws or package.module:function")
+        for text in (SECRET, f"{SECRET}!:f", "login:", ":f", "a b:c", "a.:b", " ")
+    ),
+    # one of the two would be ignored
+    ({"url": "postgresql://bo:s3cret@db/shop"}, BESIDE),
+    ({"url": "postgresql://db/shop?p%61ssword=s3cret"}, BESIDE),
+    ({"password": SECRET}, BESIDE),
+    ({"url": "sqlserver://bo@db/shop"}, "authentication=ActiveDirectoryDefault"),
+]
+
+
+def test_a_password_in_it_or_beside_it_is_refused() -> None:
+    """And not shown."""
+    for raw, expected in PASSWORDS:
+        with pytest.raises(BadOption, match=expected) as caught:
+            DatabaseOptions.parse({"url": LOGIN, "credentials": "aws"} | raw)
+
+        assert SECRET not in str(caught.value)
+
+
+WRONG = {
+    "shop_login:nothing": "but found NoneType",
+    "shop_login:empty": "but found an empty text",
+    "shop_login:other": "but found Silent",
+    "shop_login:half": "but found a text that cannot be sent",
+    "shop_login:nul": "but found a text that cannot be sent",
+    "shop_login:text": "a function, but found a text",
+    "shop_login:missing": "has no attribute 'missing'",
+    "shop_login:fails": "but it gave no password: ValueError in shop_login.py, line 12",
+    "not_there:f": "No module named 'not_there'",
+    "broken_login:f": "ValueError in broken_login.py, line 1",
+}
+
+
+def test_what_gives_no_password_is_an_error_without_its_text() -> None:
+    """The error says what was found instead, or the class and the line of what was raised."""
+    for text, said in WRONG.items():
+        with pytest.raises((BadOption, errors.CredentialsFailed), match=said) as caught:
+            ask_password(LOGIN, text)
+
+        assert text in str(caught.value)
+        assert isinstance(caught.value, errors.CredentialsFailed) == text.endswith("fails")
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+    # the function gets the url as the user wrote it
+    found = urlsplit(log_in(f"{LOGIN}?sslmode=require", "shop_login:given"))
+    password = "p&a=s s/db.example/shop?sslmode=require"  # noqa: S105
+    assert parse_qs(found.query) == {"sslmode": ["require"], "password": [password]}
+    assert log_in(LOGIN, None) == LOGIN
+
+
+def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libpq reads them; a missing package is named with its extra."""
+    for url, expected in {
+        "postgresql://b%40o:x@db/shop": ("db", "5432", "b@o"),
+        "postgresql://a@[2001:db8::1]:8/shop?user=bo": ("2001:db8::1", "8", "bo"),
+        "postgresql://bo@a,b:5433/shop": ("a,b", ",5433", "bo"),
+    }.items():
+        target = Target.parse(url, {})
+        assert (target.hosts, target.port, target.user) == expected
+    for url, said in {
+        "postgresql://bo@a,b/shop": "expected one host in the url",
+        "postgresql:///shop?user=bo": "expected one host in the url",
+        "postgresql://a.eu-central-1.rds.amazonaws.com/shop": "expected the user in the url",
+    }.items():
+        with pytest.raises(BadOption, match=said):
+            ask_password(url, "aws")
+    for service, module in (("aws", "boto3"), ("azure", "azure.identity")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(errors.MissingPackage, match=rf"pip install 'sqlq-spark\[{service}\]'"):
+            ask_password(RDS, service)
+
+
+def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By boto3, without a network; the region is that of the host, or AWS_REGION."""
+    pytest.importorskip("boto3", reason="boto3 is of the extra aws")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(BadOption, match="a region: set AWS_REGION"):
+        ask_password(LOGIN, "aws")
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    for url, region in ((RDS, "eu-central-1"), (LOGIN, "us-west-2")):
+        drivers.aws_client.cache_clear()
+
+        token = ask_password(url, "aws")
+
+        host, query = urlsplit(url), parse_qs(token.partition("?")[2])
+        assert token.startswith(f"{host.hostname}:{host.port or 5432}/?")
+        assert query["DBUser"] == ["bo"]
+        assert f"/{region}/rds-db/aws4_request" in query["X-Amz-Credential"][0]
+        assert SECRET not in token
+
+
+def test_a_kept_connection_is_not_that_of_another_function() -> None:
+    """Nor that of a login without the option."""
+    raw = {"url": LOGIN}
+    given = (raw, raw | {"credentials": "aws"}, raw | {"credentials": CREDENTIALS})
+    options = [DatabaseOptions.parse(each) for each in given]
+
+    assert len({StateSession(each, "test", worker=True)._key for each in options}) == 3  # noqa: SLF001
+
+
+def test_a_command_asks_too(
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By a flag or a variable; then a password of the environment is not used."""
+    codes = []
+    monkeypatch.setenv("SQLQUEUE_PASSWORD", "another")
+    with rotation(place, tmp_path) as rotating:
+        monkeypatch.setenv("SQLQUEUE_URL", rotating.url)
+        for variable in ("", CREDENTIALS, "another"):
+            monkeypatch.setenv("SQLQUEUE_CREDENTIALS", variable)
+            flags = [] if variable else ["--credentials", CREDENTIALS]
+            with pytest.raises(SystemExit) as ended:
+                main.main(["stats", "--json", *flags])
+            codes.append(ended.value.code)
+        assert len(rotating.calls) == 2
+
+    assert codes == [0, 0, 2]
+    assert "option --credentials is '…'" in capsys.readouterr().err

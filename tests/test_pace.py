@@ -1,12 +1,21 @@
-"""Pace: never above a limit, never a task without work, always progress."""
+"""What the next batch receives: how much of what waits, how a queue is looked at, which tasks."""
 
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sqlq_spark.errors import BadAddress, BadOffset, BadPlan
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive import offset as offsets
+from sqlq_spark.receive import peek
+from sqlq_spark.receive.offset import Offset, by_partition, share_out, tasks_of
 from sqlq_spark.receive.pace import (
     BYTES_PER_TASK,
     MESSAGES_PER_TASK,
@@ -17,221 +26,304 @@ from sqlq_spark.receive.pace import (
     Plan,
     Ramp,
     plans,
-    share_fairly,
 )
+from sqlq_spark.receive.peek import Found, PeekState, Query, cut
+from sqlq_spark.receive.receipts import CEILING
+from sqlq_spark.wire import LOWEST_SEQ
 from sqlq_spark.wire.address import QueueAddress
 
-MIB = 1024 * 1024
-
-BACKLOGS = st.builds(
-    Backlog,
-    messages=st.integers(0, 10**7),
-    bytes_each=st.floats(0.01, 1e9),
-    most_tasks=st.none() | st.integers(1, 3),
-)
-RAMPS = st.builds(Ramp, st.integers(1, 64), st.integers(0, 20), st.integers(0, 20))
+MIB = 1 << 20
 
 
-OUTCOMES = st.integers(0, 64).flatmap(  # what batches may come to
-    lambda ran: st.builds(Outcome, st.just(ran), st.integers(0, ran), st.integers(0, 1_000_000))
-)
-
-
-def limits(
-    messages: int = 100_000, size: int | None = None, *, least: int | None = None, **more: Any
-) -> SourceOptions:
+def limits(messages: int = 100_000, size: int | None = None, **more: Any) -> SourceOptions:
     """Options with these limits."""
+    known = {"max_trigger_delay": 900.0, "max_concurrency": 8} | more
+    least = known.pop("least", None)
     return SourceOptions(
         url="postgresql://host/shop",
         queue=QueueAddress("orders"),
         max_messages=messages,
         max_bytes=size,
-        min_messages=least if least is None else min(least, messages),
-        **({"max_trigger_delay": 900.0, "max_concurrency": 8} | more),
+        min_messages=least and min(least, messages),
+        **known,
     )
 
 
 LIMITS = st.builds(
     limits,
-    messages=st.integers(1, 10**6),
-    size=st.none() | st.integers(1, 10**10),
+    st.integers(1, 10**6),
+    st.none() | st.integers(1, 10**10),
     least=st.none() | st.integers(1, 10**6),
     max_trigger_delay=st.floats(0, 1e6),
     max_concurrency=st.integers(1, 64),
 )
+BYTES, TASKS = st.floats(0.01, 1e9), st.none() | st.integers(1, 3)
+QUEUES = st.lists(st.builds(Backlog, st.integers(0, 10**7), BYTES, TASKS), min_size=1, max_size=8)
+RAMPS = st.builds(Ramp, st.integers(1, 64), st.integers(0, 20), st.integers(0, 20))
+
+LEAST = limits(least=100)
+PLANS: list[tuple[list[Any], SourceOptions, float, list[tuple[int, int] | None]]] = [
+    # one queue: a task for each thousand messages or MiB, and one at least
+    ([(2000,)], limits(), 0, [(2000, 2)]),
+    ([(1_000_000,)], limits(), 0, [(100_000, 8)]),
+    ([(10, MIB)], limits(size=4 * MIB), 0, [(4, 4)]),
+    ([(10, 1e300)], limits(size=10**9), 0, [(1, 1)]),
+    # minMessagesPerTrigger, over all queues, with maxTriggerDelay
+    ([(60,), (39,), (0,)], LEAST, 0, [None] * 3),
+    ([(60,), (40,), (0,)], LEAST, 0, [(60, 1), (40, 1), None]),
+    ([(99,)], LEAST, 899.9, [None]),
+    ([(99,)], LEAST, 900.0, [(99, 1)]),
+    # several queues: messages and bytes by water filling, tasks by weight
+    ([(100_000,), (10,)], limits(), 0, [(99_990, 7), (10, 1)]),
+    ([(9,)] * 3, limits(2), 0, [(1, 1), (1, 1), None]),
+    ([(50_000,), (50_000, 100, 1)], limits(), 0, [(50_000, 7), (50_000, 1)]),
+    ([(50, MIB), (1000,)], limits(size=9 * MIB), 0, [(8, 7), (1000, 1)]),
+]
 
 
-def backlog(messages: int, bytes_each: float = 100.0, most: int | None = None) -> Backlog:
-    """A backlog of small messages."""
-    return Backlog(messages, bytes_each, most)
-
-
-# ----- plans -----------------------------------------------------------------------------------
-
-FEW = [backlog(60), backlog(39), backlog(0)]
-PLANNED = [Plan(60, 1), Plan(39, 1), None]
-
-
-@pytest.mark.parametrize(
-    ("queues", "allowed", "more", "expected"),
-    [
-        # one queue: a task for each thousand messages or MiB, and one at least
-        ([backlog(0)], limits(), {}, [None]),
-        ([backlog(1999)], limits(), {}, [Plan(1999, 1)]),
-        ([backlog(2000)], limits(), {}, [Plan(2000, 2)]),
-        ([backlog(1_000_000)], limits(), {}, [Plan(100_000, 8)]),
-        ([backlog(1_000_000)], limits(max_concurrency=2), {}, [Plan(100_000, 2)]),
-        ([backlog(10, MIB)], limits(), {}, [Plan(10, 8)]),
-        ([backlog(3, 100 * MIB)], limits(), {}, [Plan(3, 3)]),
-        ([backlog(10, MIB)], limits(size=4 * MIB), {}, [Plan(4, 4)]),
-        ([backlog(10, 1e300)], limits(size=10**9), {}, [Plan(1, 1)]),
-        ([backlog(10, 1e-300)], limits(size=10**9), {}, [Plan(10, 1)]),
-        ([backlog(50_000)], limits(), {"ramp": Ramp(3)}, [Plan(50_000, 3)]),
-        # minMessagesPerTrigger, over all queues, with maxTriggerDelay
-        ([backlog(99)], limits(least=100), {}, [None]),
-        ([backlog(100)], limits(least=100), {}, [Plan(100, 1)]),
-        ([backlog(99)], limits(least=100), {"waited": 899.9}, [None]),
-        ([backlog(99)], limits(least=100), {"waited": 900.0}, [Plan(99, 1)]),
-        ([backlog(0)], limits(least=100), {"waited": 900.0}, [None]),
-        (FEW, limits(least=100), {}, [None] * 3),
-        ([*FEW, backlog(1)], limits(least=100), {}, [*PLANNED, Plan(1, 1)]),
-        (FEW, limits(least=100), {"waited": 900.0}, PLANNED),
-        # several queues: messages and bytes by water filling, tasks by weight
-        ([backlog(100_000), backlog(10)], limits(), {}, [Plan(99_990, 7), Plan(10, 1)]),
-        ([backlog(100_000), backlog(0)], limits(), {}, [Plan(100_000, 8), None]),
-        ([backlog(1999), backlog(1999)], limits(), {}, [Plan(1999, 1), Plan(1999, 1)]),
-        ([backlog(9)] * 3, limits(max_concurrency=2), {}, [Plan(9, 1)] * 3),
-        ([backlog(9)] * 3, limits(2), {}, [Plan(1, 1), Plan(1, 1), None]),
-        (
-            [backlog(50_000), backlog(50_000, most=1)],
-            limits(),
-            {},
-            [Plan(50_000, 7), Plan(50_000, 1)],
-        ),
-        ([backlog(50_000, most=1)] * 2, limits(), {}, [Plan(50_000, 1)] * 2),
-        # by bytes: the heavy ones get half of them, the light ones all they want
-        ([backlog(50, MIB), backlog(1000)], limits(size=9 * MIB), {}, [Plan(8, 7), Plan(1000, 1)]),
-        ([backlog(9, MIB), backlog(9)], limits(size=1000), {}, [Plan(1, 1), None]),
-        ([backlog(9), backlog(9, MIB)], limits(size=1000), {}, [Plan(9, 1), None]),
-    ],
-)
-def test_a_batch_takes_what_waits_within_its_limits(
-    queues: list[Backlog], allowed: SourceOptions, more: dict[str, Any], expected: list[Plan | None]
-) -> None:
+def test_a_batch_takes_what_waits_within_its_limits() -> None:
     """The ramp lowers the tasks, but not the messages."""
-    ramp = more.get("ramp", Ramp(allowed.concurrency))
-
-    assert plans(queues, allowed, ramp, waited=more.get("waited", 0.0)) == expected
-
-
-QUEUES = st.lists(BACKLOGS, min_size=1, max_size=8)
-
-
-@given(QUEUES, LIMITS, RAMPS, st.integers(0, 100))
-def test_no_plan_is_above_a_limit_and_no_task_without_work(
-    queues: list[Backlog], allowed: SourceOptions, ramp: Ramp, turn: int
-) -> None:
-    """Together; a task for each queue, and one message in all, there is always room for."""
-    found = plans(queues, allowed, ramp, turn=turn)
-
-    asked = [(plan, queue) for plan, queue in zip(found, queues, strict=True) if plan]
-    for planned, queue in asked:
-        assert 1 <= planned.messages <= queue.messages
-        assert 1 <= planned.tasks <= min(queue.most_tasks or 64, planned.messages)
-    messages = sum(plan.messages for plan, _ in asked)
-    assert messages <= allowed.max_messages
-    assert sum(plan.tasks for plan, _ in asked) <= max(
-        len(asked), min(ramp.tasks, allowed.concurrency)
-    )
-    alone = len(queues) == 1
-    if allowed.max_bytes is not None and messages > 1:
-        weight = sum(plan.messages * queue.bytes_each for plan, queue in asked)
-        assert weight <= (allowed.max_bytes + (0 if alone else len(asked))) * (1 + 1e-9)
-    if alone and asked and asked[0][0].tasks > 1:  # each is worth its start
-        each = messages / asked[0][0].tasks
-        enough = each * queues[0].bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
-        assert enough or each >= MESSAGES_PER_TASK
+    for waiting, allowed, waited, expected in PLANS:
+        queues = [Backlog(*each, *(100, None)[len(each) - 1 :]) for each in waiting]
+        for tasks in (allowed.concurrency, 1):
+            found = plans(queues, allowed, Ramp(tasks), waited=waited)
+            most = [each and Plan(each[0], min(each[1], tasks)) for each in expected]
+            assert found == most, waiting
 
 
 @given(QUEUES, LIMITS, RAMPS, st.integers(0, 100))
-def test_every_queue_with_messages_is_asked_before_long(
+def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
     queues: list[Backlog], allowed: SourceOptions, ramp: Ramp, turn: int
 ) -> None:
-    """Within as many batches as there are queues, whatever the limits and the others hold."""
+    """Each queue is asked within as many batches as there are queues."""
     batches = [
         plans(queues, allowed, ramp, waited=allowed.max_trigger_delay, turn=turn + at)
         for at in range(len(queues))
     ]
 
-    assert all(any(batch) == any(queue.messages for queue in queues) for batch in batches)
     for planned, queue in zip(zip(*batches, strict=True), queues, strict=True):
         assert any(planned) == (queue.messages > 0)
+    alone = len(queues) == 1
+    for batch in batches:
+        assert any(batch) == any(queue.messages for queue in queues)
+        asked = [(plan, queue) for plan, queue in zip(batch, queues, strict=True) if plan]
+        for plan, queue in asked:
+            assert 1 <= plan.messages <= queue.messages
+            assert 1 <= plan.tasks <= min(queue.most_tasks or 64, plan.messages)
+        messages = sum(plan.messages for plan, _ in asked)
+        assert messages <= allowed.max_messages
+        most = min(ramp.tasks, allowed.concurrency)
+        assert sum(plan.tasks for plan, _ in asked) <= max(len(asked), most)
+        if allowed.max_bytes is not None and messages > 1:
+            weight = sum(plan.messages * queue.bytes_each for plan, queue in asked)
+            assert weight <= (allowed.max_bytes + (0 if alone else len(asked))) * (1 + 1e-9)
+        if alone and asked and asked[0][0].tasks > 1:  # each is worth its start
+            each = messages / asked[0][0].tasks
+            enough = each * queues[0].bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
+            assert enough or each >= MESSAGES_PER_TASK
 
 
-# ----- ramp ------------------------------------------------------------------------------------
+RAMPED = {
+    (Ramp(2, successes=RAMP_UP), Outcome(1, 0, 10)): Ramp(3),
+    (Ramp(2), Outcome(2 * (RAMP_UP + 1) + 1, 0, 10)): Ramp(4, successes=1),
+    (Ramp(8, successes=RAMP_UP), Outcome(2, 0, 10)): Ramp(8, successes=RAMP_UP + 2),
+    (Ramp(8), Outcome(RAMP_DOWN + 3, RAMP_DOWN + 3, 0)): Ramp(5, failures=RAMP_DOWN + 3),
+    (Ramp(8), Outcome(8, 2, 10)): Ramp(8, failures=2),
+    (Ramp(20), Outcome(0, 0, 0)): Ramp(8),
+}
 
 
-@pytest.mark.parametrize(
-    ("ramp", "outcome", "expected"),
-    [
-        (Ramp(2), Outcome(1, 0, 10), Ramp(2, successes=1)),
-        (Ramp(2, successes=RAMP_UP), Outcome(1, 0, 10), Ramp(3)),
-        (Ramp(2), Outcome(2 * (RAMP_UP + 1) + 1, 0, 10), Ramp(4, successes=1)),
-        (Ramp(8, successes=RAMP_UP), Outcome(2, 0, 10), Ramp(8, successes=RAMP_UP + 2)),
-        (Ramp(2, failures=3), Outcome(1, 0, 10), Ramp(2, successes=1)),
-        (Ramp(8, successes=3), Outcome(1, 1, 0), Ramp(8, failures=1)),
-        (Ramp(8, failures=RAMP_DOWN), Outcome(1, 1, 0), Ramp(7, failures=RAMP_DOWN + 1)),
-        (Ramp(8), Outcome(RAMP_DOWN + 3, RAMP_DOWN + 3, 0), Ramp(5, failures=RAMP_DOWN + 3)),
-        (Ramp(1, failures=50), Outcome(1, 1, 0), Ramp(1, failures=51)),
-        (Ramp(8), Outcome(8, 2, 10), Ramp(8, failures=2)),
-        (Ramp(20), Outcome(0, 0, 0), Ramp(8)),
-    ],
-)
-def test_the_ramp_counts_as_version_2_1_does(ramp: Ramp, outcome: Outcome, expected: Ramp) -> None:
+def test_the_ramp_counts_as_version_2_1_does() -> None:
     """Over a threshold of receives in a row: one task more, or less, with eight at the most."""
-    assert ramp.after(outcome, limits(max_concurrency=8)) == expected
+    for (ramp, outcome), expected in RAMPED.items():
+        assert ramp.after(outcome, limits(max_concurrency=8)) == expected
+        assert ramp.after(outcome, limits(max_concurrency=9, min_concurrency=9)).tasks == 9
 
 
-@given(
-    RAMPS,
-    st.lists(OUTCOMES, min_size=1, max_size=30),
-    st.integers(1, 64),
-    st.integers(0, 63),
-)
-def test_the_ramp_stays_between_its_bounds(
-    ramp: Ramp, batches: list[Outcome], least: int, more: int
+# ----- looks -----------------------------------------------------------------------------------
+
+
+@given(st.data(), st.lists(st.integers(1, 9), min_size=1, max_size=300), st.integers(1, 20))
+def test_the_ranges_cover_the_batch_and_share_it(
+    data: st.DataObject, gaps: list[int], grain: int
 ) -> None:
-    """From `minConcurrency` to the maximum; an empty task ends the climb, a full batch the fall."""
-    most = least + more
-    options = limits(max_concurrency=most, min_concurrency=least)
-    for outcome in batches:
-        before, ramp = ramp, ramp.after(outcome, options)
+    """They follow one another from the lowest; each but the last holds exactly a share."""
+    seqs = [*accumulate(gaps, initial=-7)][1:]
+    found = Found(len(seqs), marks=tuple(seqs[::grain]), grain=grain, last=seqs[-1])
+    plan = Plan(data.draw(st.integers(1, len(seqs))), data.draw(st.integers(1, 12)))
 
-        assert least <= ramp.tasks <= most
-        if outcome.empty:
-            assert ramp.successes == 0
-        elif outcome.tasks:
-            assert ramp.failures == 0
-            assert ramp.tasks >= min(before.tasks, most)
+    share, bounds = cut(found, plan)
+    held = [sum(first <= seq < stop for seq in seqs) for first, stop in pairwise(bounds)]
+
+    assert bounds[0] == seqs[0]
+    assert all(first < stop for first, stop in pairwise(bounds))
+    assert plan.messages <= sum(held) < plan.messages + grain
+    assert len(held) <= plan.tasks
+    assert set(held[:-1]) <= {share}
+    assert 0 < held[-1] <= share
 
 
-# ----- shares ----------------------------------------------------------------------------------
+START, ANCHOR = Query("start", LOWEST_SEQ), Query("anchor", 5)
+BEHIND = Query("behind", 8, ends=True)
+WAITING = Found(3, marks=(5, 6, 7), last=7)
+SOME, NONE = Outcome(tasks=1, empty=0, got=3), Outcome(tasks=1, empty=1, got=0)
 
 
-@given(
-    st.lists(st.integers(0, 1_000_000), max_size=12), st.integers(0, 2_000_000), st.integers(0, 100)
-)
-def test_a_fair_share_is_all_that_is_wanted_or_as_much_as_anyone_has(
-    wants: list[int], limit: int, turn: int
-) -> None:
-    """Nothing is left while someone wants more, and everyone has a turn."""
-    shares = share_fairly(wants, limit, turn=turn)
+def look(
+    state: PeekState, *answers: Found, receipts: bool = True, now: float = 0.0, took: float = 0.0
+) -> tuple[PeekState, list[Query]]:
+    """Run a look whose queries find `answers`, in order; all of them are needed."""
+    asked = []
+    query: Query | None
+    state, query = peek.start_look(state, now)
+    for found in answers:
+        assert query is not None
+        asked.append(query)
+        state, query = peek.answer_look(
+            state, query, found, now=now, took=took, receipts=receipts, pause=1.0
+        )
+    assert query is None
+    return state, asked
 
-    assert sum(shares) == min(sum(wants), limit)
-    for got, want in zip(shares, wants, strict=True):
-        assert 0 <= got <= want
-        assert got == want or got >= max(shares) - 1
-    if limit and any(wants):
-        batches = [share_fairly(wants, min(limit, 50), turn=turn + at) for at in range(len(wants))]
-        for had, want in zip(zip(*batches, strict=True), wants, strict=True):
-            assert any(had) == (want > 0)
+
+def received(state: PeekState, outcome: Outcome | None = None) -> PeekState:
+    """Plan all that was found, and learn what became of it."""
+    planned = peek.plan(state, Plan(state.found.messages, 1))[0]
+    return planned if outcome is None else peek.learn(planned, outcome)
+
+
+def test_a_look_starts_where_the_queue_started() -> None:
+    """The first one, and one each 30 s, at the very beginning; dead rows are passed over."""
+    state, asked = look(PeekState(), WAITING)
+
+    assert asked == [START]
+    assert (state.found, state.anchor) == (WAITING, 5)
+    assert look(state, WAITING, now=29.0)[1] == [ANCHOR]
+    assert look(state, WAITING, now=30.0)[1] == [START]
+    slow, _ = look(PeekState(), WAITING, took=2.0)  # seldom: fifty times what it took
+    assert look(slow, WAITING, now=99.0)[1] == [ANCHOR]
+    assert look(slow, WAITING, now=100.0)[1] == [START]
+    # what was asked for was received, so only dead rows are before its end
+    assert received(state, SOME).anchor == 8
+    # a lower seq may have been committed late
+    state, asked = look(state, Found(), Found(), now=1.0)
+    assert asked == [ANCHOR, START]
+    assert (state.is_awake(1.9), state.is_awake(2.0)) == (False, True)
+
+
+def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -> None:
+    """Others hold them; when nothing is behind them, or 30 s are over, they are tried again."""
+    held = received(look(PeekState(), WAITING)[0], NONE)
+    behind = Found(1, marks=(9,), last=9)
+
+    state, first = look(held, behind, now=29.0)
+    done = received(state, SOME)
+    state, second = look(done, Found(), WAITING, now=29.0)
+
+    assert first == [BEHIND]
+    assert second == [Query("behind", 8), Query("anchor", 5, ends=True)]
+    assert state.found == WAITING
+    assert look(done, WAITING, now=30.0)[1] == [START]
+    # one that finds nothing behind them rests, then tries all messages
+    state, _ = look(held, Found())
+    assert not state.is_awake(0.5)
+    assert look(state, WAITING, now=1.0)[1] == [ANCHOR]
+    # without receipts no outcome is known, but an unchanged queue shows it
+    unknown = received(look(PeekState(), WAITING)[0])
+    assert look(unknown, WAITING, Found(), receipts=False)[1] == [ANCHOR, BEHIND]
+    assert look(unknown, WAITING)[1] == [ANCHOR]
+
+
+# ----- tasks -----------------------------------------------------------------------------------
+
+
+def options(**raw: str) -> SourceOptions:
+    """Options of a stream of two queues."""
+    return SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b", **raw})
+
+
+def offset(*parts: dict[str, Any]) -> Offset:
+    """Parse an offset of parts that lack what does not matter."""
+    part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
+    plan: list[dict[str, Any]] = [part | each for each in parts]
+    for each in plan:
+        each.setdefault("partitions", [0] * (len(each["bounds"]) - 1))
+    return Offset.parse({"v": 1, "stream": "r", "batch": 3, "plan": plan})
+
+
+def test_tasks_are_numbered_over_all_queues() -> None:
+    """Also over those that the options do not name, which are not received from."""
+    other, hostile = '"sales"."b, c"', 'a"; DROP TABLE b; --'
+    end = offset({}, {"queue": other, "bounds": [7, 9]}, {"queue": hostile, "bounds": [4, 5]})
+
+    found = tasks_of(end, options())
+
+    assert [(each.key, each.queue, each.first, each.stop, each.receives) for each in found] == [
+        (("r", 3, 0), QueueAddress("a"), 1, 6, True),
+        (("r", 3, 1), QueueAddress("a"), 6, 11, True),
+        (("r", 3, 2), QueueAddress("b, c", "sales"), 7, 9, False),
+        (("r", 3, 3), QueueAddress(hostile), 4, 5, False),
+    ]
+    assert {(each.messages, each.bytes) for each in found} == {(5, CEILING)}
+
+
+def test_bytes_and_partitions_are_shared_by_what_was_expected() -> None:
+    """Small tasks share a partition; a batch that runs again has the same, whatever is set."""
+    end = offset({}, {"messages": 3, "bytes": 1000, "bounds": [1, 2]})
+    for most, expected in (("8m", [MIB, MIB, 6 * MIB]), ("1", [1, 1, 1])):
+        tasks = tasks_of(end, options(maxBytesPerTrigger=most))
+        assert [each.bytes for each in tasks] == expected
+    small = {"messages": 1, "share": 1, "bounds": [1, 2]}
+    large = {"messages": 50_000, "share": 50_000, "bytes": 1000, "bounds": [1, 100_000]}
+    end = offset(*[small] * 5, large, *[small] * 6)
+    again = offset({"partitions": [1, 0]}, {"bounds": [3, 4], "partitions": [1]})
+    for its, parts in (
+        (replace(end, plan=share_out(end.plan, 3)), [[5], [0, 2, 4, 7, 9, 11], [1, 3, 6, 8, 10]]),
+        (replace(end, plan=share_out(end.plan, 99)), [[5], *([at] for at in range(12) if at != 5)]),
+        (again, [[1], [0, 2]]),
+    ):
+        for most in ("1", "9"):
+            found = by_partition(its, tasks_of(its, options(maxConcurrency=most)))
+            assert [[task.task for task in part] for part in found] == parts
+
+
+BAD_PARTS: list[dict[str, Any]] = [
+    *({"queue": name} for name in ('"a', '"a"."b"."c"', "", "x" * 56, None)),
+    # ranges rise, and are of the database's numbers; no plan has too many tasks
+    *({"bounds": bounds} for bounds in ([2, 1], [1, 2**63], [*range(offsets.MOST_TASKS + 2)])),
+    *({"share": 0}, {"messages": True}, {"partitions": [0]}, {"partitions": [0, None]}),
+]
+
+
+def test_a_plan_that_cannot_be_one_is_refused() -> None:
+    """A checkpoint is untrusted text."""
+    for part in BAD_PARTS:
+        with pytest.raises((BadAddress, BadPlan)):
+            tasks_of(offset(part), options())
+    with pytest.raises(BadPlan, match="characters"):
+        offsets.read_plan("[" + " " * offsets.LONGEST, "r", 2)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "its version is 2, and this release reads version 1": {"v": 2},
+    "its batch is not a whole number": {"batch": "3"},
+    "its keys are not v, stream, batch, plan": {"more": 1},
+}
+
+
+def test_an_offset_of_another_form_raises() -> None:
+    """The error says what was found, and what to do with the checkpoint."""
+    for found, wrong in WRONG.items():
+        with pytest.raises(BadOffset, match=f"{found}.* Run the query with the release"):
+            Offset.parse(offset({}).to_json() | wrong)
+
+
+def test_an_offset_keeps_its_text() -> None:
+    """Spark compares the text of offsets: the order of keys is constant."""
+    end = offset({}, {"bounds": [3, 4]})
+
+    assert Offset.parse(end.to_json()) == end
+    assert json.dumps(end.to_json()).startswith(
+        '{"v": 1, "stream": "r", "batch": 3, "plan": [{"queue": "\\"public\\".\\"a\\"", '
+        '"messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11], "partitions": [0, 0]}, {'
+    )

@@ -1,74 +1,55 @@
-"""The plugin of pytest: the code of its page, its fixtures, and what it leaves alone."""
+"""The plugin of pytest: the code of its page, and its fixtures."""
 
 from __future__ import annotations
 
 import os
-import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from pages.page import blocks, table
+from pages.page import blocks
 
-from sqlq_spark import testing
-from sqlq_spark.testing import Database, Message, Queue, frame, plugin
+from sqlq_spark.testing import Database, Message, Queue, frame
 from sqlq_spark.testing.queues import VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent
-PAGE = "docs/testing.md"
-
-
-@pytest.fixture
-def users(pytester: pytest.Pytester, server: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a folder of a user whose environment has this package installed; a run's own process."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    metadata = pytester.mkdir("site") / "as_installed-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: as-installed\nVersion: 1\n")
-    points = (f"{k} = {v}\n" for k, v in project["entry-points"]["pytest11"].items())
-    (metadata / "entry_points.txt").write_text("".join(["[pytest11]\n", *points]))
-    path = [str(pytester.path), str(metadata.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    monkeypatch.setenv(VARIABLE, server)
-    pytester.makeini("[pytest]")  # else a file above this folder counts
-    return pytester.path
 
 
 @pytest.mark.spark
-def test_the_tests_of_the_page_pass(users: Path, pytester: pytest.Pytester) -> None:
-    """In a process of their own, with the fixtures that pytest finds by the entry point."""
-    code = {each.id: each.text for each in blocks(PAGE) if each.id}
-    (users / "pipeline.py").write_text(code["testing/pipeline"])
-    (users / "test_pipeline.py").write_text(code["testing/tests"])
+def test_the_tests_of_the_page_pass(
+    spark: SparkSession, server: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the session of this process, which they would stop at their end."""
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setenv(VARIABLE, server)
+    frame(spark, []).count()  # what this imports outlives the run below, which forgets modules
+    code = {each.id: each.text for each in blocks("docs/testing.md") if each.id}
+    pytester.makepyfile(pipeline=code["testing/pipeline"], test_pipeline=code["testing/tests"])
+    pytester.syspathinsert()
 
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "sqlq_spark.testing.plugin")
 
     done.assert_outcomes(passed=2)
 
 
-def test_the_plugin_imports_nothing_heavy(users: Path, pytester: pytest.Pytester) -> None:
-    """Neither in a run without its fixtures, nor where pytest-xdist is switched off."""
-    heavy = ["pyspark", "pyarrow", "numpy", "adbc_driver_manager", "sqlq_spark.testing.queues"]
-    (users / "test_imports.py").write_text(
+def test_two_processes_of_xdist_share_nothing(
+    server: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin imports nothing heavy; each test has a database, and none is left."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv(VARIABLE, server)
+    pytester.makeini("[pytest]")  # else a file above this folder counts
+    pytester.makeconftest(
         "import sys\n"
-        "def test_imports():\n"
-        "    assert 'sqlq_spark.testing.plugin' in sys.modules\n"
-        f"    assert [each for each in {heavy!r} if each in sys.modules] == []\n"
+        "heavy = {'pyspark', 'pyarrow', 'numpy', 'adbc_driver_manager'}\n"
+        "assert 'sqlq_spark.testing.plugin' in sys.modules and not heavy & {*sys.modules}\n"
     )
-
-    done = pytester.runpytest_subprocess("-p", "no:xdist")
-
-    done.assert_outcomes(passed=1)
-
-
-def test_two_processes_of_xdist_share_nothing(users: Path, pytester: pytest.Pytester) -> None:
-    """Each test has a database of its own on the server that is named; none is left."""
-    (users / "test_queues.py").write_text(
+    pytester.makepyfile(
         "import pytest\n"
         "@pytest.mark.parametrize('number', range(4))\n"
         "def test_queue(number, sqlqueue_queue):\n"
@@ -76,10 +57,10 @@ def test_two_processes_of_xdist_share_nothing(users: Path, pytester: pytest.Pyte
         "    assert [each.json for each in sqlqueue_queue.messages()] == [{'number': number}]\n"
     )
 
-    done = pytester.runpytest_subprocess("-n", "2")
+    done = pytester.runpytest_subprocess("-n", "2", "-p", "sqlq_spark.testing.plugin")
 
     done.assert_outcomes(passed=4)
-    with psycopg.connect(os.environ[VARIABLE]) as connection:
+    with psycopg.connect(server) as connection:
         left = "SELECT 1 FROM pg_database WHERE datname LIKE 'sqlqueue_test_%'"
         assert connection.execute(left).fetchall() == []
 
@@ -109,9 +90,8 @@ def test_what_was_sent_waits_in_its_order(sqlqueue_queue: Queue) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("headers", ["map", "json"])
 def test_a_frame_is_what_a_read_of_the_same_messages_gives(
-    spark: SparkSession, sqlqueue_database: Database, headers: str
+    spark: SparkSession, sqlqueue_database: Database
 ) -> None:
     """The same columns and types in the same order, and the same values but for the row's id."""
     queue = sqlqueue_database.queue("Shop.Orders")
@@ -119,26 +99,12 @@ def test_a_frame_is_what_a_read_of_the_same_messages_gives(
     later = datetime.now(UTC) + timedelta(days=1)
     queue.send(Message({"OrderId": 7}, headers=own, expires=later), Message(None))
     queue.send(Message(b"x", corrupt_headers="not JSON"))
-    options = {"headersFormat": headers}
+    for headers in ("map", "json"):
+        options = {"headersFormat": headers}
 
-    read = spark.read.format("sqlqueue").options(**queue.options | options).load()
-    made = frame(spark, queue.messages(), **options)
+        read = spark.read.format("sqlqueue").options(**queue.options | options).load()
+        made = frame(spark, queue.messages(), **options)
 
-    assert made.schema == read.schema
-    assert made.drop("id").collect() == read.drop("id").orderBy("seq").collect()
+        assert made.schema == read.schema
+        assert made.drop("id").collect() == read.drop("id").orderBy("seq").collect()
     assert frame(spark, []).count() == 0
-
-
-def test_the_page_lists_the_fixtures_and_functions() -> None:
-    """All of them, and none that is not there."""
-    fixtures = {row[0].strip("`") for row in table(PAGE, "fixtures").rows}
-    functions = {
-        name.split("(")[0]
-        for row in table(PAGE, "testing-functions").rows
-        for name in row[0].replace("`", "").split(", ")
-        if "(" in name
-    }
-
-    assert fixtures == {name for name in vars(plugin) if name.startswith("sqlqueue_")}
-    assert functions <= set(testing.__all__)
-    assert set(testing.__all__) - functions == {"Database", "Queue"}

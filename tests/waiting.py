@@ -23,8 +23,7 @@ def until(
     """
     Look again and again until what is `wanted` is seen, or anything true; return it.
 
-    The last look begins after the seconds, however long the machine stood still. The error also
-    tells what `told` gives, as the end of a log.
+    The last look begins after the seconds. The error also says what `told` gives, as a log's end.
     """
     end = time.monotonic() + seconds
     while True:
@@ -33,9 +32,7 @@ def until(
         if seen if wanted is None else seen == wanted:
             return seen
         if late:
-            what = "" if wanted is None else f" {wanted!r}"
             lines = inspect.getsource(look).strip() if inspect.isfunction(look) else repr(look)
-            raise AssertionError(
-                f"waited {seconds:g} s for{what}: {lines}\nsaw last: {seen!r}\n{told()}"
-            )
+            what = f"waited {seconds:g} s for {'' if wanted is None else wanted!r}: {lines}"
+            raise AssertionError(f"{what}\nsaw last: {seen!r}\n{told()}")
         time.sleep(0.02)

@@ -1,5 +1,5 @@
 """
-Every row of tests/wire, through the real source and the real sink; see there how to add one.
+Every row of tests/golden, through the real source and the real sink.
 
 The rows of one kind of table lie in it together, so that a row which spoils others is found too.
 """

@@ -53,7 +53,7 @@ DRAWN = [
         file="options/names.py",
         old="if each.password_variable is not None and each is not own",
         new="if each.password_variable is not None and each is own",
-        tests=["test_options.py::test_a_password_of_another_database_is_known"],
+        tests=["test_options.py::test_what_is_of_another_database_is_known"],
     ),
     Fault(
         id="database-9",
@@ -288,7 +288,7 @@ DRAWN = [
         file="jobs/settings.py",
         old='given = dict(each.split("=", 1) for each in given)',
         new='given = dict([*each.split("=", 1), "1"][:2] for each in given)',
-        tests=["test_job.py::test_a_flag_that_is_wrong"],
+        tests=["test_job.py::test_all_that_is_wrong_is_listed_at_once"],
     ),
     Fault(
         id="jobs-4",
@@ -330,7 +330,7 @@ DRAWN = [
         file="testing/embedded.py",
         old="if found is None or found.origin is None:",
         new="if not (found is None or found.origin is None):",
-        tests=["test_embedded.py::test_without_the_wheel_the_error_names_the_extra"],
+        tests=["test_demo.py::test_without_the_wheel_the_error_names_the_extra"],
     ),
     Fault(
         id="testing-5",

@@ -32,7 +32,7 @@ def queue(
 
 @pytest.fixture(scope="session")
 def wire() -> list[tuple[str, bytes]]:
-    """Give headers and bodies of tests/wire that any JSON parser reads."""
+    """Give headers and bodies of tests/golden that any JSON parser reads."""
     return messages()
 
 
