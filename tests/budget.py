@@ -25,11 +25,11 @@ BUDGET = {
     "core": {"files": 62, "lines": 12342, "tokens": 70995},
     "everything else": {"files": 51, "lines": 9023, "tokens": 52216},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
-    "other files in tests": {"files": 70, "lines": 1350},
+    "other files in tests": {"files": 4, "lines": 520},
     "package": {"files": 113, "lines": 21365, "tokens": 123211},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 272, "lines": 46813, "tokens": 314891},
-    "words": {"words": 69968},
+    "tests": {"files": 251, "lines": 44534, "tokens": 302464},
+    "words": {"words": 69947},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
