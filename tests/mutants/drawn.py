@@ -10,7 +10,7 @@ DRAWN = [
         old='files=f"{batch}" if batch == last else',
         new='files=f"{batch}" if not (batch == last) else',
         tests=[
-            "conformance/test_high_water.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
+            "conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
         ],
     ),
     Fault(
@@ -35,7 +35,7 @@ DRAWN = [
         file="options/sink.py",
         old="return None if text.lower() == FAIL else",
         new="return None if not (text.lower() == FAIL) else",
-        tests=["conformance/test_undeliverable.py::test_fail_stops_the_batch_as_before"],
+        tests=["conformance/test_destinations.py::test_fail_stops_the_batch_as_before"],
     ),
     Fault(
         id="database-1",
@@ -126,7 +126,7 @@ DRAWN = [
         old="        if self._waiting_since is None:\n",
         new="        if self._waiting_since is not None:\n",
         tests=[
-            "conformance/test_queues.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
+            "conformance/test_peek_loop.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
         ],
     ),
     Fault(
@@ -148,7 +148,7 @@ DRAWN = [
         file="send/throttle.py",
         old="if waiting is not None:",
         new="if waiting is None:",
-        tests=["send/test_pace.py::test_what_the_rows_of_a_chunk_name"],
+        tests=["send/test_refused.py::test_what_the_rows_of_a_chunk_name"],
     ),
     Fault(
         id="send-2",
@@ -218,7 +218,7 @@ DRAWN = [
         file="admin/failed_messages.py",
         old="if self.since is None and self.until is None:",
         new="if self.since is not None and self.until is None:",
-        tests=["conformance/test_retry.py::test_a_choice_takes_what_fits_all_of_it"],
+        tests=["conformance/test_watch.py::test_a_choice_takes_what_fits_all_of_it"],
     ),
     Fault(
         id="admin-4",
@@ -236,7 +236,7 @@ DRAWN = [
         yield part""",
         new="""    if not (part):
         yield part""",
-        tests=["conformance/test_retry.py::test_batches_are_cut_by_number_and_by_weight"],
+        tests=["conformance/test_watch.py::test_batches_are_cut_by_number_and_by_weight"],
     ),
     Fault(
         id="admin-7",

@@ -47,14 +47,14 @@ PROOFS = {
         "conformance/test_delayed.py::test_movers_of_both_kinds_at_once_lose_and_double_nothing"
     ),
     "forward-fails": (
-        "conformance/test_forward.py::test_what_cannot_be_forwarded_goes_to_the_error_queue"
+        "conformance/test_destinations.py::test_what_cannot_be_forwarded_goes_to_the_error_queue"
     ),
     "subscriber-missing": (
         "conformance/test_subscriptions.py::"
         "test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch"
     ),
     "undeliverable": (
-        "conformance/test_undeliverable.py::"
+        "conformance/test_destinations.py::"
         "test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on"
     ),
     "large-message": (

@@ -5,7 +5,7 @@ To add a row, put a file `<name>.toml` beside this one; nothing else names it:
 
     title = "What it is, in one sentence."
     source = "WIRE.md part 2, Header JSON"  # or: the transports' design pages, <title>
-    table = "bigint seq"                    # optional, of `older` in conformance/shapes.py
+    table = "no key"                        # optional, of `otherwise` in conformance/shapes.py
 
     [row]                          # as it lies in the table
     headers = '{"a":"b\/c"}'       # byte for byte between ' or ''' ; left out: NULL
