@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SHARED = sorted([*HERE.glob("conformance/test_*.py"), *HERE.glob("spark/test_*.py")])
 # of one database as a whole
-ALONE = {
-    *("test_delayed.py", "test_hanging.py", "test_readme.py", "test_server_settings.py"),
-    "test_tables.py",
-}
+ALONE = {"test_delayed.py", "test_readme.py", "test_server_settings.py", "test_tables.py"}
 SQL = re.compile(
     r"\s*(?:SELECT|INSERT|UPDATE|DELETE|TRUNCATE|CREATE|ALTER|DROP|GRANT|EXEC|LOCK)\s+"
     r"(?:[A-Z*]+\s|\{|\"|\[|\w+\()|(?:psycopg|pyodbc|mssql_python)$"
