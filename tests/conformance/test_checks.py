@@ -81,9 +81,7 @@ def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
         ("ALTER TABLE {table} SET (autovacuum_enabled = off)", "delayed_autovacuum", "error"),
     ],
 )
-def test_what_is_wrong_with_delayed_messages_is_found_and_its_fix_works(
-    bare: Bench, make: str, name: str, severity: str
-) -> None:
+def test_the_delayed_table_is_checked(bare: Bench, make: str, name: str, severity: str) -> None:
     """Nothing is wrong without the table, and with one as we make it."""
     assert look(bare) == []
     schema.create_delayed(bare.desk, bare.queue)
@@ -206,9 +204,7 @@ def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
         assert made() == before, part
 
 
-def test_a_stream_warns_once_of_what_is_wrong_with_each_queue(
-    bare: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """With the fix, in which a hostile name is quoted, when its driver first works."""
     queues = [bare.queue, bare.another('x"; DROP TABLE orders; --%s]')]
     shapes = bare.dotnet.dba.shapes
@@ -263,9 +259,7 @@ NO_SIGNS = [
 
 
 @pytest.mark.parametrize("headers", SIGNS)
-def test_messages_that_only_their_endpoint_can_handle_are_signs(
-    bare: Bench, headers: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureFixture) -> None:
     """A stream warns, unless the option silences it; what was handled elsewhere is no sign."""
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 

@@ -194,9 +194,7 @@ def test_movers_of_both_kinds_at_once_lose_and_double_nothing(bench: Bench) -> N
 
 
 @only("postgresql", "an id that must be unique")
-def test_an_id_that_is_in_the_queue_does_not_stop_the_mover(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_known_id_does_not_stop_a_mover(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Its message gets a new one, and those behind it come as well."""
     taken = bench.dotnet.send(bench.queue, body=b"there")
     bench.dotnet.store(bench.delayed, body=b"copy", delay=-2, row=taken)
@@ -282,9 +280,7 @@ def abroad(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
-def test_what_the_endpoint_stores_we_move_at_the_right_time(
-    abroad: Bench, zone: str | None
-) -> None:
+def test_what_endpoints_store_we_move_at_the_right_time(abroad: Bench, zone: str | None) -> None:
     """And it what we store, by delays and by moments; the option names a zone of the endpoints."""
     dotnet = abroad.dotnet.consumer(zone)
     raw: dict[str, Any] = {} if zone is None else {"endpointTimeZone": zone}
@@ -304,9 +300,7 @@ def test_what_the_endpoint_stores_we_move_at_the_right_time(
 
 
 @only("postgresql", "due times of a session's zone")
-def test_a_zone_that_cannot_be_seen_is_asked_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unseen_zone_is_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this session has one of its client, or the server knows none of the name."""
     bench.dotnet.store(bench.delayed, delay=-1)
     monkeypatch.setitem(os.environ, "PGTZ", "Asia/Tokyo")

@@ -123,9 +123,7 @@ def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
     assert bench.seqs() == []
 
 
-def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
-    bench: Bench,
-) -> None:
+def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Bench) -> None:
     """What Spark has in its commit log is acknowledged, though the next batch cannot be planned."""
     send(bench, 1)
     clock, second = Clock(), bench.another("second")
@@ -166,9 +164,7 @@ def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again(
-    bench: Bench,
-) -> None:
+def test_a_session_lost_at_any_statement_of_the_driver_is_done_again(bench: Bench) -> None:
     """Between ack, peeks and plan: one plan for the batch, every message of two queues once."""
     queues = f"{bench.printed}, {bench.address('error')}"
     for _ in bench.strikes("sqlqueue driver orders"):
@@ -255,9 +251,7 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
         ({"minMessagesPerTrigger": "7", "maxMessagesPerTrigger": "7", "maxTriggerDelay": "0s"}, 7),
     ],
 )
-def test_each_limit_bounds_each_batch_and_none_stops_the_stream(
-    several: Several, raw: dict[str, Any], most: int
-) -> None:
+def test_each_limit_bounds_each_batch(several: Several, raw: dict[str, Any], most: int) -> None:
     """Also one that is smaller than a message; each weighs 1,000 bytes with its headers."""
     sent = [body for at in range(3) for body in several.send(at, 3, size=995)]
 

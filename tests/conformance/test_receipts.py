@@ -122,9 +122,7 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
     assert bench.dotnet.state_rows("stream", "plan_batch") == [(5,)]
 
 
-def test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """A takeover of the server may have lost them. By default, or with another option, it warns."""
     stream, raw = bench.new_stream(), {"failOnMissingReceipts": "true"}
     bench.plan(stream, 1)
@@ -216,9 +214,7 @@ def receive(
 
 
 @pytest.mark.parametrize(("last", "files"), [(0, "0"), (1, "0 to 1")])
-def test_a_lost_first_entry_is_an_error_that_names_the_files(
-    bench: Bench, last: int, files: str
-) -> None:
+def test_a_lost_first_entry_is_an_error_with_the_files(bench: Bench, last: int, files: str) -> None:
     """Whether Spark has only received the lost batch, or has planned the one after it."""
     loop, end = bench.loop(), INITIAL
     for number in range(last + 1):
@@ -252,9 +248,7 @@ def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench
 
 
 @pytest.mark.parametrize("move", [return_, drop])
-def test_what_an_operator_returned_or_dropped_closes_the_batch_of_the_query(
-    bench: Bench, move: Callable[..., int]
-) -> None:
+def test_what_an_operator_moved_closes_the_batch(bench: Bench, move: Callable[..., int]) -> None:
     """The sink may hold it; a new checkpoint receives what was returned."""
     bench.dotnet.send(bench.queue)
     loop = bench.loop()

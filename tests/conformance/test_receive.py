@@ -59,9 +59,7 @@ def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None
 
 @settings(ON_DATABASE, max_examples=30)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 3000), max_size=25))
-def test_a_task_takes_exactly_the_lowest_of_its_range_that_fit(
-    bench: Bench, data: st.DataObject, sizes: list[int]
-) -> None:
+def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes: list[int]) -> None:
     """Up to the count, and until those before weigh the ceiling; its retry has the same rows."""
     gone, held = (data.draw(st.sets(st.integers(0, 24), max_size=4)) for _ in range(2))
     bounds = data.draw(st.tuples(st.integers(0, 26), st.integers(0, 26)))
@@ -250,9 +248,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again(
-    bench: Bench,
-) -> None:
+def test_a_session_lost_at_any_statement_of_a_task_is_done_again(bench: Bench) -> None:
     """Each message is in one place, whether the statement or only its answer was lost."""
     large = b"x" * 5000
     for session, _ in bench.strikes():
@@ -300,9 +296,7 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
 
 
 @only("postgresql", "another database deletes in one pass anyway")
-def test_a_queue_with_another_consumer_is_not_received_from_by_ranges(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_are_not_used_beside_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One statement waits 1 ms for its row, and is undone; the next task does not try it."""
     monkeypatch.setattr(postgresql, "FEWEST", 0)
     monkeypatch.setattr(postgresql, "HELD", {})

@@ -249,9 +249,7 @@ def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(benc
 
 @pytest.mark.parametrize("sources", [1, 2])
 @pytest.mark.parametrize("task", [0, 1])
-def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
-    bench: Bench, task: int, sources: int
-) -> None:
+def test_a_batch_that_was_returned_sends_nothing(bench: Bench, task: int, sources: int) -> None:
     """Its messages are in the queue again: sending them on too would double them."""
     bench.dotnet.send_many(bench.queue, [b"1", b"2"])
     streams, staged = passed_on(bench, sources=sources)

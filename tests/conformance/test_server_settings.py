@@ -259,9 +259,7 @@ def test_a_kept_connection_that_died_is_replaced(workers: Workers) -> None:
         assert session.open() is not dead
 
 
-def test_a_connection_that_no_one_takes_is_closed(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_connection_is_closed(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has nothing to do holds no session of the database for long."""
     first = workers.use()
     assert workers.kept() == 1
@@ -367,9 +365,7 @@ def test_a_session_that_hangs_is_ended(
         ("dispatch", "sink app:sink2/0/1", CHUNK, WRITES),
     ],
 )
-def test_no_other_session_is_ended(
-    bench: Bench, work: str, name: str, locks: str, copy: str
-) -> None:
+def test_no_other_is_ended(bench: Bench, work: str, name: str, locks: str, copy: str) -> None:
     """One that works, or is of another stream or sink."""
     stream, do = works(bench)
 

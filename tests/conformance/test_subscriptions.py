@@ -99,9 +99,7 @@ def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
     return made
 
 
-def test_both_sides_subscribe_and_unsubscribe_in_one_table(
-    bare: Bench, table: QueueAddress
-) -> None:
+def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: QueueAddress) -> None:
     """The first makes the table as an endpoint does; one address counts for a topic, the last."""
     listed = partial(subscriptions.list_subscriptions, bare.desk, table)
     take_back = partial(subscriptions.unsubscribe, bare.desk, table)
@@ -153,9 +151,7 @@ def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
     assert shop.got() == {name: [b"x"] * (name in hear) for name in shop.queues}
 
 
-def test_rows_that_are_sent_and_rows_that_are_published_keep_their_order(
-    bench: Bench, shop: Shop
-) -> None:
+def test_sent_and_published_rows_keep_their_order(bench: Bench, shop: Shop) -> None:
     """In a queue that gets both, and each row goes only where it should."""
     to_web = chunk(b"2", queue=bench.address("web"))
     mixed = [
@@ -192,9 +188,7 @@ def test_events_without_subscribers_are_logged_once_a_batch(
     assert staging(bench) == []
 
 
-def test_subscribers_are_read_again_after_five_seconds(
-    bench: Bench, shop: Shop, clock: Clock
-) -> None:
+def test_subscribers_are_read_again_after_5_seconds(bench: Bench, shop: Shop, clock: Clock) -> None:
     """Until then a new subscriber gets nothing; another table is read at once."""
     shop.publish(events(b"1"), batch=1)
     shop.subscribe("stock", PLACED)

@@ -9,22 +9,11 @@ import pyarrow as pa
 import pytest
 from servers import only
 
+from sqlq_spark import errors
 from sqlq_spark.admin import checks, problems
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.errors import (
-    DatabaseFailure,
-    InstallBlocked,
-    NotAQueue,
-    QueueNotFound,
-    RightMissing,
-    StatementRefused,
-    StateNotInstalled,
-    StateRightMissing,
-    StateTooNew,
-    StateTooOld,
-)
 from sqlq_spark.receive import browse, receipts
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
@@ -93,9 +82,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     assert bare.dotnet.receive(bare.queue) is not None
 
 
-def test_an_install_gives_up_while_another_session_creates_the_tables(
-    bare: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_install_gives_up_behind_another(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a DBA's script does, which takes none of our locks; a later install succeeds."""
     monkeypatch.setattr(schema, "LOCK_WAIT", 0.3)
     desk = bare.desk
@@ -103,7 +90,7 @@ def test_an_install_gives_up_while_another_session_creates_the_tables(
         desk.rows("install_schema")
         desk.rows("install_state")
 
-        with pytest.raises(InstallBlocked) as caught:
+        with pytest.raises(errors.InstallBlocked) as caught:
             schema.install(bare.open("installer"))
 
     assert f"nothing was installed in schema {bare.dotnet.state}" in str(caught.value)
@@ -116,7 +103,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     queue, table = bench.beside(name), bench.beside((name + "s")[1:])
     printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
     bench.dotnet.send(bench.errors, body=b"bystander")
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(errors.QueueNotFound):
         dispatch(bench, stage(bench, chunk(b"x", queue=printed), sink="absent"))
 
     schema.create_queue(bench.desk, queue)
@@ -144,16 +131,15 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
 
 def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> None:
     """Before anything is received. Those without a version may be of any release: it is found."""
+    said = f"not found in schema {bare.dotnet.state} .*`sqlqueue install`"
     with (
         StateSession(bare.source(), "x") as session,
-        pytest.raises(
-            StateNotInstalled, match=f"not found in schema {bare.dotnet.state} .*`sqlqueue install`"
-        ),
+        pytest.raises(errors.StateNotInstalled, match=said),
     ):
         session.open()
     schema.install(bare.desk)
     bare.dotnet.dba.forget("version")
-    with StateSession(bare.source(), "x") as session, pytest.raises(StateNotInstalled):
+    with StateSession(bare.source(), "x") as session, pytest.raises(errors.StateNotInstalled):
         session.open()
 
     (found,) = checks.of_state(bare.desk)
@@ -166,8 +152,8 @@ def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> N
 @pytest.mark.parametrize(
     ("version", "error", "fix"),
     [
-        (99, StateTooNew, "Upgrade sqlq-spark"),
-        (1, StateTooOld, "Stop the queries .* receipt and staging are empty"),
+        (99, errors.StateTooNew, "Upgrade sqlq-spark"),
+        (1, errors.StateTooOld, "Stop the queries .* receipt and staging are empty"),
     ],
 )
 def test_state_tables_of_another_release_are_left_alone(
@@ -256,11 +242,11 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
     bench.dotnet.send(bench.queue)
     alter(bench, bench.dotnet.dba.shapes.no_queue[how])
 
-    with pytest.raises(NotAQueue, match="is not a queue: "):
+    with pytest.raises(errors.NotAQueue, match="is not a queue: "):
         bench.loop().latest(INITIAL)
-    with pytest.raises(NotAQueue):
+    with pytest.raises(errors.NotAQueue):
         bench.receive(bench.task(None))
-    with pytest.raises(NotAQueue):
+    with pytest.raises(errors.NotAQueue):
         browsed(bench, bench.queue)
 
 
@@ -295,12 +281,12 @@ def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench,
     if kind == "a foreign table":
         bench.dotnet.dba.run(f"DROP FOREIGN DATA WRAPPER {bench.dotnet.schema} CASCADE")
         return
-    with pytest.raises(NotAQueue, match=f"it is {kind}"):
+    with pytest.raises(errors.NotAQueue, match=f"it is {kind}"):
         bench.batch(bench.loop(queue=bench.address("odd")))
     if "partitions" in kind:
         bench.dotnet.dba.on(odd, 'ALTER TABLE {queue} RENAME TO "orders.Delayed"')
         bench.dotnet.dba.on(bench.delayed, "ALTER TABLE {queue} ADD COLUMN due timestamptz")
-        with pytest.raises(NotAQueue, match="several partitions or descendants"):
+        with pytest.raises(errors.NotAQueue, match="several partitions or descendants"):
             bench.batch(bench.loop(delayedDelivery="true"))
 
     assert found.severity == "error"
@@ -319,7 +305,7 @@ def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
         )
         bench.dotnet.dba.on(bench.queue, "ALTER TABLE {queue} ENABLE ROW LEVEL SECURITY")
         staged = stage(bench, chunk(b"1"))
-        with pytest.raises(StatementRefused, match="row-level security"):
+        with pytest.raises(errors.StatementRefused, match="row-level security"):
             dispatch(bench, staged, connection=connection)
 
         (found,) = checks.of_any_queue(connection, bench.queue)
@@ -361,9 +347,7 @@ def work(bench: Bench, source: QueueAddress, login: Login) -> None:
         pytest.param("sequence schema", marks=only("postgresql", "words of its sentences")),
     ],
 )
-def test_the_errors_of_missing_rights_have_the_grants_that_fix_them(
-    bench: Bench, name: str
-) -> None:
+def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench, name: str) -> None:
     """From none to all, but for those on a state schema, which may be another team's."""
     dba, source = bench.dotnet.dba, bench.another(name)
     schema.create_delayed(bench.desk, source)
@@ -382,13 +366,13 @@ def test_the_errors_of_missing_rights_have_the_grants_that_fix_them(
         try:
             work(bench, source, login)
             done = True
-        except StateRightMissing as error:
+        except errors.StateRightMissing as error:
             asked.append(str(error))
             give(state.pop(0))
-        except RightMissing as error:
+        except errors.RightMissing as error:
             granted.append(str(error).rpartition("A DBA can fix this with: ")[2])
             dba.run(granted[-1].replace("the_user", login.name))
-        except DatabaseFailure as error:  # what one may not see is not there for this login
+        except errors.DatabaseFailure as error:  # what one may not see is not there for this login
             granted.append(str(error))
             give("schema")
         assert len(granted) < 20

@@ -123,7 +123,7 @@ def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[
 
 @ON_DATABASE
 @given(gone=st.sets(st.integers(0, 39)), parts=st.integers(1, 9), size=st.integers(0, 3000))
-def test_the_ranges_together_hold_every_message_once_and_by_seq(
+def test_ranges_hold_every_message_once(
     bench: Bench, gone: set[int], parts: int, size: int
 ) -> None:
     """Whatever gaps there are; ranges ascend, do not overlap, and are not more than asked for."""
@@ -224,7 +224,7 @@ def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
     assert bare.seqs() == []
 
 
-def test_purge_on_startup_says_how_much_and_waits_for_consumers(
+def test_purge_on_startup_waits_for_consumers(
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a consumer gives back is purged too; what comes later is not for an AvailableNow run."""
@@ -379,9 +379,7 @@ def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) 
     assert [bare.bodies(), waiting(bare)] == [[b"3"], [b"0", b"1", b"2"]]
 
 
-def test_batches_are_cut_by_number_and_by_weight(
-    bare: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heavy message goes alone."""
     monkeypatch.setattr(failed_messages, "BATCH_BYTES", 3000)
     for size in (1, 1, 1, 4000, 1, 1):
@@ -393,9 +391,7 @@ def test_batches_are_cut_by_number_and_by_weight(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_message_that_is_not_the_one_that_was_chosen_is_not_returned(
-    bare: Bench, *, replaced: bool
-) -> None:
+def test_a_message_that_is_another_now_is_not_returned(bare: Bench, *, replaced: bool) -> None:
     """Its headers changed, or another has its seq in a new table; nothing of its batch goes."""
     fail(bare, b"0")
     fail(bare, b"1")

@@ -97,9 +97,7 @@ def expected(rows: Iterable[Case]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_row_is_browsed_and_received_as_its_file_says(
-    bench: Bench, table: str | None
-) -> None:
+def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str | None) -> None:
     """Poison is marked as such; a browse touches nothing, and shows what has expired."""
     rows = put(bench, table)
     before = bench.dotnet.rows(bench.queue)

@@ -9,9 +9,7 @@ DRAWN = [
         file="receive/task.py",
         old='files=f"{batch}" if batch == last else',
         new='files=f"{batch}" if not (batch == last) else',
-        tests=[
-            "conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
-        ],
+        tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
         id="wire-2",
@@ -43,9 +41,7 @@ DRAWN = [
         file="database/__init__.py",
         old="    if zone is None:",
         new="    if zone is not None:",
-        tests=[
-            "conformance/test_delayed.py::test_what_the_endpoint_stores_we_move_at_the_right_time"
-        ],
+        tests=["conformance/test_delayed.py::test_what_endpoints_store_we_move_at_the_right_time"],
     ),
     Fault(
         id="database-7",
@@ -236,7 +232,7 @@ DRAWN = [
         yield part""",
         new="""    if not (part):
         yield part""",
-        tests=["conformance/test_watch.py::test_batches_are_cut_by_number_and_by_weight"],
+        tests=["conformance/test_watch.py::test_batches_are_cut_by_number_and_weight"],
     ),
     Fault(
         id="admin-7",

@@ -113,9 +113,7 @@ HISTORY = [
         file="receive/task.py",
         old="or origin.query_batch > high_water:",
         new="or origin.query_batch >= high_water:",
-        tests=[
-            "conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
-        ],
+        tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
         id="receipt-under-another-number",
@@ -157,9 +155,7 @@ HISTORY = [
         file="receive/receipts.py",
         old="        if who.options.fail_on_missing_receipts:\n",
         new="        if who.options.fail_on_missing_receipts and not found:\n",
-        tests=[
-            "conformance/test_receipts.py::test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it"
-        ],
+        tests=["conformance/test_receipts.py::test_missing_receipts_may_be_an_error"],
     ),
     Fault(
         id="plan-names-any-queue",
@@ -193,7 +189,7 @@ HISTORY = [
         old="diverted = live.num_rows - good.num_rows + failed + large",
         new="diverted = live.num_rows - good.num_rows + failed + forwarded + large",
         tests=[
-            "conformance/test_destinations.py::test_a_message_for_another_queue_is_forwarded_with_the_receive"
+            "conformance/test_destinations.py::test_a_message_for_another_queue_is_forwarded_once"
         ],
     ),
     Fault(
@@ -219,7 +215,7 @@ RETURNING""",
             raise""",
         new="            raise",
         tests=[
-            "conformance/test_peek_loop.py::test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another"
+            "conformance/test_peek_loop.py::test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another"
         ],
     ),
     Fault(
@@ -474,7 +470,7 @@ RETURNING""",
         file="send/sender.py",
         old="frame.remaining(self.clock)",
         new="frame.remaining(own_clock)",
-        tests=["send/test_as_received.py::test_what_is_left_of_a_life_is_by_the_databases_clock"],
+        tests=["send/test_as_received.py::test_a_life_is_by_the_databases_clock"],
     ),
     Fault(
         id="late-task-stages",
@@ -502,7 +498,7 @@ RETURNING""",
         file="send/frame.py",
         old='        self.refuse(undecodable, "headers is not UTF-8")',
         new="",
-        tests=["send/test_refused.py::test_a_row_that_cannot_be_sent_is_refused_by_its_number"],
+        tests=["send/test_refused.py::test_a_bad_row_is_refused_by_its_number"],
     ),
     Fault(
         id="seeded-ids-by-batch",

@@ -22,9 +22,7 @@ PROOFS = {
     "driver-dies-after-commit": (
         "conformance/test_receipts.py::test_an_ack_deletes_the_receipts_and_adds_up_what_they_held"
     ),
-    "commit-answer-lost": (
-        f"{RECEIVE}_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again"
-    ),
+    "commit-answer-lost": (f"{RECEIVE}_a_session_lost_at_any_statement_of_a_task_is_done_again"),
     "database-restarts": (
         "faults/test_chaos.py::test_nothing_is_lost_or_repeated_whatever_is_harmed"
     ),

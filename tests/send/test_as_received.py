@@ -87,9 +87,7 @@ def test_what_expires_lives_as_long_as_it_had_left() -> None:
     assert sent({"seq": [1]})[0]["lifetime"] is None
 
 
-def test_what_is_left_of_a_life_is_by_the_databases_clock(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_life_is_by_the_databases_clock(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """However wrong the executor's is: it would let messages live longer, or drop them."""
     queue = Queue(place, "orders")
     queue.create()

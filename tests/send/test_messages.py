@@ -349,9 +349,7 @@ def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> No
         ({"topics": "Shop.Placed;Shop.IEvent"}, "expected types' full names, as Shop"),
     ],
 )
-def test_options_that_say_no_clear_destination_are_refused(
-    raw: dict[str, Any], reason: str
-) -> None:
+def test_options_without_a_clear_destination_are_refused(raw: dict[str, Any], reason: str) -> None:
     """Rows without their own could go either way; commas separate topics."""
     with pytest.raises(BadOption, match=reason):
         sender(**({"queue": None} | raw))

@@ -67,9 +67,7 @@ def check_refused(batch: pa.RecordBatch, reason: str, **raw: Any) -> None:
 
 
 @pytest.mark.parametrize(("given", "reason"), REFUSED)
-def test_a_row_that_cannot_be_sent_is_refused_by_its_number(
-    given: dict[str, Any], reason: str
-) -> None:
+def test_a_bad_row_is_refused_by_its_number(given: dict[str, Any], reason: str) -> None:
     """Also where the batch is a slice of a larger one."""
     batch = frame(2, **given)
 
@@ -95,9 +93,7 @@ PUBLISHED = NOWHERE | {"topics": "Shop.Placed"}
         ({"deliverAt": [None, ONE_MS]}, PUBLISHED, "topics and a deliverAt: the transport"),
     ],
 )
-def test_a_row_that_does_not_fit_the_options_is_refused(
-    given: dict[str, Any], raw: dict[str, Any], reason: str
-) -> None:
+def test_rows_must_fit_the_options(given: dict[str, Any], raw: dict[str, Any], reason: str) -> None:
     """By its number too."""
     check_refused(frame(2, **given), reason, **raw)
 
@@ -156,9 +152,7 @@ def test_other_messages_without_a_body_are_sent(
         ({"body": "binary", "deliverAt": "date"}, "column deliverAt is date: expected time"),
     ],
 )
-def test_a_frame_that_does_not_fit_is_refused_with_what_fits(
-    types: dict[str, str], reason: str
-) -> None:
+def test_a_frame_is_refused_with_what_fits(types: dict[str, str], reason: str) -> None:
     """A month has no length, and a time without its zone could be any moment."""
     with pytest.raises(BadFrame) as caught:
         check_frame(types, queue=True)
@@ -193,9 +187,7 @@ BATCHES = st.lists(
 
 
 @given(BATCHES, st.integers(1, 10**6))
-def test_never_more_than_the_rate_and_one_batch(
-    batches: list[tuple[int, float]], rate: int
-) -> None:
+def test_no_more_than_the_rate_and_one_batch(batches: list[tuple[int, float]], rate: int) -> None:
     """In any span of time; and no batch waits longer than the one before it pays for."""
     assert seconds_left(1000, -86400.0, 10) == 100.0  # a clock that was set back
     assert seconds_left(1000, 86400.0, 10) == 0.0
