@@ -88,11 +88,9 @@ def send_now(bench: Bench, *chunks: pa.Table, **raw: str) -> None:
 def test_a_delayed_row_waits_and_the_others_are_sent(bench: Bench, way: Callable[..., int]) -> None:
     """Due by the database's clock, addressed to its destination; the queue sees nothing of it."""
     before, headers = bench.dotnet.clock(), dumps({"a": "b", FORWARD_DESTINATION: bench.printed})
-    rows: list[dict[str, Any]] = [
-        *({"delay": HOUR, "headers": headers}, {}, {"delay": 0}, {"due": FUTURE}, {"due": PAST})
-    ]
+    rows: list[dict[str, Any]] = [{"delay": HOUR, "headers": headers}, {}, {"delay": 0}]
 
-    way(bench, chunk(*rows))
+    way(bench, chunk(*rows, {"due": FUTURE}, {"due": PAST}))
 
     after = bench.dotnet.clock()
     assert bench.bodies() == [b"1"]
@@ -282,7 +280,7 @@ def abroad(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
 def test_what_endpoints_store_we_move_at_the_right_time(abroad: Bench, zone: str | None) -> None:
     """And it what we store, by delays and by moments; the option names a zone of the endpoints."""
-    dotnet = abroad.dotnet.consumer(zone)
+    dotnet = abroad.dotnet if zone is None else abroad.dotnet.consumer(zone)
     raw: dict[str, Any] = {} if zone is None else {"endpointTimeZone": zone}
     now, near = dotnet.clock(), timedelta(minutes=10)
     dotnet.store(abroad.delayed, body=b"due", delay=-1)
