@@ -257,8 +257,8 @@ def test_the_queue_of_an_instance_needs_no_delayed_table(bench: Bench) -> None:
 
 
 @pytest.fixture
-def abroad(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Give a bench on a server in a zone without summer time; our own sessions are in another."""
+def abroad(server: str) -> Iterator[Bench]:
+    """Give a bench on a server in a zone without summer time."""
     name = f"zone_{secrets.token_hex(4)}"
     zoned = server.rpartition("/")[0] + f"/{name}"
     with psycopg.connect(server, autocommit=True) as dba:
@@ -271,16 +271,18 @@ def abroad(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
             bench = Bench(PostgreSQL.at(place), queue, errors, name=secrets.token_hex(4))
             bench.dotnet.create(queue)
             bench.dotnet.create_delayed(bench.delayed)
-            monkeypatch.setitem(os.environ, "PGTZ", "America/Phoenix")
             yield bench
             bench.close()
         dba.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
-def test_what_endpoints_store_we_move_at_the_right_time(abroad: Bench, zone: str | None) -> None:
+def test_what_endpoints_store_we_move_at_the_right_time(
+    abroad: Bench, zone: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And it what we store, by delays and by moments; the option names a zone of the endpoints."""
     dotnet = abroad.dotnet if zone is None else abroad.dotnet.consumer(zone)
+    monkeypatch.setitem(os.environ, "PGTZ", "America/Phoenix")  # of our own sessions
     raw: dict[str, Any] = {} if zone is None else {"endpointTimeZone": zone}
     now, near = dotnet.clock(), timedelta(minutes=10)
     dotnet.store(abroad.delayed, body=b"due", delay=-1)
