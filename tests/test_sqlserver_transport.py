@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 import sqlserver_texts
 from bench import sqlserver as bench
-from conformance import shapes, sqlserver_dba, transport_sqlserver
+from conformance import shapes, transport_sqlserver
 from sqlserver_lint import UNKNOWN
 from test_sqlserver import faults, plain
 
@@ -47,6 +47,8 @@ WORDS = {
 }
 VALUES = {
     **dict.fromkeys(("row", "headers", "body", "endpoint", "address", "topic"), "x"),
+    **dict.fromkeys(("moment", "name"), "x"),
+    **dict.fromkeys(("many", "before", "expired", "types", "at", "seq", "seconds"), 1),
     "lives": None,
     "most": 100,
     "delay": 5000,
@@ -172,7 +174,7 @@ def test_what_is_sent_beside_the_file_parses_too(name: str) -> None:
 
 ENDPOINTS = {f"transport.{name}": text for name, text in TRANSPORT.items()} | {
     f"{module.__name__.rpartition('.')[2]}.{name}": text
-    for module in (transport_sqlserver, sqlserver_dba, bench)
+    for module in (transport_sqlserver, bench)
     for name, text in vars(module).items()
     if name.startswith("_")
     and name.isupper()
@@ -188,7 +190,7 @@ def test_statements_of_the_endpoints_and_the_dba_parse(name: str) -> None:
     assert faults(filled(ENDPOINTS[name])) == []
 
 
-@pytest.mark.parametrize("kind", ["older", "otherwise", "no_queue", "wrong", "rights"])
+@pytest.mark.parametrize("kind", ["otherwise", "no_queue", "wrong", "rights"])
 def test_statements_of_the_dbas_shapes_parse(kind: str) -> None:
     """Each by itself, as they are executed."""
     names = {"role": "r", "input": QUEUE, "errors": QUEUE, "output": QUEUE, "delayed": QUEUE}

@@ -19,7 +19,6 @@ import pytest
 import stamina
 from hypothesis import HealthCheck, settings
 from recorded_connection import RecordedConnection
-from waiting import until
 
 from sqlq_spark import database
 from sqlq_spark.admin import checks
@@ -29,14 +28,8 @@ from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, BatchPlan, Offset, write_plan
-from sqlq_spark.receive.receipts import (
-    Acknowledged,
-    Claim,
-    acknowledge,
-    receipt_values,
-    save,
-)
+from sqlq_spark.receive.offset import INITIAL, Offset, write_plan
+from sqlq_spark.receive.receipts import Acknowledged, Claim, acknowledge, receipt_values, save
 from sqlq_spark.receive.task import Task, divert, fence, receive, take
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM, Origin
@@ -82,14 +75,7 @@ class Spied(RecordedConnection):
         """As RecordedConnection."""
         self.bench.said.append(statement)
         strike = self.bench.strike
-        if strike is not None and strike.falls(statement, after=False):
-            strike.kill()
-        done = call()
-        if strike is not None and strike.falls(statement, after=True):
-            strike.kill()
-            reason = "the answer was lost"
-            raise ConnectionLost(statement=statement, reason=reason)
-        return done
+        return call() if strike is None else strike.around(statement, call)
 
 
 @dataclass
@@ -98,31 +84,23 @@ class Strike:
 
     at: int
     kill: Callable[[], object]
-    after: bool = False
-    seen: int = -1
+    after: bool
     fell: str | None = None
 
-    def falls(self, statement: str, *, after: bool) -> bool:
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
         """Count a statement; is it the one?"""
-        if not after:
-            self.seen += 1
-        if self.fell is None and after == self.after and self.seen == self.at:
-            self.fell = statement
-            return True
-        return False
-
-
-def places(struck: list[str]) -> Iterator[tuple[int, bool]]:
-    """
-    Where to strike: before each statement, until none is left, then after each commit.
-
-    After any other statement is before the next. The caller adds to `struck` what it struck.
-    """
-    at = 0
-    while len(struck) == at:
-        yield at, False
-        at += 1
-    yield from ((at, True) for at, name in enumerate(struck) if name == "commit")
+        self.at -= 1
+        if self.at != -1:
+            return call()
+        self.fell = statement
+        if not self.after:
+            self.kill()
+        done = call()
+        if self.after:
+            self.kill()
+            reason = "the answer was lost"
+            raise ConnectionLost(statement=statement, reason=reason)
+        return done
 
 
 def through_spark(offset: Offset) -> Offset:
@@ -151,8 +129,6 @@ class Bench:
     _stack: ExitStack = field(default_factory=ExitStack)
     _desk: Connection | None = None
 
-    # ------------------------------------------------------------ sessions
-
     @property
     def printed(self) -> str:
         """The queue's canonical address."""
@@ -177,6 +153,13 @@ class Bench:
         self.dotnet.create(self.beside(table))
         return self.beside(table)
 
+    def spoil(self) -> None:
+        """Make tables that cannot be sent to: `archive`, `view`, and `refuses`."""
+        do = self.dotnet.dba.do
+        do("archive", self.beside("archive"))
+        do("view", self.beside("view"), to=self.queue)
+        do("refuse", self.another("refuses"))
+
     def address(self, table: str) -> str:
         """The canonical address of a table beside the queue."""
         return self.desk.printed(self.beside(table))
@@ -190,7 +173,7 @@ class Bench:
     def sink(self, **raw: str | None) -> SinkOptions:
         """Options of a writer into the queue; with None for `queue`, of one whose rows name it."""
         given = {"url": self.dotnet.url, "queue": self.stated, "stateSchema": self.dotnet.state}
-        whole = {**given, "queryTimeout": f"{TIMEOUT:g}s", **raw}
+        whole = given | {"queryTimeout": f"{TIMEOUT:g}s"} | raw
         return SinkOptions.parse({name: each for name, each in whole.items() if each is not None})
 
     def session(self, application: str = "", **raw: str) -> Session:
@@ -232,34 +215,26 @@ class Bench:
         return pool.submit(work)
 
     def strikes(self, name: str | None = None) -> Iterator[tuple[Session, bool]]:
-        """
-        Kill a session before each statement, until none is left, then after each commit.
-
-        Args:
-            name: of the sessions to kill; those that this gives, if there is none.
-
-        Returns:
-            A session to use, and whether only the answer of a commit is lost.
-        """
+        """Kill sessions before each statement, then so that only the answer of a commit is lost."""
         self.struck.clear()
-        for at, after in places(self.struck):
+        places = [(0, False)]
+        for at, after in places:
             application = f"struck {at} {after}"
             self.striking = name or f"{self.name} {application}"
             self.strike = Strike(at, partial(self.dotnet.kill, self.striking), after)
             yield self.session(application), after
-            if self.strike.fell is not None and not after:
+            if after:
+                continue
+            if self.strike.fell is not None:
                 self.struck.append(self.strike.fell)
+                places.append((at + 1, False))
+            else:
+                places += [(at, True) for at, each in enumerate(self.struck) if each == "commit"]
         self.strike = self.striking = None
-
-    def blocked(self, application: str) -> None:
-        """Wait until a session of ours waits for a lock."""
-        until(lambda: self.dotnet.waiting(f"{self.name} {application}"))
 
     def close(self) -> None:
         """End all sessions."""
         self._stack.close()
-
-    # ------------------------------------------------------------ a stream by hand
 
     def new_stream(self, *, acked: int = 0) -> str:
         """Make a stream's row, its batches up to `acked` closed."""
@@ -273,10 +248,10 @@ class Bench:
             self.ack(stream, batch)
         return stream
 
-    def plan(self, stream: str, batch: int, plan: BatchPlan = ()) -> None:
-        """Give a batch a plan; by default one without tasks."""
+    def plan(self, stream: str, batch: int) -> None:
+        """Give a batch a plan without tasks."""
         with transaction(self.desk, timeout=TIMEOUT):
-            self.desk.rows("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
+            self.desk.rows("store_plan", stream=stream, batch=batch, plan=write_plan(()))
 
     @property
     def who(self) -> Claim:

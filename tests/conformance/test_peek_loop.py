@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from collections import Counter
+from contextlib import closing
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from sqlq_spark import errors
+from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.receive import pace
 from sqlq_spark.receive.offset import INITIAL
 
 from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sqlq_spark.receive.driver import StreamDriver
 
 
 def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes]:
@@ -23,9 +30,6 @@ def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes
     sent = [b"%d" % at for at in range(first, first + messages)]
     bench.dotnet.send_many(bench.queue, sent, **more)
     return sent
-
-
-# ----- plans -----------------------------------------------------------------------------------
 
 
 @ON_DATABASE
@@ -42,55 +46,28 @@ def test_ranges_cover_the_batch_and_do_not_overlap(
     bench.dotnet.dba.empty(bench.queue)
     send(bench, messages)
     base = bench.seqs()[0]
-    bench.dotnet.dba.delete(bench.queue, [base + at for at in gone])
+    bench.dotnet.dba.do("delete", bench.queue, seqs=[base + at for at in gone])
     there = bench.seqs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "MESSAGES_PER_TASK", 1)  # so that a few messages are worth many tasks
         loop = bench.loop(maxMessagesPerTrigger=str(most), maxConcurrency=str(tasks))
-        end = loop.latest(INITIAL)
+        planned = loop.tasks(loop.latest(INITIAL))
 
-    planned = loop.tasks(end)
     got = [bench.receive(task)["seq"].to_pylist() for task in planned]
 
     assert len(planned) <= tasks
     assert all(one.stop == two.first for one, two in pairwise(planned))
     assert [seq for part in got for seq in part] == there[:most]
-    assert all(got)
-    if there:
-        assert max(map(len, got)) <= -(-min(most, len(there)) // len(planned))
-        assert (planned[0].first, planned[-1].stop) == (there[0], there[:most][-1] + 1)
-    else:
-        assert end == INITIAL
-
-
-def test_a_plan_is_stored_word_for_word_and_given_out_again(bench: Bench) -> None:
-    """offsets/N was lost, and with it who had received what: the next driver hands out the same."""
-    send(bench, 30)
-    first = bench.loop(maxMessagesPerTrigger="10")
-    start, _ = bench.batch(first)
-    lost = first.latest(start)
-    (got,) = [bench.receive(task) for task in first.tasks(lost)]
-    send(bench, 5)
-    assert first.latest(start) == lost
-
-    second = bench.loop(maxMessagesPerTrigger="3", maxConcurrency="8")
-    again = second.latest(through_spark(start))
-
-    assert json.dumps(again.to_json()) == json.dumps(lost.to_json())
-    (replayed,) = [bench.receive(task) for task in second.tasks(again)]
-    assert replayed.equals(got)
-    assert len(bench.drain(second, through_spark(again))) == 15
-
-
-# ----- limits ----------------------------------------------------------------------------------
+    assert all(0 < len(part) <= -(-min(most, len(there)) // len(planned)) for part in got)
 
 
 def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) -> None:
-    """Not one statement before it is over, however often Spark asks."""
-    clock = Clock()
+    """One statement asks all queues, then none runs before it is over, however often Spark asks."""
+    clock, queues = Clock(), f"{bench.printed}, {bench.address('error')}"
     bench.watched = True
-    loop = bench.loop(clock, peekDelay="5s")
-    loop.latest(INITIAL)
+    loop = bench.loop(clock, peekDelay="5s", queues=queues)
+    assert loop.latest(INITIAL) == INITIAL
+    assert (bench.said.count("waiting"), bench.said.count("peek")) == (1, 0)
     bench.said.clear()
     send(bench, 1)
 
@@ -101,7 +78,7 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
     clock.now += 0.5
 
     assert loop.latest(INITIAL).batch == 1
-    assert "peek" in bench.said
+    assert bench.said.count("sample") == 1  # of the queue in which something waits
 
 
 def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
@@ -116,45 +93,6 @@ def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
     assert bench.drain(loop, start) == [b"late"]
 
 
-# ----- AvailableNow ----------------------------------------------------------------------------
-
-
-def test_available_now_passes_1000_dead_messages_at_the_head(bench: Bench) -> None:
-    """A batch that delivers nothing, but expired messages and poison, is not the end."""
-    send(bench, 600)
-    bench.dotnet.dba.rewrite(bench.queue, "[]")
-    send(bench, 400, lives=-1)
-    sent = send(bench, 900)
-    loop = bench.loop(maxMessagesPerTrigger="400", errorQueue=bench.address("error"))
-    loop.freeze()
-
-    assert bench.drain(loop) == sent
-    assert len(bench.dotnet.rows(bench.errors)) == 600
-
-
-# ----- transactionMode none --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("frozen", [True, False], ids=["AvailableNow", "continuous"])
-def test_transaction_mode_none_needs_no_state_tables(bare: Bench, *, frozen: bool) -> None:
-    """At most once: no stream, no receipt; it ends when the queues do, but for what others hold."""
-    sent = send(bare, 25)
-    bare.dotnet.send_many(bare.errors, [b"other"] * 8)
-    queues = f"{bare.printed}, {bare.address('error')}"
-    loop = bare.loop(queues=queues, transactionMode="none", maxMessagesPerTrigger="10")
-    if frozen:
-        loop.freeze()
-
-    with bare.dotnet.hold(bare.queue, [24, 25]):
-        got = bare.drain(loop)
-
-    assert sorted(got) == sorted([*sent[:23], *[b"other"] * 8])
-    assert bare.seqs() == [24, 25]
-
-
-# ----- checkpoints -----------------------------------------------------------------------------
-
-
 def test_a_checkpoint_of_transaction_mode_none_begins_receipts(bench: Bench) -> None:
     """The stream that it makes counts its own batches from the first, and loses nothing."""
     sent = send(bench, 9)
@@ -166,47 +104,6 @@ def test_a_checkpoint_of_transaction_mode_none_begins_receipts(bench: Bench) -> 
 
     assert bodies(*first, *second) == sent[3:]
     assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 3)]
-
-
-def test_two_drivers_on_one_checkpoint_the_first_ends(bench: Bench) -> None:
-    """The later one goes on; never are there two plans of one batch."""
-    sent = send(bench, 40)
-    first = bench.loop(maxMessagesPerTrigger="10")
-    start, tables = bench.batch(first)
-    second = bench.loop(maxMessagesPerTrigger="7")
-    plan = first.latest(start)
-    other = second.latest(through_spark(start))
-
-    assert other == plan
-    with pytest.raises(errors.StreamTakenOver) as caught:
-        first.latest(plan)
-    assert str(caught.value).startswith(f"stream {start.stream} was taken over by another driver: ")
-    got = bodies(*tables, *(bench.receive(task) for task in second.tasks(other)))
-    assert got + bench.drain(second, other) == sent
-
-
-@pytest.mark.parametrize("planned", [True, False], ids=["with a plan", "without"])
-def test_fail_on_data_loss_false_goes_on_after_a_roll_back(bench: Bench, *, planned: bool) -> None:
-    """With the batch after the last acknowledged one; its offset is an ordinary one."""
-    sent = send(bench, 40)
-    loop = bench.loop(maxMessagesPerTrigger="10")
-    one, first = bench.batch(loop)
-    two, second = bench.batch(loop, one)
-    if planned:
-        bench.batch(loop, two)
-    else:
-        loop.acknowledge(two)
-
-    accepting = bench.loop(failOnDataLoss="false", maxMessagesPerTrigger="10")
-    three, third = bench.batch(accepting, through_spark(one))
-    rest = bench.drain(bench.loop(), through_spark(three))
-
-    assert three.batch == 3
-    assert bodies(*first, *second, *third) + rest == sent
-    assert bench.dotnet.state_rows("receipt", "batch") == []
-
-
-# ----- starting --------------------------------------------------------------------------------
 
 
 def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
@@ -226,16 +123,11 @@ def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
     assert bench.seqs() == []
 
 
-def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
-    bench: Bench,
-) -> None:
+def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Bench) -> None:
     """What Spark has in its commit log is acknowledged, though the next batch cannot be planned."""
-    second = replace(bench.queue, table="second")
-    bench.dotnet.create(second)
     send(bench, 1)
-    clock = Clock()
-    queues = f"{bench.printed}, {bench.desk.printed(second)}"
-    loop = bench.loop(clock, queues=queues)
+    clock, second = Clock(), bench.another("second")
+    loop = bench.loop(clock, queues=f"{bench.printed}, {bench.address('second')}")
     end, _ = bench.batch(loop)
     bench.dotnet.dba.drop(second)
     clock.now += 60
@@ -249,16 +141,18 @@ def test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another(
     bench.dotnet.create(second)
     assert loop.latest(end) == end
     send(bench, 1)
-    end, _ = bench.batch(bench.loop(queues=queues), end)
+    end, _ = bench.batch(bench.loop(), end)
     with pytest.raises(errors.DelayedQueueNotFound):  # so it is where nothing can be moved
-        bench.loop(queues=queues, delayedDelivery="true").latest(end)
+        bench.loop(delayedDelivery="true").latest(end)
     assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(2, 2)]
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen: bool) -> None:
     """What another client put at the end of all numbers stays there; the rest is received."""
-    bench.dotnet.dba.put_at(bench.queue, 2**63 - 1)
+    dba = bench.dotnet.dba
+    dba.on(bench.queue, dba.shapes.otherwise["another order"])  # with room for such a number
+    dba.do("put_at", bench.queue, seq=2**63 - 1)
     sent = send(bench, 3)
     loop = bench.loop()
     if frozen:
@@ -269,25 +163,8 @@ def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen
     assert bench.seqs() == [2**63 - 1]
 
 
-def test_an_idle_look_asks_all_queues_with_one_statement(bench: Bench) -> None:
-    """And looks only into those in which something waits."""
-    bench.watched = True
-    loop = bench.loop(queues=f"{bench.printed}, {bench.address('error')}")
-    assert loop.latest(INITIAL) == INITIAL
-    assert (bench.said.count("waiting"), bench.said.count("peek")) == (1, 0)
-    bench.dotnet.send(bench.errors, body=b"other")
-
-    assert bench.drain(bench.loop(queues=f"{bench.printed}, {bench.address('error')}")) == [
-        b"other"
-    ]
-
-    assert bench.said.count("sample") == 1
-
-
 @pytest.mark.usefixtures("impatient")
-def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_again(
-    bench: Bench,
-) -> None:
+def test_a_session_lost_at_any_statement_of_the_driver_is_done_again(bench: Bench) -> None:
     """Between ack, peeks and plan: one plan for the batch, every message of two queues once."""
     queues = f"{bench.printed}, {bench.address('error')}"
     for _ in bench.strikes("sqlqueue driver orders"):
@@ -308,4 +185,114 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_answered_by_doing_it_a
     assert set(wanted.split()) <= set(bench.struck)
 
 
-# ----- progress --------------------------------------------------------------------------------
+# ----- several queues ---------------------------------------------------------------------------
+
+TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
+
+
+class Several:
+    """The bench's queue and two more, whose names hold what separates and quotes names."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.queues = [bench.queue, *(bench.another(table) for table in TABLES)]
+        self.names = [bench.desk.printed(queue) for queue in self.queues]
+
+    def send(self, queue: int, messages: int, *, size: int = 0) -> list[bytes]:
+        """Send messages that say where they were sent to, and return their bodies."""
+        sent = [b"%d/%d" % (queue, at) + b"x" * size for at in range(messages)]
+        self.bench.dotnet.send_many(self.queues[queue], sent)
+        return sent
+
+    def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> StreamDriver:
+        """Give a stream of some of the queues; of all by default."""
+        names = [self.names[at] for at in read or range(3)]
+        return self.bench.loop(clock, queues=", ".join(names), **raw)
+
+
+@pytest.fixture
+def several(bench: Bench) -> Several:
+    """Give three empty queues."""
+    return Several(bench)
+
+
+def counts(tables: list[pa.Table]) -> dict[int, int]:
+    """How many messages of each queue a batch got."""
+    return dict(Counter(int(body.split(b"/")[0]) for body in bodies(*tables)))
+
+
+def test_every_message_of_every_queue_comes_once(several: Several) -> None:
+    """In the order of each queue; one row of the stream names them all, a receipt its one queue."""
+    bench = several.bench
+    sent = [body for at, messages in enumerate((25, 0, 13)) for body in several.send(at, messages)]
+    loop = several.loop(maxMessagesPerTrigger="10")
+
+    end, tables = bench.batch(loop)
+    receipts = bench.dotnet.state_rows("receipt", "task, queue")
+    got = bodies(*tables) + bench.drain(loop, end)
+
+    names = [several.names[0], several.names[2]]  # those with work
+    assert [part.queue for part in end.plan] == names
+    assert receipts == [*enumerate(names)]
+    assert sorted(got, key=lambda body: body[:1]) == sent  # stable: each queue has its order
+    assert bench.dotnet.state_rows("stream", "queue, messages") == [(", ".join(several.names), 38)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "most"),
+    [
+        ({"maxBytesPerTrigger": "1"}, 1),
+        ({"maxBytesPerTrigger": "3000", "maxMessagesPerTrigger": "4"}, 3),
+        ({"minMessagesPerTrigger": "7", "maxMessagesPerTrigger": "7", "maxTriggerDelay": "0s"}, 7),
+    ],
+)
+def test_each_limit_bounds_each_batch(several: Several, raw: dict[str, Any], most: int) -> None:
+    """Also one that is smaller than a message; each weighs 1,000 bytes with its headers."""
+    sent = [body for at in range(3) for body in several.send(at, 3, size=995)]
+
+    got = [bodies(*tables) for tables in several.bench.batches(several.loop(**raw))]
+
+    assert sorted(body for batch in got for body in batch) == sorted(sent)
+    assert all(0 < len(batch) <= most for batch in got)
+
+
+def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several) -> None:
+    """They count together; the end of the wait may come before the next peekDelay."""
+    clock = Clock()
+    raw = {"minMessagesPerTrigger": "10", "maxTriggerDelay": "60s", "peekDelay": "1s"}
+    loop = several.loop(clock=clock, **raw)
+    several.send(0, 4)
+    several.send(1, 5)
+    assert loop.latest(INITIAL) == INITIAL
+    several.send(2, 1)
+    clock.now += 1.0
+    end, tables = several.bench.batch(loop)
+    assert counts(tables) == {0: 4, 1: 5, 2: 1}
+
+    several.send(1, 3)
+    for seconds in (0.0, 59.5):
+        clock.now += seconds
+        assert loop.latest(end) == end
+    clock.now += 0.5
+
+    assert counts(several.bench.batch(loop, end)[1]) == {1: 3}
+
+
+def test_ranges_that_share_a_partition_keep_their_receipts(several: Several) -> None:
+    """One task of Spark receives them all, and its retry hands out what it received."""
+    sent = [several.send(at, 2) for at in range(3)]
+    options = several.bench.source(queues=", ".join(several.names), maxConcurrency="1")
+    reader = StreamReader(options, StructType([StructField("body", BinaryType())]))
+    with closing(reader.driver):
+        end = reader.latestOffset(reader.initialOffset())
+        (partition,) = reader.partitions(reader.initialOffset(), end)
+    begun = reader.read(partition)
+    first = next(begun)
+    del begun
+
+    rows = [batch["body"].to_pylist() for batch in reader.read(partition)]
+
+    assert first["body"].to_pylist() == sent[0]
+    assert rows == sent
+    receipts = several.bench.dotnet.state_rows("receipt", "task, queue")
+    assert receipts == [*enumerate(several.names)]

@@ -1,9 +1,10 @@
-"""Streams and receipts: acknowledged once, returned or dropped by an operator, never twice."""
+"""Receipts: acknowledged once, returned or dropped by an operator, and not received for twice."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 from servers import only
@@ -12,10 +13,16 @@ from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import transaction
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.offset import Offset, QueuePlan
+from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
+from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, bodies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlq_spark.receive.driver import StreamDriver
 
 ROWS = "stream, batch, task"
 
@@ -34,16 +41,27 @@ def end_of(stream: str, batch: int, *, tasks: int) -> Offset:
     return Offset(stream=stream, batch=batch, plan=(part,))
 
 
-def return_(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
+def ack(bench: Bench, end: Offset, who: receipts.Claim | None = None) -> None:
+    """Acknowledge a batch as a driver does."""
+    with transaction(bench.desk, timeout=TIMEOUT):
+        receipts.acknowledge(bench.desk, end, who or bench.who)
+
+
+def return_(bench: Bench, stream: str, batch: int = 1) -> int:
     """Return a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
-        return receipts.return_(bench.desk, (stream, batch, task), bench.queue)
+        return receipts.return_(bench.desk, (stream, batch, 0), bench.queue)
 
 
-def drop(bench: Bench, stream: str, batch: int = 1, task: int = 0) -> int:
+def drop(bench: Bench, stream: str, batch: int = 1) -> int:
     """Drop a receipt as the operator's command does."""
     with transaction(bench.desk, timeout=TIMEOUT):
-        return receipts.drop(bench.desk, (stream, batch, task))
+        return receipts.drop(bench.desk, (stream, batch, 0))
+
+
+def lax(bench: Bench, **raw: str) -> receipts.Claim:
+    """A driver that goes on after data loss."""
+    return replace(bench.who, options=bench.source(failOnDataLoss="false", **raw))
 
 
 def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
@@ -67,21 +85,6 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
     assert bench.dotnet.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
 
 
-def test_an_ack_behind_the_stream_is_a_rolled_back_checkpoint(bench: Bench) -> None:
-    """The error says from where to where, and what to do."""
-    stream = bench.new_stream(acked=5)
-    received(bench, stream, batch=6)
-
-    with pytest.raises(errors.CheckpointRolledBack) as caught:
-        bench.ack(stream, 3)
-
-    assert str(caught.value).startswith(
-        f"the checkpoint of stream {stream} is at batch 3, but batch 5 was acknowledged. "
-    )
-    assert "failOnDataLoss=false" in str(caught.value)
-    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 6, 0)]
-
-
 @pytest.mark.parametrize("start", [3, 4])
 def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     bench: Bench, caplog: pytest.LogCaptureFixture, start: int
@@ -92,14 +95,10 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     with pytest.raises(errors.DatabaseRolledBack) as caught:
         bench.ack(stream, start)
 
-    assert str(caught.value).startswith(
-        f"the checkpoint of stream {stream} is at batch {start}, but {bench.desk.server} has "
-        "acknowledged only up to batch 2. "
-    )
+    said = f"is at batch {start}, but {bench.desk.server} has acknowledged only up to batch 2. "
+    assert said in str(caught.value)
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
-    accepting = replace(bench.who, options=bench.source(failOnDataLoss="false"))
-    with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.acknowledge(bench.desk, Offset(stream=stream, batch=start), accepting)
+    ack(bench, Offset(stream=stream, batch=start), lax(bench))
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(start,)]
     assert "the stream goes on after data loss" in caplog.text
 
@@ -117,52 +116,30 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
         receipts.lock_for_plan(bench.desk, stream, 5, who)
 
     assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(2, None)]
-    accepting = replace(bench.who, options=bench.source(failOnDataLoss="false"))
     with transaction(bench.desk, timeout=TIMEOUT):
-        assert receipts.lock_for_plan(bench.desk, stream, 5, accepting) is None
+        assert receipts.lock_for_plan(bench.desk, stream, 5, lax(bench)) is None
     bench.plan(stream, 5)
     assert bench.dotnet.state_rows("stream", "plan_batch") == [(5,)]
 
 
-def test_what_a_takeover_lost_of_a_batch_that_is_there_is_no_error(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its plan alone, and its tasks ran after; or its receipts alone, which is warned of."""
-    stream = bench.new_stream()
-    received(bench, stream)
-    bench.ack(stream, 1)
-    assert "receipts" not in caplog.text
-    bench.plan(stream, 2)
-
-    with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.acknowledge(bench.desk, end_of(stream, 2, tasks=3), bench.who)
-
-    assert "batch 2 had 3 tasks and left 0 receipts: " in caplog.text
-    assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
-
-
-def test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It keeps what is there. With failOnDataLoss=false the stream continues."""
-    stream = bench.new_stream()
+def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A takeover of the server may have lost them. By default, or with another option, it warns."""
+    stream, raw = bench.new_stream(), {"failOnMissingReceipts": "true"}
     bench.plan(stream, 1)
     received(bench, stream)
-    raw = {"failOnMissingReceipts": "true"}
     strict = replace(bench.who, options=bench.source(**raw))
-    lax = replace(bench.who, options=bench.source(failOnDataLoss="false", **raw))
-
-    def ack(who: receipts.Claim, tasks: int) -> None:
-        with transaction(bench.desk, timeout=TIMEOUT):
-            receipts.acknowledge(bench.desk, end_of(stream, 1, tasks=tasks), who)
 
     with pytest.raises(errors.ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
-        ack(strict, 3)
+        ack(bench, end_of(stream, 1, tasks=3), strict)
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
-    ack(lax, 3)
+    ack(bench, end_of(stream, 1, tasks=3), lax(bench, **raw))
     assert "the stream goes on after data loss" in caplog.text
-    ack(strict, 3)
+    ack(bench, end_of(stream, 1, tasks=3), strict)
     assert bench.dotnet.state_rows("receipt", ROWS) == []
+    bench.plan(stream, 2)
+    ack(bench, end_of(stream, 2, tasks=3))
+    assert "batch 2 had 3 tasks and left 0 receipts: " in caplog.text
+    assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
 
 
 def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:
@@ -172,87 +149,119 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     other = replace(bench.who, driver="another")
     elsewhere = replace(bench.who, options=bench.source(queues="x"))
 
-    def ack(stream: str, who: receipts.Claim, *, claim: bool = False) -> None:
-        known = replace(who, stream=None if claim else stream)
-        with transaction(bench.desk, timeout=TIMEOUT):
-            receipts.acknowledge(bench.desk, Offset(stream=stream, batch=1), known)
+    end = Offset(stream=stream, batch=1)
 
     with pytest.raises(errors.StreamTakenOver):
-        ack(stream, other)
+        ack(bench, end, replace(other, stream=stream))
     with pytest.raises(errors.StreamOfOtherQueue, match=r"of queue .*orders.*, not of .*x"):
-        ack(stream, elsewhere, claim=True)
+        ack(bench, end, elsewhere)
     with pytest.raises(errors.StreamNotFound):
-        ack("nobody", other, claim=True)
+        ack(bench, replace(end, stream="nobody"), other)
     assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
-    ack(stream, other, claim=True)
+    ack(bench, end, other)
     assert bench.dotnet.state_rows("receipt", ROWS) == []
     with pytest.raises(errors.StreamTakenOver):
-        ack(stream, bench.who)
+        bench.ack(stream, 1)
 
 
-def test_a_settled_receipt_cannot_be_returned_but_dropped(bench: Bench) -> None:
-    """Its messages were sent on; a refusal changes nothing, and what is dropped is gone."""
-    stream = bench.new_stream()
-    received(bench, stream)
-    bench.dotnet.dba.change("receipt", settled=True)
-
-    with pytest.raises(errors.ReceiptSettled, match="sqlqueue receipts drop"):
-        return_(bench, stream)
-
-    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
-    assert bench.dotnet.state_rows("stream", "acked_batch") == [(0,)]
-    assert [drop(bench, stream), drop(bench, stream)] == [3, 0]
-    assert bench.bodies() == []
-    assert bench.dotnet.state_rows("receipt", ROWS) == []
-    with pytest.raises(errors.StaleTask):
-        bench.receive(bench.task(stream))
-
-
-def test_returning_a_receipt_that_is_not_there_leaves_the_stream_alone(bench: Bench) -> None:
-    """A mistyped batch must not close batches that were never planned."""
+def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench: Bench) -> None:
+    """A mistyped batch must not close batches that were never planned; a queue may be gone."""
     stream = bench.new_stream()
     received(bench, stream)
 
     assert return_(bench, stream, batch=999) == 0
     assert drop(bench, stream, batch=999) == 0
+    bench.dotnet.dba.drop(bench.queue)
+    with pytest.raises(errors.QueueNotFound):
+        return_(bench, stream)
 
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(0,)]
+    bench.dotnet.create(bench.queue)
     assert bench.receive(bench.task(stream)).num_rows == 3
 
 
-def test_a_return_into_a_queue_that_is_gone_keeps_the_receipt(bench: Bench) -> None:
-    """The messages lie in it and nowhere else."""
-    stream = bench.new_stream()
-    received(bench, stream)
-    bench.dotnet.dba.drop(bench.queue)
-
-    with pytest.raises(Exception, match="was not found"):
-        return_(bench, stream)
-
-    assert bench.dotnet.state_rows("receipt", ROWS) == [(stream, 1, 0)]
-
-
 @only("postgresql", "times beyond the year 9999")
-@pytest.mark.parametrize(
-    ("expires", "gone"),
-    [("infinity", False), ("294276-12-31", False), ("-infinity", True), ("0044-03-15 BC", True)],
-)
-def test_a_time_beyond_all_calendars_stops_nothing(
-    bench: Bench, expires: str, *, gone: bool
-) -> None:
+def test_a_time_beyond_all_calendars_stops_nothing(bench: Bench) -> None:
     """A time that Python has not: it is shown, received, diverted, and returned without it."""
     sent = dumps({TIME_SENT: wire_time(datetime.now(UTC))})
-    bench.dotnet.send(bench.queue, sent, b"good", lives=3_600_000)
-    bench.dotnet.send(bench.queue, "[]", b"poison", lives=3_600_000)
-    bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{expires}'")
+    expires = ["infinity", "294276-12-31", "-infinity", "0044-03-15 BC"]
+    for at, each in enumerate(expires):
+        bench.dotnet.send(bench.queue, sent, b"good %d" % at, lives=3_600_000)
+        bench.dotnet.send(bench.queue, "[]", b"poison %d" % at, lives=3_600_000)
+        where = f"WHERE Seq > {2 * at}"
+        bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{each}' {where}")
 
-    seen = list(inspect.messages(bench.desk, bench.queue, limit=5))
-    end, tables = bench.batch(bench.loop(errorQueue=bench.address("error")))
+    seen = list(inspect.messages(bench.desk, bench.queue, limit=9))
+    end, tables = bench.batch(bench.loop(errorQueue=bench.address("error"), maxConcurrency="1"))
     returned = return_(bench, str(end.stream))
 
-    assert [each.body for each in seen] == [b"good", b"poison"]
-    assert bodies(*tables) == ([] if gone else [b"good"])
-    assert bench.bodies(bench.errors) == ([] if gone else [b"poison"])
-    assert returned == (0 if gone else 1)
-    rows = [(row.body, row.expires) for row in bench.dotnet.rows(bench.queue)]
-    assert rows == ([] if gone else [(b"good", None)])
+    assert len(seen) == 8
+    assert bodies(*tables) == [b"good 0", b"good 1"]
+    assert bench.bodies(bench.errors) == [b"poison 0", b"poison 1"]
+    assert returned == 2
+    assert [row.expires for row in bench.dotnet.rows(bench.queue)] == [None, None]
+
+
+# ----- a query's own batch numbers ---------------------------------------------------------------
+
+
+def receive(
+    bench: Bench, loop: StreamDriver, end: Offset, number: int, query: str = "query"
+) -> list[bytes]:
+    """Run the tasks of a batch, which has this number in the checkpoint of a query."""
+    origin = Origin(query_id=query, query_batch=number)
+    return bodies(*(bench.receive(task, origin=origin) for task in loop.tasks(end)))
+
+
+@pytest.mark.parametrize(("last", "files"), [(0, "0"), (1, "0 to 1")])
+def test_a_lost_first_entry_is_an_error_with_the_files(bench: Bench, last: int, files: str) -> None:
+    """Whether Spark has only received the lost batch, or has planned the one after it."""
+    loop, end = bench.loop(), INITIAL
+    for number in range(last + 1):
+        bench.dotnet.send(bench.queue)
+        end = loop.latest(end)
+        receive(bench, loop, end, number)
+    bench.dotnet.send(bench.queue, body=b"new")
+    again = bench.loop()
+
+    with pytest.raises(errors.CheckpointIncomplete) as caught:
+        receive(bench, again, again.latest(INITIAL), 0)
+
+    error = caught.value
+    assert bench.bodies() == [b"new"]
+    assert (error.query, error.batch, error.high_water) == ("query", 0, last)
+    assert f"files of batch {files} in its folders offsets and commits" in str(error)
+
+
+def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench) -> None:
+    """As when another kind of source is in the query, and several last entries are lost."""
+    bench.dotnet.send(bench.queue)
+    loop = bench.loop()
+    end = loop.latest(INITIAL)
+    got = receive(bench, loop, end, 1)
+
+    with pytest.raises(errors.CheckpointIncomplete) as caught:
+        receive(bench, loop, end, 0)
+
+    assert (caught.value.batch, caught.value.high_water) == (0, 1)
+    assert receive(bench, bench.loop(failOnDataLoss="false"), end, 0) == got == [b"{}"]
+
+
+@pytest.mark.parametrize("move", [return_, drop])
+def test_what_an_operator_moved_closes_the_batch(bench: Bench, move: Callable[..., int]) -> None:
+    """The sink may hold it; a new checkpoint receives what was returned."""
+    bench.dotnet.send(bench.queue)
+    loop = bench.loop()
+    end = loop.latest(INITIAL)
+    receive(bench, loop, end, 0)
+    move(bench, str(end.stream))
+    if move is drop:
+        bench.dotnet.send(bench.queue)
+    again = bench.loop()
+    end = again.latest(INITIAL)
+
+    with pytest.raises(errors.CheckpointIncomplete) as caught:
+        receive(bench, again, end, 0)
+
+    assert (caught.value.batch, caught.value.high_water) == (0, 0)
+    assert receive(bench, again, end, 0, "of a new checkpoint") == [b"{}"]

@@ -1,29 +1,44 @@
-"""Sending: staged by tasks, sent once by the driver, with the order and expiry of an endpoint."""
+"""Sending: staged by tasks, and sent once by the driver, which may wait for a backlog."""
 
 from __future__ import annotations
 
-import uuid
+import logging
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
+from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.datasource.write import look_ahead
-from sqlq_spark.options import SinkOptions
+from sqlq_spark.datasource.write import BatchWriter, Written
 from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
+from sqlq_spark.send.dispatch import Staged
+from sqlq_spark.send.insert import Inserts
 from sqlq_spark.send.sender import CHUNK_ROW
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.send.throttle import (
+    Names,
+    check_source,
+    find_backlog,
+    wait_before_chunks,
+    wait_before_dispatch,
+)
+from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 from .conftest import TIMEOUT, Bench
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
     from sqlq_spark.database import Connection
-    from sqlq_spark.send.dispatch import Staged
+    from sqlq_spark.options import SinkOptions
 
 
 def chunk(
@@ -53,18 +68,47 @@ def staging(bench: Bench) -> list[tuple[Any, ...]]:
     return bench.dotnet.state_rows("staging", "sink, batch, attempt, chunk")
 
 
+def logged(bench: Bench) -> list[tuple[Any, ...]]:
+    """What the dispatch log has of batches that were sent."""
+    return [row for row in bench.dotnet.state_rows("dispatch_log", "batch, messages") if any(row)]
+
+
 def test_nothing_is_visible_before_the_dispatch_and_everything_after(bench: Bench) -> None:
-    """In the order of tasks and rows; chunks of a task that died half-way go with their batch."""
+    """In the order of tasks and rows, each with an id of its own; a lost attempt is dropped."""
     stage(bench, chunk(b"lost attempt"))
     first = stage(bench, chunk(b"1", b"2"), chunk(b"3"))
-    second = stage(bench, chunk(b"4"))
+    second = stage(bench, chunk(*[b"4"] * 500))
     assert bench.seqs() == []
 
-    assert dispatch(bench, first, second) == 4
+    assert dispatch(bench, first, second) == 503
 
-    assert bench.bodies() == [b"1", b"2", b"3", b"4"]
+    assert bench.bodies() == [b"1", b"2", b"3", *[b"4"] * 500]
+    ids = {row.id for row in bench.dotnet.rows(bench.queue)}
+    assert (len(ids), {each.version for each in ids}) == (503, {7})
     assert staging(bench) == []
-    assert bench.dotnet.state_rows("dispatch_log", "sink, batch, messages") == [("sink", 0, 4)]
+    assert logged(bench) == [(0, 503)]
+
+
+def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(bench: Bench) -> None:
+    """What we are about to send is not there yet; what was there is served meanwhile."""
+    bench.dotnet.send(bench.queue, body=b"before")
+    staged, connection = stage(bench, chunk(b"ours")), bench.open("ours")
+    hasty = bench.dotnet.consumer(patience=0.3)
+
+    connection.rows("begin")
+    send.lock_exclusive(connection, "sink")
+    inserts = Inserts(connection, bench.sink())
+    for each in send.read_chunks(connection, [staged]):
+        inserts.insert(each)
+    hasty.send(bench.queue, body=b"after")
+    assert hasty.peek(bench.queue) >= 2
+    during = [hasty.receive(bench.queue) for _ in range(3)]
+    hasty.purge_expired(bench.queue)
+    assert hasty.purge(bench.queue) == 0
+    connection.rows("commit")
+
+    assert [each and each.body for each in during] == [b"before", b"after", None]
+    assert bench.bodies() == [b"ours"]
 
 
 def test_a_replayed_batch_sends_nothing_twice(bench: Bench) -> None:
@@ -79,7 +123,7 @@ def test_a_replayed_batch_sends_nothing_twice(bench: Bench) -> None:
 
     assert bench.bodies() == [b"once"]
     assert staging(bench) == []
-    assert bench.dotnet.state_rows("dispatch_log", "sink, batch, messages") == [("sink", 3, 1)]
+    assert logged(bench) == [(3, 1)]
 
 
 def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
@@ -116,67 +160,21 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
     first, second = stage(bench, chunk(b"1"), chunk(b"2")), stage(bench, chunk(b"3"))
     bench.dotnet.dba.forget("staging", attempt=next(iter(first.chunks)).attempt, chunk=1)
 
-    with pytest.raises(errors.ChunksMissing) as caught:
+    with pytest.raises(errors.ChunksMissing, match="staged 3 chunks, but 2 were found"):
         dispatch(bench, first, second)
 
-    assert str(caught.value).startswith(
-        "batch 0 of sink sink staged 3 chunks, but 2 were found. Nothing of it was sent."
-    )
     assert bench.seqs() == []
-    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
+    assert logged(bench) == []
     assert len(staging(bench)) == 2
 
 
-def test_a_missing_destination_stops_the_whole_batch(bench: Bench) -> None:
+def test_a_missing_or_unreadable_destination_stops_the_whole_batch(bench: Bench) -> None:
     """Nothing is visible, also where the other queues are there; made, the batch goes through."""
     absent = bench.beside("absent")
     staged = stage(bench, chunk(b"1"), chunk(b"2", queue=bench.address("absent")))
 
     with pytest.raises(errors.QueueNotFound, match=r"absent.*sqlqueue create"):
         dispatch(bench, staged)
-
-    assert bench.seqs() == []
-    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
-    bench.dotnet.create(absent)
-    assert dispatch(bench, staged) == 2
-
-
-@pytest.mark.parametrize(
-    ("option", "error"),
-    [
-        ("queue", errors.QueueNotFound),
-        ("delayedQueue", errors.DelayedQueueNotFound),
-        ("subscriptionTable", errors.SubscriptionsNotFound),
-    ],
-)
-def test_a_table_that_an_option_names_is_looked_for_before_a_task_runs(
-    bench: Bench, option: str, error: type[Exception]
-) -> None:
-    """The error names the table, whatever the columns say; with the table there is no error."""
-    absent = bench.beside("absent")
-    options = bench.sink(**{option: bench.address("absent")})
-
-    with pytest.raises(error, match="absent"):
-        look_ahead(options)
-    if option == "queue":
-        bench.dotnet.create(absent)
-    elif option == "delayedQueue":
-        bench.dotnet.create_delayed(absent)
-    else:
-        bench.dotnet.create_subscriptions(absent)
-
-    look_ahead(options)
-
-
-def test_a_sink_whose_rows_alone_say_where_to_looks_for_nothing() -> None:
-    """Nor connects: the column decides for each row."""
-    look_ahead(
-        SinkOptions.parse({"url": "postgresql://host.invalid/shop", "delivery": "atLeastOnce"})
-    )
-
-
-def test_an_unreadable_destination_stops_the_batch(bench: Bench) -> None:
-    """Whatever a row's queue holds, the error says which text it was."""
     for address in [*bench.dotnet.dba.shapes.no_address, '""' * 300]:
         with pytest.raises(
             (errors.BadOption, errors.MissingOption, errors.QueueNotFound), match="queue"
@@ -184,51 +182,48 @@ def test_an_unreadable_destination_stops_the_batch(bench: Bench) -> None:
             dispatch(bench, stage(bench, chunk(b"x", queue=address)))
 
     assert bench.seqs() == []
+    assert logged(bench) == []
+    bench.dotnet.create(absent)
+    assert dispatch(bench, staged) == 2
 
 
 def test_expires_is_the_databases_clock_plus_the_lifetime(bench: Bench) -> None:
     """Whatever clock the client, or its zone, has; an endpoint finds zero to be expired at once."""
-    lives = [0, 90_000, 2**31 - 1, None]
-    mixed = pa.concat_tables([chunk(b"%d" % at, lives=each) for at, each in enumerate(lives)])
-    staged = stage(bench, mixed)
+    lives = [0, 90_000, 2**31 - 1]
+    chunks = [chunk(b"%d" % at, lives=each) for at, each in enumerate([*lives, None])]
+    staged = stage(bench, pa.concat_tables(chunks))
     before = bench.dotnet.clock()
 
     dispatch(bench, staged)
 
     passed = (bench.dotnet.clock() - before) / timedelta(milliseconds=1)
-    *rows, eternal = bench.dotnet.rows(bench.queue)
-    assert eternal.expires is None
-    for row, lifetime in zip(rows, lives[:3], strict=True):
-        assert row.expires is not None
-        assert 0 <= (row.expires - before) / timedelta(milliseconds=1) - (lifetime or 0) <= passed
-    got = [bench.dotnet.receive(bench.queue) for _ in lives]
+    *expires, eternal = (row.expires for row in bench.dotnet.rows(bench.queue))
+    assert eternal is None
+    for moment, lifetime in zip(expires, lives, strict=True):
+        assert moment is not None
+        assert 0 <= (moment - before) / timedelta(milliseconds=1) - lifetime <= passed
+    got = [bench.dotnet.receive(bench.queue) for _ in chunks]
     assert [each and each.expired for each in got] == [True, False, False, False]
-
-
-def test_every_row_has_an_id_of_its_own(bench: Bench) -> None:
-    """Fresh for each row, version 4; not the message id."""
-    dispatch(bench, stage(bench, chunk(*[b"x"] * 500), chunk(*[b"x"] * 500)))
-
-    ids = [row.id for row in bench.dotnet.rows(bench.queue)]
-    assert len(set(ids)) == 1000
-    assert {each.version for each in ids} == {7}
-    assert {each.variant for each in ids} == {uuid.RFC_4122}
 
 
 MICRO_BATCH = Origin(query_id="query", query_batch=4)
 ATOMIC = "sendsAtomicWithReceive"
 
 
-def passed_on(bench: Bench, *, tasks: int = 2) -> tuple[str, Staged]:
-    """Receive what waits in several tasks of a micro-batch, and stage it for the same queue."""
-    stream = bench.new_stream()
+def passed_on(bench: Bench, *, tasks: int = 2, sources: int = 1) -> tuple[list[str], Staged]:
+    """Receive what waits in tasks of one source or of several, and stage it for the same queue."""
+    streams = [bench.new_stream() for _ in range(sources)] * (tasks // sources)
     edges = [-(2**63), *range(2, tasks + 1), 2**63 - 1]
-    for at in range(tasks):
+    for at, stream in enumerate(streams):
         task = bench.task(stream, batch=1, task=at, first=edges[at], stop=edges[at + 1])
         receive(bench.desk, task, origin=MICRO_BATCH)
-    chunks = [chunk(b"passed on")]
-    staged = send.stage(bench.session("stage"), chunks, sink="s", batch=4, origin=MICRO_BATCH)
-    return stream, staged
+    return streams, staged_for(bench, b"passed on", 4)
+
+
+def staged_for(bench: Bench, body: bytes, batch: int) -> Staged:
+    """Stage a message in a micro-batch of the query."""
+    origin = replace(MICRO_BATCH, query_batch=batch)
+    return send.stage(bench.session("stage"), [chunk(body)], sink="s", batch=batch, origin=origin)
 
 
 def settled(bench: Bench) -> list[tuple[Any, ...]]:
@@ -239,7 +234,7 @@ def settled(bench: Bench) -> list[tuple[Any, ...]]:
 def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(bench: Bench) -> None:
     """They stay for a replay until the ack, and can never be returned to the queue."""
     bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
-    stream, staged = passed_on(bench)
+    (stream, _), staged = passed_on(bench)
     assert settled(bench) == [(0, False), (1, False)]
 
     assert dispatch(bench, staged, transactionMode=ATOMIC) == 1
@@ -251,74 +246,149 @@ def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(benc
         return_(bench.desk, (stream, 1, 0), bench.queue)
 
 
+@pytest.mark.parametrize("sources", [1, 2])
 @pytest.mark.parametrize("task", [0, 1])
-def test_a_micro_batch_of_which_a_receipt_was_returned_sends_nothing(
-    bench: Bench, task: int
-) -> None:
+def test_a_batch_that_was_returned_sends_nothing(bench: Bench, task: int, sources: int) -> None:
     """Its messages are in the queue again: sending them on too would double them."""
     bench.dotnet.send_many(bench.queue, [b"1", b"2"])
-    stream, staged = passed_on(bench)
+    streams, staged = passed_on(bench, sources=sources)
     with transaction(bench.desk, timeout=TIMEOUT):
-        return_(bench.desk, (stream, 1, task), bench.queue)
+        return_(bench.desk, (streams[task], 1, task), bench.queue)
 
     with pytest.raises(errors.BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)
 
     assert bench.bodies() == [b"%d" % (task + 1)]
-    assert {batch for (batch,) in bench.dotnet.state_rows("dispatch_log", "batch")} == {None}
-
-
-def test_a_micro_batch_of_two_sources_of_which_one_was_returned_sends_nothing(
-    bench: Bench,
-) -> None:
-    """The receipts of the other source are there, but the batch is closed for the query."""
-    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
-    first, second = bench.new_stream(), bench.new_stream()
-    for stream, edges in ((first, (-(2**63), 2)), (second, (2, 2**63 - 1))):
-        task = bench.task(stream, first=edges[0], stop=edges[1])
-        receive(bench.desk, task, origin=MICRO_BATCH)
-    staged = send.stage(
-        bench.session("stage"), [chunk(b"both")], sink="s", batch=4, origin=MICRO_BATCH
-    )
-    with transaction(bench.desk, timeout=TIMEOUT):
-        return_(bench.desk, (first, 1, 0), bench.queue)
-
-    with pytest.raises(errors.BatchClosed):
-        dispatch(bench, staged, transactionMode=ATOMIC)
-
-    assert bench.bodies() == [b"1"]
-    assert settled(bench) == [(0, False)]
+    assert logged(bench) == []
+    if sources == 2:
+        assert settled(bench) == [(1 - task, False)]
 
 
 def test_a_micro_batch_without_messages_of_the_queue_is_sent(bench: Bench) -> None:
     """Another source of the query may have rows alone; its stream was acknowledged before."""
     bench.dotnet.send_many(bench.queue, [b"1"])
-    stream, staged = passed_on(bench, tasks=1)
+    (stream,), staged = passed_on(bench, tasks=1)
     dispatch(bench, staged, transactionMode=ATOMIC)
     bench.plan(stream, 1)
     bench.ack(stream, 1)
-    later = Origin(query_id="query", query_batch=5)
-    staged = send.stage(
-        bench.session("stage"), [chunk(b"of a file")], sink="s", batch=5, origin=later
-    )
 
-    assert dispatch(bench, staged, transactionMode=ATOMIC) == 1
+    assert dispatch(bench, staged_for(bench, b"of a file", 5), transactionMode=ATOMIC) == 1
 
     assert bench.bodies() == [b"passed on", b"of a file"]
 
 
 def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench) -> None:
-    """The likeliest mistake is a url or stateSchema that only one side has."""
-    with pytest.raises(errors.NothingToSettle) as caught:
+    """One side may have another url or stateSchema. Straight inserts could settle nothing."""
+    said = f"has no stream and no receipt in schema {bench.dotnet.state} of .*url and stateSchema"
+    with pytest.raises(errors.NothingToSettle, match=said):
         dispatch(bench, stage(bench, chunk(b"x")), transactionMode=ATOMIC)
 
-    said = f"query None has no stream and no receipt in schema {bench.dotnet.state} of "
-    assert str(caught.value).startswith(said)
-    assert "the same url and stateSchema" in str(caught.value)
     assert bench.bodies() == []
-
-
-def test_sends_atomic_with_receive_needs_exactly_once(bench: Bench) -> None:
-    """Straight inserts commit before the receipts could be settled."""
     with pytest.raises(errors.BadOption, match="exactlyOnce with transactionMode"):
         bench.sink(delivery="atLeastOnce", transactionMode=ATOMIC)
+
+
+# ----- a sink that protects endpoints ---------------------------------------------------------
+
+
+PLACED = "Shop.OrderPlaced"
+
+
+def wait(options: SinkOptions, origin: Origin = NO_STREAM) -> None:
+    """Let a task wait whose rows name no queue."""
+    staged = Staged("sink", 1, 0, origin=origin)
+    wait_before_dispatch(options, staged, 0, queues(None))
+
+
+def above(bench: Bench, names: Names, **raw: str) -> str | None:
+    """The queue that a look finds with a message in it."""
+    text = find_backlog(bench.desk, bench.sink(pauseAboveBacklog="0", **raw), names)
+    return text and text.partition("wait in ")[2].removesuffix(" (pauseAboveBacklog=0)")
+
+
+def queues(*names: str | None) -> Names:
+    """Return names of queues; None is that of the options."""
+    return {("queue", name) for name in names}
+
+
+def looks(bench: Bench) -> int:
+    """How often the sessions that are opened now looked at a queue."""
+    return bench.said.count("peek")
+
+
+def hold(bench: Bench, work: Callable[[], Any]) -> Future[Any]:
+    """Start something that waits, and return when it has looked three times in vain."""
+    _ = bench.desk
+    bench.watched = True
+    waits = bench.thread(work)
+    until(lambda: looks(bench) >= 3 or waits.done())
+    assert not waits.done()
+    return waits
+
+
+def test_a_dispatch_is_held_until_its_queue_is_drained(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Meanwhile it holds nothing: an endpoint receives, and a DBA may lock the whole queue."""
+    caplog.set_level(logging.INFO, logger="sqlq_spark")
+    bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(7)])
+
+    waits = hold(bench, partial(wait, bench.sink(pauseAboveBacklog="5")))
+    with bench.dotnet.locked(bench.queue):
+        pass
+    assert bench.dotnet.receive(bench.queue)
+    again = looks(bench)
+    until(lambda: looks(bench) >= again + 2)
+    assert not waits.done()  # 6 wait
+    assert bench.dotnet.receive(bench.queue)
+    waits.result(timeout=TIMEOUT)
+
+    said = f"/1/0 waits: 7 messages wait in {bench.printed} (pauseAboveBacklog=5)"
+    assert caplog.text.count(said) == caplog.text.count("goes on") == 1
+
+
+def test_with_at_least_once_each_chunk_is_held(bench: Bench) -> None:
+    """The second chunk waits until the first is drained."""
+    options = bench.sink(pauseAboveBacklog="0", delivery="atLeastOnce")
+    large = [b"1" * (9 << 20), b"2" * (9 << 20)]  # two chunks
+    rows = pa.RecordBatch.from_pydict({"body": large})
+    writer = BatchWriter(options, StructType().add("body", "binary"))
+
+    waits = hold(bench, partial(writer.write, iter([rows])))
+    assert bench.bodies() == large[:1]
+    assert bench.dotnet.receive(bench.queue)
+
+    assert waits.result(timeout=TIMEOUT) == Written(None)
+    assert bench.bodies() == large[1:]
+
+
+def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -> None:
+    """Nothing else would empty it; a login that may not read receipts is not checked."""
+    bench.dotnet.send_many(bench.queue, [b"1", b"2"])
+    passed_on(bench)
+    options = bench.sink(pauseAboveBacklog="9")
+
+    with pytest.raises(errors.BadOption, match="would wait for itself"):
+        wait(options, MICRO_BATCH)
+    with pytest.raises(errors.BadOption, match="would wait for itself"):
+        next(wait_before_chunks(bench.session(), [chunk(b"3")], options, "query"))
+    wait(options, Origin(query_id="other", query_batch=4))
+    with bench.login() as (_, connection):
+        check_source(connection, options, queues(None), "query")
+
+
+def test_which_queues_are_destinations(bench: Bench) -> None:
+    """Those of subscribers to any of the topics too; a bad one is left to the dispatch."""
+    table, error = bench.beside("Subscribed"), bench.address("error")
+    raw = {"subscriptionTable": bench.desk.printed(table)}
+    named: Names = {("topic", PLACED), ("topic", "Shop.IEvent")}
+    assert above(bench, named, **raw) is None  # there is no such table
+
+    bench.dotnet.create_subscriptions(table)
+    for topic, address in ((PLACED, bench.address("gone")), ("Shop.IEvent", error)):
+        bench.dotnet.subscribe(table, topic, topic, address)
+    bench.dotnet.send(bench.errors)
+    bad = [bench.address("absent"), *bench.dotnet.dba.shapes.no_address]
+
+    assert above(bench, named, **raw) == above(bench, queues(*bad, error)) == error
+    assert above(bench, {("topic", PLACED)}, **raw) is above(bench, queues(*bad)) is None

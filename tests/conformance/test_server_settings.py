@@ -1,9 +1,9 @@
-"""Servers, logins and poolers as they are found: right whatever they set, or refused by name."""
+"""Sessions, and servers as they are found: settings, poolers, restarts, processes that hang."""
 
 from __future__ import annotations
 
-import secrets
-import time
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -12,36 +12,32 @@ import pytest
 import stamina
 from proxy import relayed
 from servers import only
+from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, problems, watch
-from sqlq_spark.database import schema, transaction
-from sqlq_spark.database.postgresql import drivers
+from sqlq_spark.database import schema, sessions, transaction
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.offset import Offset
+from sqlq_spark.receive.receipts import acknowledge
 from sqlq_spark.receive.task import receive
+from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import subscriptions
 from sqlq_spark.testing import embedded
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM
 
-from .conftest import TIMEOUT, Bench
-from .dba import as_login
+from .conftest import TIMEOUT, Bench, bodies
 from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlq_spark.database import Connection
-
-    from .conftest import Bench
 
 ALONE = only("postgresql", "settings that the other has not")
 SETTINGS = [
     "default_transaction_isolation=serializable",
-    "default_transaction_isolation=repeatable\\ read",
     "synchronous_commit=off",
     "lock_timeout=1",
     "search_path=nowhere",
@@ -54,16 +50,16 @@ SETTINGS = [
 ]
 
 
-def with_setting(url: str, setting: str) -> str:
-    """The url of a session that begins with a setting, as one of a role that has it."""
-    return f"{url}{'&' if '?' in url else '?'}options={quote(f'-c {setting}')}"
+def with_settings(url: str, *settings: str) -> str:
+    """The url of a session that begins with settings, as one of a role that has them."""
+    options = " ".join(f"-c {each}" for each in settings)
+    return f"{url}{'&' if '?' in url else '?'}options={quote(options)}"
 
 
 @ALONE
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_what_a_login_sets_changes_nothing(bench: Bench, setting: str) -> None:
+def test_what_a_login_sets_changes_nothing(bench: Bench) -> None:
     """Isolation, names, texts and times are said in the statements, where they matter."""
-    url = with_setting(bench.dotnet.url, setting)
+    url = with_settings(bench.dotnet.url, *SETTINGS)
     odd = bench.open("odd", url=url)
     dispatch(
         bench, stage(bench, chunk("é".encode(), lives=60_000), chunk(b"\x00\\")), connection=odd
@@ -75,64 +71,34 @@ def test_what_a_login_sets_changes_nothing(bench: Bench, setting: str) -> None:
     assert [each for each in problems.of_table(odd, bench.queue) if each.is_problem] == []
 
 
-def test_what_was_received_outlives_a_crash() -> None:
-    """Also of a server that need not wait for its disk: the rows must not be in the queue again."""
-    with embedded.server() as server:
-        url = with_setting(server.url, "synchronous_commit=off")
-        queue = QueueAddress("orders", "public")
-        options = SourceOptions.parse({"url": url, "queue": "orders"})
-        with Session(options, "test") as session:
-            schema.install(session.open())
-            schema.create_queue(session.open(), queue)
-            with psycopg.connect(server.url, autocommit=True) as dotnet:
-                # the server's own writer comes seldom enough to lose the race
-                dotnet.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
-        server.stop()
-        server.start()
-        with psycopg.connect(server.url) as dotnet:
-            dotnet.execute("INSERT INTO orders VALUES (gen_random_uuid(), NULL, '{}', 'x')")
-        with StateSession(options, "test") as session:
-            loop = StreamDriver(options, time.monotonic, checks.at_start)
-            end = loop.latest(INITIAL)
-            (task,) = loop.tasks(end)
-            got = receive(session.open(), task, origin=NO_STREAM)
-            server.stop("immediate")
-        server.start()
-        with psycopg.connect(server.url) as dotnet:
-            left = dotnet.execute("SELECT count(*) FROM orders").fetchone()
-            held = dotnet.execute("SELECT messages FROM sqlqueue.receipt").fetchall()
-
-    assert (got.num_rows, left, held) == (1, (0,), [(1,)])
-
-
 @ALONE
 @pytest.mark.parametrize(
-    ("level", "used"),
-    [
-        ("off", "on"),
-        ("local", "on"),
-        ("on", "on"),
-        ("remote_write", "remote_write"),
-        ("remote_apply", "remote_apply"),
-    ],
+    ("level", "used"), [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")]
 )
 def test_a_commit_waits_for_synchronous_standbys(bench: Bench, level: str, used: str) -> None:
-    """A login's own level is raised where a crash or a takeover could undo its commits."""
-    table = bench.dotnet.dba.quoted(bench.queue)
-    default = "current_setting('synchronous_commit')"
-    bench.dotnet.dba.run(f"ALTER TABLE {table} ADD COLUMN level text DEFAULT {default}")
-    url = with_setting(bench.dotnet.url, f"synchronous_commit={level}")
+    """Of a receive too. The level is raised where a crash or a takeover could undo the commit."""
+    url = with_settings(bench.dotnet.url, f"synchronous_commit={level}")
+    tables = [bench.dotnet.quoted(bench.queue), f'"{bench.dotnet.state}".receipt']
+    for table in tables:
+        default = "current_setting('synchronous_commit')"
+        bench.dotnet.dba.run(f"ALTER TABLE {table} ADD COLUMN level text DEFAULT {default}")
+    odd = bench.open("odd", url=url)
 
-    dispatch(bench, stage(bench, chunk(b"x")), connection=bench.open("odd", url=url))
+    def levels() -> list[tuple[str]]:
+        return [
+            row for table in tables for row in bench.dotnet.execute(f"SELECT level FROM {table}")
+        ]
 
-    with psycopg.connect(bench.dotnet.url) as dba:
-        assert dba.execute(f"SELECT level FROM {table}".encode()).fetchall() == [(used,)]
+    dispatch(bench, stage(bench, chunk(b"x")), connection=odd)
+    assert levels() == [(used,)]
+    bench.receive(bench.task(bench.new_stream()), odd)
+    assert levels() == [(used,)]
 
 
 @ALONE
 def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Bench) -> None:
     """A standby, or a primary no more: the session is opened again, for there may be another."""
-    url = with_setting(bench.dotnet.url, "default_transaction_read_only=on")
+    url = with_settings(bench.dotnet.url, "default_transaction_read_only=on")
     bench.dotnet.send(bench.queue)
     odd = bench.open("odd", url=url)
 
@@ -144,52 +110,17 @@ def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Ben
 
 
 @ALONE
-def test_an_older_server_is_refused(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says which would do."""
-    monkeypatch.setattr(drivers, "OLDEST", 99)
-
-    with pytest.raises(
-        errors.ServerTooOld, match=r" is PostgreSQL \d+\.\d+, but 99 or later is needed"
-    ):
-        bare.open()
-
-
-@ALONE
 def test_statement_pooling_is_refused(bench: Bench) -> None:
     """At once, and with what would do."""
     with relayed(bench.dotnet.url, begins=False) as (url, _):
         session = bench.session(url=url)
-        with pytest.raises(
-            errors.StatementPooling, match="pool_mode=transaction or pool_mode=session"
-        ):
+        with pytest.raises(errors.StatementPooling, match="pool_mode=transaction"):
             session.run_with_retries(lambda connection: connection.rows("clock"))
 
 
-def count_tries(session: Session, before: Callable[[int], object]) -> list[int]:
-    """Note each attempt of a session to connect; `before` is told its number."""
-    tried: list[int] = []
-    connect = session._connect  # noqa: SLF001 - how often it is tried shows nowhere else
-
-    def counted() -> object:
-        tried.append(1)
-        before(len(tried))
-        return connect()
-
-    session._connect = counted  # type: ignore[method-assign,assignment] # noqa: SLF001
-    return tried
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("reached", [False, True])
-def test_a_server_that_is_gone_is_waited_for_where_others_were_there(*, reached: bool) -> None:
-    """A standby may be taking over; a url that led nowhere yet is an error at once."""
-    options = SourceOptions.parse({"url": "postgresql://127.0.0.1:1/shop", "queue": "orders"})
-    with StateSession(options, "test", reached=reached) as session:
-        tried = count_tries(session, lambda _: None)
-        with pytest.raises(errors.NotReachable):
-            session.run_with_retries(lambda connection: connection.rows("clock"))
-
-    assert len(tried) == (ATTEMPTS if reached else 1)
+def clock(session: Session) -> int:
+    """Run a statement, again where it is worth another try; how many rows it gave."""
+    return len(session.run_with_retries(lambda connection: connection.rows("clock")))
 
 
 @ALONE
@@ -212,48 +143,20 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
                 return super().open()
 
         with Counting(options, "test") as old, Counting(options, "test") as new:
-            old.run_with_retries(lambda connection: connection.rows("clock"))
+            clock(old)
             server.stop()
-            found = new.run_with_retries(lambda connection: connection.rows("clock"))
-            again = old.run_with_retries(lambda connection: connection.rows("clock"))
+            assert (clock(new), clock(old)) == (1, 1)
             server.stop()
             other = SourceOptions.parse({"url": f"{server.url}?user=x", "queue": "orders"})
             with Counting(other, "test") as wrong, pytest.raises(errors.NotReachable):
-                wrong.run_with_retries(lambda connection: connection.rows("clock"))
+                clock(wrong)
+            # a lost connection, its second attempt, the other url
+            assert len(tried) == 2 * ATTEMPTS + 3
+            with Counting(other, "test", reached=True) as task, pytest.raises(errors.NotReachable):
+                clock(task)  # its driver has reached the url
 
-    assert (len(found), len(again)) == (1, 1)
     assert "connecting again, for up to 90 s" in caplog.text
-    assert len(tried) == 2 * ATTEMPTS + 3  # a lost connection, its second attempt, the other url
-
-
-@ALONE
-def test_a_server_without_a_free_connection_is_waited_for(bench: Bench) -> None:
-    """Also by a session that has reached no server yet; the error has the server's sentence."""
-    role = f"full_{secrets.token_hex(4)}"
-    url = as_login(bench.dotnet.url, role, "x").url
-    options = SourceOptions.parse({"url": url, "queue": bench.printed})
-
-    def allow(tries: int) -> None:
-        if tries == ATTEMPTS - 1:
-            dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1".encode())
-
-    with psycopg.connect(bench.dotnet.url, autocommit=True) as dba:
-        dba.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0".encode())
-        try:
-            with Session(options, "test") as session:
-                tried = count_tries(session, allow)
-                found = session.run_with_retries(lambda connection: connection.rows("clock"))
-            dba.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0".encode())
-            with pytest.raises(errors.ServerShort, match=r"53300.*too many connections for role"):
-                bench.open("full", url=url)
-        finally:
-            dba.execute(f"DROP ROLE {role}".encode())
-
-    assert len(found) == 1
-    assert len(tried) == ATTEMPTS - 1
-
-
-# ----- behind a pooler ------------------------------------------------------------------------
+    assert len(tried) > 3 * ATTEMPTS
 
 
 POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transaction")
@@ -261,7 +164,7 @@ POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transacti
 
 @POOLED
 def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
-    """To receive, send, look, subscribe and install; what is prepared might be gone by then."""
+    """What is prepared might be gone by then; a statement that fails leaves no transaction open."""
     topics = bench.beside("SubscriptionRouting")
     bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
@@ -276,22 +179,198 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
         found = checks.run_all_checks(pooled, [bench.queue])
         look = watch.look(pooled, [bench.printed], bench.source(url=url))
+        absent = bench.open("absent", url=url, stateSchema="nowhere")
+        with pytest.raises(errors.StateNotInstalled):
+            absent.rows("version")
+        assert len(absent.rows("clock")) == 1
 
     assert (got, sent, look.queues[0].depth.messages) == ([b"1", b"2", b"3"], 1, 1)
-    problems = [each.name for each in found if each.is_problem]
-    assert problems == []
+    assert [each.name for each in found if each.is_problem] == []
     assert relay.torn == []
     assert relay.whole > 20
 
 
-@POOLED
-def test_a_statement_that_fails_outside_a_transaction_leaves_none_open(bench: Bench) -> None:
-    """The pooler would keep its session for us, and the next statement find it aborted."""
-    with relayed(bench.dotnet.url) as (url, relay):
-        pooled = bench.open("pooled", url=url, stateSchema="nowhere")
-        with pytest.raises(errors.StateNotInstalled):
-            pooled.rows("version")
-        found = pooled.rows("clock")
+# ----- sessions of workers: one leaves its connection to the next, and never a broken one ---------
 
-    assert len(found) == 1
-    assert relay.torn == []
+
+class Workers:
+    """Workers of one process, and the connections that they leave to one another."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.name, self.idle = bench, f"{bench.name} own", sessions.Idle()
+
+    def session(self, name: str = "task", **raw: str) -> Session:
+        """Begin a session as a worker does."""
+        return StateSession(self.bench.source(**raw), f"{self.name} {name}", worker=True)
+
+    def use(self, session: Session | None = None) -> Connection:
+        """Use a session as a worker does."""
+        with session or self.session() as used:
+            return used.run_with_retries(lambda connection: connection)
+
+    def kept(self) -> int:
+        """How many connections the process keeps, when those that end have ended."""
+        kept = len(self.idle._kept)  # noqa: SLF001 - what a user never sees
+        until(lambda: self.bench.dotnet.sessions(self.name), kept)
+        return kept
+
+
+@pytest.fixture
+def workers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    """Give a process that keeps nothing yet; close what it kept."""
+    made = Workers(bench)
+    monkeypatch.setattr(sessions, "idle", made.idle)
+    monkeypatch.setattr(sessions, "IDLE", 600.0)  # none is closed in the middle of a test
+    yield made
+    for connection, timer in list(made.idle._kept.values()):  # noqa: SLF001 - end with the test
+        timer.cancel()
+        connection.close()
+
+
+def test_a_session_takes_the_connection_of_the_one_before(workers: Workers) -> None:
+    """Under its own name, alone, and only with the same options. One of two at once is closed."""
+    first = workers.use()
+
+    with workers.session("second") as second, workers.session() as third:
+        assert second.open() is first
+        assert first.application == f"sqlqueue {workers.name} second"
+        assert third.open() is not first
+    assert workers.kept() == 1
+    for name, value in {"stateSchema": "x", "queryTimeout": "7s", "password": "x"}.items():
+        assert workers.idle.take(workers.session(**{name: value})._key) is None  # noqa: SLF001
+
+
+def test_only_sessions_of_workers_that_did_not_fail_are_kept(workers: Workers) -> None:
+    """What one had begun is undone with its connection; a command and a driver end theirs."""
+    with pytest.raises(ZeroDivisionError), workers.session() as session:
+        session.run_with_retries(lambda connection: connection.rows("version")[0][0] / 0)
+    workers.use(StateSession(workers.bench.source(), f"{workers.name} command"))
+
+    assert workers.kept() == 0
+
+
+def test_a_kept_connection_that_died_is_replaced(workers: Workers) -> None:
+    """Its next user does not notice."""
+    dead = workers.use()
+    workers.bench.dotnet.kill(workers.name)
+
+    with workers.session() as session:
+        assert session.run_with_retries(lambda alive: alive.rows("version"))
+        assert session.open() is not dead
+
+
+def test_an_idle_connection_is_closed(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has nothing to do holds no session of the database for long."""
+    first = workers.use()
+    assert workers.kept() == 1
+
+    monkeypatch.setattr(sessions, "IDLE", 0.2)
+    assert workers.use() is first
+
+    until(workers.kept, 0)
+
+
+# ----- processes that hang: a session begins a COPY, and neither reads nor writes ----------------
+
+SOON = 1.0  # seconds
+READS = "COPY (SELECT repeat('x', 1000000) FROM generate_series(1, 1000)) TO STDOUT"
+WRITES = 'COPY "{state}".staging_page FROM STDIN'
+TASK = """
+    SELECT 1 FROM "{state}".stream FOR SHARE;
+    INSERT INTO "{state}".receipt_page SELECT stream, 1, 0, -1, '' FROM "{state}".stream"""
+CHUNK = 'SELECT 1 FROM "{state}".dispatch_log FOR SHARE'
+DISPATCH = 'SELECT 1 FROM "{state}".dispatch_log FOR UPDATE'
+
+
+@contextmanager
+def hanging(bench: Bench, name: str, locks: str, copy: str) -> Iterator[int]:
+    """Lock rows in a session of that name, and begin what never ends; gives its pid."""
+    with closing(psycopg.connect(bench.dotnet.url, application_name=f"sqlqueue {name}")) as session:
+        session.execute(locks.format(state=bench.dotnet.state).encode())
+        session.pgconn.send_query(copy.format(state=bench.dotnet.state).encode())
+        pid = session.info.backend_pid
+        until(lambda: is_there(bench, pid, "AND state = 'active' AND wait_event IS NOT NULL"))
+        yield pid
+
+
+def is_there(bench: Bench, pid: int, more: str = "") -> bool:
+    """Whether a session exists."""
+    return bool(bench.dotnet.execute(f"SELECT 1 FROM pg_stat_activity WHERE pid = %s {more}", pid))
+
+
+def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
+    """A stream, and all who wait for rows of the state tables: its attempt, its driver, a sink."""
+    stream, short = bench.new_stream(), {"queryTimeout": f"{SOON}s"}
+    bench.plan(stream, 1)
+    bench.dotnet.send(bench.queue, "{}", b"received")
+    session = bench.session("waits", **short)
+    stage_ = partial(send.stage, session, [chunk(b"sent")], sink="app:sink", batch=0)
+    staged, again = stage_(), session.run_with_retries
+
+    def ack(connection: Connection) -> int:
+        with transaction(connection, timeout=SOON):
+            return acknowledge(connection, Offset(stream=stream, batch=1), bench.who).batch
+
+    def attempt() -> list[bytes]:
+        return bodies(again(partial(receive, task=bench.task(stream), origin=NO_STREAM)))
+
+    return stream, {
+        "attempt": attempt,
+        "acknowledge": lambda: again(ack),
+        "stage": stage_,
+        "dispatch": lambda: again(
+            partial(send.dispatch, staged=[staged], options=bench.sink(**short))
+        ),
+    }
+
+
+HANGS = only("postgresql", "no session of SQL Server may end another")
+DISPATCHES, STAGES = "dispatch app:sink/0", "sink app:sink/0/1"
+
+
+@HANGS
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("attempt", "{} 1/0", TASK, READS),
+        ("acknowledge", "{} 1/0", TASK, WRITES),
+        ("stage", DISPATCHES, DISPATCH, READS),
+        ("dispatch", STAGES, CHUNK, WRITES),
+        ("dispatch", DISPATCHES, DISPATCH, WRITES),
+    ],
+)
+def test_a_session_that_hangs_is_ended(
+    bench: Bench, caplog: pytest.LogCaptureFixture, case: tuple[str, str, str, str]
+) -> None:
+    """Whoever waits for it ends it, logs that, and goes on."""
+    (stream, do), (work, name, locks, copy) = works(bench), case
+    name = name.format(stream)
+
+    with hanging(bench, name, locks, copy) as pid:
+        found = do[work]()
+        assert not is_there(bench, pid)
+
+    assert work == "stage" or found in (1, [b"received"])
+    assert f"ended sqlqueue {name} (pid {pid})" in caplog.text
+
+
+@HANGS
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("work", "name", "locks", "copy"),
+    [
+        ("attempt", "{} 1/0", TASK, "SELECT pg_sleep(1000)"),
+        ("attempt", "00000000-0000-0000-0000-000000000000 1/0", TASK, WRITES),
+        ("dispatch", "sink app:sink2/0/1", CHUNK, WRITES),
+    ],
+)
+def test_no_other_is_ended(bench: Bench, work: str, name: str, locks: str, copy: str) -> None:
+    """One that works, or is of another stream or sink."""
+    stream, do = works(bench)
+
+    with hanging(bench, name.format(stream), locks, copy) as pid:
+        with pytest.raises(errors.TimedOut, match="Raise the option queryTimeout"):
+            do[work]()
+        assert is_there(bench, pid)
+        bench.dotnet.execute("SELECT pg_terminate_backend(%s)", pid)

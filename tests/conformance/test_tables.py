@@ -1,27 +1,195 @@
-"""Tables that another release, or a DBA, made otherwise: columns go by name, and only by name."""
+"""Tables: made as the transport makes them, or otherwise; and logins that have few rights."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from servers import only
 
+from sqlq_spark import errors
 from sqlq_spark.admin import checks, problems
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import schema, transaction
-from sqlq_spark.errors import NotAQueue, StatementRefused
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.receive import browse, receipts
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.send import insert
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.receive.task import receive
+from sqlq_spark.send import dispatch as send
+from sqlq_spark.send import subscriptions
+from sqlq_spark.send.delayed import Mover
+from sqlq_spark.send.sender import Sender
+from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
+from sqlq_spark.wire.rows import Origin
 
-from .conftest import TIMEOUT, Bench
+from .conftest import TIMEOUT, Bench, Clock, bodies
 from .shapes import cases
+from .test_delayed import chunk as delayed_chunk
 from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
+
+    from .dba import Login
+
+
+HOSTILE = [
+    "Shop.Orders SELECT",
+    """'x"; DROP TABLE orders; -- /* comment */""",
+    "line\nbreak\ttab\\slash ü 🚀",
+    "per%cent %s %(name)s $1 :batch ? {state} {queue}",
+    "table_sequence_schema",
+    "x" * 55,
+]
+
+
+def test_our_tables_are_the_ones_that_an_endpoint_makes(bare: Bench) -> None:
+    """Column for column and index for index; also where a name has no room for the suffix."""
+    bare.dotnet.create_delayed(bare.delayed)
+
+    for table in ("ours", "x" * 55):
+        queue = bare.beside(table)
+        for _ in range(2):
+            schema.create_queue(bare.desk, queue)
+            schema.create_delayed(bare.desk, queue)
+        delayed = schema.delayed_of(queue)
+
+        assert bare.dotnet.catalog(queue) == bare.dotnet.catalog(bare.queue) != []
+        assert bare.dotnet.catalog(delayed) == bare.dotnet.catalog(bare.delayed) != []
+
+
+def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
+    """The second waits for the first; a column is made once, in a table that has rows too."""
+    new, body_string = bare.beside("new"), bare.dotnet.dialect == "postgresql"
+    bare.dotnet.send(bare.queue, body=b"before")
+
+    def work(name: str) -> None:
+        connection = bare.open(name)
+        schema.install(connection)
+        for queue in (new, bare.queue):
+            schema.create_queue(connection, queue, body_string=body_string)
+
+    for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
+        done.result(timeout=TIMEOUT)
+
+    assert bare.dotnet.state_rows("version", "version") == [(schema.VERSION,)]
+    for queue in (new, bare.queue):
+        assert ("bodystring" in bare.desk.columns(queue)) == body_string
+    assert bare.bodies() == [b"before"]
+    assert bare.dotnet.receive(bare.queue) is not None
+
+
+def test_an_install_gives_up_behind_another(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a DBA's script does, which takes none of our locks; a later install succeeds."""
+    monkeypatch.setattr(schema, "LOCK_WAIT", 0.3)
+    desk = bare.desk
+    with transaction(desk, timeout=TIMEOUT):
+        desk.rows("install_schema")
+        desk.rows("install_state")
+
+        with pytest.raises(errors.InstallBlocked) as caught:
+            schema.install(bare.open("installer"))
+
+    assert f"nothing was installed in schema {bare.dotnet.state}" in str(caught.value)
+    schema.install(bare.open("installer"))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
+    """Of queue, endpoint, topic and table of subscriptions, for all that can be done to a queue."""
+    queue, table = bench.beside(name), bench.beside((name + "s")[1:])
+    printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
+    bench.dotnet.send(bench.errors, body=b"bystander")
+    with pytest.raises(errors.QueueNotFound):
+        dispatch(bench, stage(bench, chunk(b"x", queue=printed), sink="absent"))
+
+    schema.create_queue(bench.desk, queue)
+    schema.create_delayed(bench.desk, queue)
+    subscriptions.subscribe(bench.desk, table, topics=[topic], endpoint=name, queue=queue)
+    frame = {
+        "body": [b"sent", b"published", b"delayed"],
+        "queue": [printed, None, printed],
+        "topics": [None, [topic], None],
+        "delay": [None, None, 0],
+    }
+    raw: dict[str, Any] = {"subscriptionTable": bench.desk.printed(table)}
+    sender = Sender(options=bench.sink(queue=None, **raw), partition=0)
+    dispatch(bench, stage(bench, *sender.chunks([pa.RecordBatch.from_pydict(frame)])), **raw)
+    bench.dotnet.send(bench.queue, dumps({FORWARD_DESTINATION: printed}), b"forwarded")
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
+    Mover(queue, bench.source()).move(bench.desk)
+
+    assert bench.dotnet.subscribers(table, topic) == [printed]
+    rows = bench.receive(bench.task(bench.new_stream(), queue=queue))
+    assert sorted(bodies(rows)) == [b"delayed", b"forwarded", b"published", b"sent"]
+    assert bench.bodies(queue) == bench.bodies() == []
+    assert bench.bodies(bench.errors) == [b"bystander"]
+
+
+def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> None:
+    """Before anything is received. Those without a version may be of any release: it is found."""
+    said = f"not found in schema {bare.dotnet.state} .*`sqlqueue install`"
+    with (
+        StateSession(bare.source(), "x") as session,
+        pytest.raises(errors.StateNotInstalled, match=said),
+    ):
+        session.open()
+    schema.install(bare.desk)
+    bare.dotnet.dba.forget("version")
+    with StateSession(bare.source(), "x") as session, pytest.raises(errors.StateNotInstalled):
+        session.open()
+
+    (found,) = checks.of_state(bare.desk)
+    bare.dotnet.dba.run(found.fix)
+
+    assert (found.name, found.severity) == ("state", "error")
+    assert checks.of_state(bare.desk) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "fix"),
+    [
+        (99, errors.StateTooNew, "Upgrade sqlq-spark"),
+        (1, errors.StateTooOld, "Stop the queries .* receipt and staging are empty"),
+    ],
+)
+def test_state_tables_of_another_release_are_left_alone(
+    bench: Bench, version: int, error: type[Exception], fix: str
+) -> None:
+    """Streams check at each try, installs and the doctor too. The error says what to do."""
+    bench.dotnet.dba.change("version", version=version)
+    said = f"have version {version}, but this release supports {schema.VERSION}"
+
+    with StateSession(bench.source(), "x") as session:
+        for _ in range(2):  # not with the connection that was opened for the check
+            with pytest.raises(error, match=f"{said}. {fix}"):
+                session.open()
+    with pytest.raises(error):
+        schema.install(bench.desk)
+    (found,) = checks.of_state(bench.desk)
+
+    assert (found.name, found.severity) == ("state", "error")
+    assert said in found.found
+
+
+def test_a_state_schema_may_have_any_name(bare: Bench) -> None:
+    """It is quoted like a queue."""
+    state = bare.dotnet.state[-6:] + " a.b;q\"uo'te{queue}$do$%s"
+    options = bare.source(stateSchema=state)
+    try:
+        with Session(options, "install") as session:
+            schema.install(session.open())
+
+        with StateSession(options, "x") as session:
+            assert session.open().rows("version") == [(schema.VERSION,)]
+    finally:
+        bare.dotnet.dba.drop_schema(state)
+
+
+# ----- tables that another release, or a DBA, made otherwise ----------------------------------
 
 
 def alter(bench: Bench, text: str) -> None:
@@ -42,47 +210,30 @@ def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("otherwise", cases("otherwise"))
 def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str) -> None:
-    """It is planned, received from, diverted into, returned to, browsed, sent to and purged."""
+    """The doctor has nothing against it; it is browsed, received from, returned and sent to."""
     dotnet = bench.dotnet
     alter(bench, dotnet.dba.shapes.otherwise[otherwise])
+    assert checks.of_any_queue(bench.desk, bench.queue) == []
     sent = dotnet.send(bench.queue, '{"a":"b"}', b"good", lives=3_600_000)
     dotnet.send(bench.queue, "[]", b"poison")
     dotnet.send(bench.queue, body=b"gone", lives=-1)
 
     shown = browsed(bench, bench.queue)
-    loop = bench.loop(errorQueue=bench.desk.printed(bench.errors), maxConcurrency="1")
+    loop = bench.loop(errorQueue=bench.address("error"), maxConcurrency="1")
     end, (rows,) = bench.batch(loop)
     with transaction(bench.desk, timeout=TIMEOUT):
-        receipt = str(end.stream), end.batch, 0
-        returned = receipts.return_(bench.desk, receipt, bench.queue)
+        receipts.return_(bench.desk, (str(end.stream), 1, 0), bench.queue)
     dispatch(bench, stage(bench, chunk(b"ours", lives=-1)))
 
     assert [row["body"] for row in shown] == [b"good", b"poison", b"gone"]
-    assert shown[0]["id"] == sent.bytes
-    assert rows["body"].to_pylist() == [b"good"]
-    assert rows["headers"].to_pylist() == ['{"a":"b"}']
-    assert rows["expires"].to_pylist() == [shown[0]["expires"]]
-    assert [row.body for row in dotnet.rows(bench.errors)] == [b"poison"]
-    assert returned == 1
+    assert rows.to_pylist() == [shown[0]]
+    assert (shown[0]["id"], shown[0]["headers"]) == (sent.bytes, '{"a":"b"}')
+    assert bench.bodies(bench.errors) == [b"poison"]
     assert bench.bodies() == [b"good", b"ours"]
     assert dotnet.rows(bench.queue)[0].id == sent
     assert list(purge_expired(bench.desk, bench.queue)) == [1]
     got = dotnet.receive(bench.queue)
-    assert got is not None
-    assert got.body == b"good"
-
-
-def test_the_doctor_has_nothing_against_a_table_that_works(bare: Bench) -> None:
-    """Wider columns, more of them and another order are no fault."""
-    shapes = bare.dotnet.dba.shapes
-    for name, text in shapes.otherwise.items():
-        alter(bare, shapes.plain)
-        bare.dotnet.dba.expires_index(bare.queue, there=bare.dotnet.dialect == "sqlserver")
-        alter(bare, text)
-
-        found = checks.of_any_queue(bare.desk, bare.queue)
-
-        assert found == [], name
+    assert (got and got.body) == b"good"
 
 
 @pytest.mark.parametrize("how", cases("no_queue"))
@@ -91,25 +242,12 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
     bench.dotnet.send(bench.queue)
     alter(bench, bench.dotnet.dba.shapes.no_queue[how])
 
-    with pytest.raises(NotAQueue, match="is not a queue: "):
+    with pytest.raises(errors.NotAQueue, match="is not a queue: "):
         bench.loop().latest(INITIAL)
-    with pytest.raises(NotAQueue):
+    with pytest.raises(errors.NotAQueue):
         bench.receive(bench.task(None))
-    with pytest.raises(NotAQueue):
+    with pytest.raises(errors.NotAQueue):
         browsed(bench, bench.queue)
-
-
-def test_nothing_is_sent_to_a_table_that_is_no_queue(bare: Bench) -> None:
-    """A message may name any table of the database as its destination."""
-    names = ["id", "expires", "headers", "body"]
-    for name in names:
-        bare.dotnet.dba.rename(bare.queue, name, "other")
-        with bare.session("sink") as session, pytest.raises(NotAQueue) as caught:
-            insert.send_now(session, [chunk(b"x")], bare.sink(delivery="atLeastOnce"))
-        bare.dotnet.dba.rename(bare.queue, "other", name)
-
-        assert f"is not a queue: it has no column {name}" in str(caught.value)
-    assert bare.seqs() == []
 
 
 # ----- tables that are no queue of their own --------------------------------------------------
@@ -132,70 +270,120 @@ KINDS = {
 }
 
 
-def make(bench: Bench, kind: str) -> QueueAddress:
-    """Make a table of a kind."""
-    bench.dotnet.dba.run(KINDS[kind].format(bench.dotnet.schema, COLUMNS))
-    return bench.beside("odd")
-
-
 @only("postgresql", "kinds of tables that the other has not")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_queue_that_is_no_plain_table_is_found(bare: Bench, kind: str) -> None:
-    """A row's place is known within one table only, and a foreign one has commits of its own."""
-    odd = make(bare, kind)
+def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench, kind: str) -> None:
+    """A row's place is known within one table only; delayed messages are not moved from one."""
+    bench.dotnet.dba.run(KINDS[kind].format(bench.dotnet.schema, COLUMNS))
+    odd = bench.beside("odd")
 
-    found = {each.name: each for each in problems.of_table(bare.desk, odd)}
+    found = {each.name: each for each in problems.of_table(bench.desk, odd)}["table_kind"]
     if kind == "a foreign table":
-        bare.dotnet.dba.run(f"DROP FOREIGN DATA WRAPPER {bare.dotnet.schema} CASCADE")
+        bench.dotnet.dba.run(f"DROP FOREIGN DATA WRAPPER {bench.dotnet.schema} CASCADE")
+        return
+    with pytest.raises(errors.NotAQueue, match=f"it is {kind}"):
+        bench.batch(bench.loop(queue=bench.address("odd")))
+    if "partitions" in kind:
+        bench.dotnet.dba.on(odd, 'ALTER TABLE {queue} RENAME TO "orders.Delayed"')
+        bench.dotnet.dba.on(bench.delayed, "ALTER TABLE {queue} ADD COLUMN due timestamptz")
+        with pytest.raises(errors.NotAQueue, match="several partitions or descendants"):
+            bench.batch(bench.loop(delayedDelivery="true"))
 
-    assert found["table_kind"].severity == "error"
-    assert f"it is {kind}" in found["table_kind"].found
-
-
-@only("postgresql", "kinds of tables that the other has not")
-@pytest.mark.parametrize("kind", [each for each in KINDS if each != "a foreign table"])
-def test_a_stream_on_what_is_no_plain_table_ends_at_once(bench: Bench, kind: str) -> None:
-    """Before anything is received."""
-    make(bench, kind)
-    loop = bench.loop(queue=bench.address("odd"))
-
-    with pytest.raises(NotAQueue, match=f"it is {kind}"):
-        bench.batch(loop)
-
-
-@only("postgresql", "kinds of tables that the other has not")
-@pytest.mark.parametrize("kind", ["of partitions", "with a child"])
-def test_a_stream_moves_nothing_from_what_is_no_plain_table(bench: Bench, kind: str) -> None:
-    """A row is found by its place in one table: another could be moved before it is due."""
-    name = bench.dotnet.dba.quoted(schema.delayed_of(bench.queue))
-    made = f"CREATE TABLE {name} (id uuid, headers text, body bytea, due timestamptz NOT NULL)"
-    child = f"CREATE TABLE {bench.dotnet.schema}.child () INHERITS ({name})"
-    bench.dotnet.dba.run(f"DROP TABLE IF EXISTS {name}")
-    bench.dotnet.dba.run(
-        f"{made} PARTITION BY HASH (due)" if kind == "of partitions" else f"{made}; {child}"
-    )
-
-    with pytest.raises(NotAQueue, match="several partitions or descendants"):
-        bench.batch(bench.loop(delayedDelivery="true"))
+    assert found.severity == "error"
+    assert f"it is {kind}" in found.found
 
 
 @only("postgresql", "policies that COPY is refused under")
 def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
     """The error has the server's words; the doctor's fix works."""
-    state, everything = bench.dotnet.state, "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
+    state, queues = bench.dotnet.state, bench.dotnet.schema
     with bench.login("SELECT, INSERT, UPDATE, DELETE") as (login, connection):
-        role = login.name
+        bench.dotnet.dba.enlist(login)
         bench.dotnet.dba.run(
-            f"GRANT USAGE ON SCHEMA {state}, {bench.dotnet.schema} TO {role};"
-            f"GRANT {everything} {state} TO {role};"
-            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {bench.dotnet.schema} TO {role}"
+            f"GRANT USAGE ON SCHEMA {state} TO {login.name};"
+            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {queues} TO {login.name}"
         )
         bench.dotnet.dba.on(bench.queue, "ALTER TABLE {queue} ENABLE ROW LEVEL SECURITY")
         staged = stage(bench, chunk(b"1"))
-        with pytest.raises(StatementRefused, match="row-level security"):
+        with pytest.raises(errors.StatementRefused, match="row-level security"):
             dispatch(bench, staged, connection=connection)
 
         (found,) = checks.of_any_queue(connection, bench.queue)
         assert (found.name, found.severity) == ("row_security", "error")
         bench.dotnet.dba.run(found.fix)
         assert dispatch(bench, staged, connection=connection) == 1
+
+
+# ----- rights ---------------------------------------------------------------------------------
+
+
+def work(bench: Bench, source: QueueAddress, login: Login) -> None:
+    """Do all that a service does: move, plan, receive, divert, browse, ack, delay, dispatch."""
+    queue, delayed = bench.desk.printed(source), bench.desk.printed(schema.delayed_of(source))
+    raw = {"queue": queue, "errorQueue": bench.address("error"), "url": login.url}
+    options = bench.source(**raw, delayedDelivery="true")
+    to = {"queue": bench.printed, "delayedQueue": delayed, "url": login.url}
+    loop = StreamDriver(options, Clock(), checks.at_start)
+    try:
+        end = loop.latest(INITIAL)
+        with StateSession(options, "service") as session:
+            connection = session.open()
+            for task in loop.tasks(end):
+                receive(connection, task, origin=Origin())
+            assert browse.parts(connection, [source], parts=2) == []
+            out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})
+            staged = send.stage(session, out, sink=login.name, batch=0)
+            send.dispatch(connection, [staged], bench.sink(**to))
+        loop.latest(end)
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "the input",
+        # it may pass for a word of the server's sentence
+        pytest.param("sequence schema", marks=only("postgresql", "words of its sentences")),
+    ],
+)
+def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench, name: str) -> None:
+    """From none to all, but for those on a state schema, which may be another team's."""
+    dba, source = bench.dotnet.dba, bench.another(name)
+    schema.create_delayed(bench.desk, source)
+    bench.dotnet.send(source)
+    bench.dotnet.send(source, "[]")
+    bench.dotnet.store(schema.delayed_of(source), "", b"", delay=-3600)
+    state = [each for each in dba.shapes.rights if each.startswith("state")]
+    asked: list[str] = []  # to be let into the state schema
+    granted: list[str] = []
+    login = dba.login()
+
+    def give(right: str) -> None:
+        words = {"schema": bench.dotnet.schema, "state": bench.dotnet.state, "role": login.name}
+        dba.run(dba.shapes.rights[right].format(**words))
+
+    while "done" not in granted:
+        try:
+            work(bench, source, login)
+            granted.append("done")
+        except errors.StateRightMissing as error:
+            asked.append(str(error))
+            give(state.pop(0))
+        except errors.RightMissing as error:
+            granted.append(str(error).rpartition("A DBA can fix this with: ")[2])
+            dba.run(granted[-1].replace("the_user", login.name))
+        except errors.DatabaseFailure as error:  # what one may not see is not there for this login
+            granted.append(str(error))
+            give("schema")
+        assert len(granted) < 20
+    bench.dotnet.kill("sqlqueue service")
+    bench.close()
+    dba.drop_login(login)
+
+    assert len(set(granted)) == len(granted) > 3
+    assert state == []
+    said = f"stateSchema to your team's schema instead of {bench.dotnet.state}, or ask"
+    assert all(said in each and "GRANT" not in each for each in asked)
+    assert len(bench.bodies(bench.errors)) == 1
+    assert len(bench.bodies()) >= 1

@@ -1,27 +1,45 @@
-"""Looks at a queue beside its endpoint: what waits, is delayed, flows; and what a purge leaves."""
+"""Looks at a queue, browses, purges; and failed messages that are returned to their source."""
 
 from __future__ import annotations
 
+import logging
+import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
-from servers import only
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_connection import RecordedConnection
+from waiting import until
+from wire import golden
 
-from sqlq_spark.admin import checks, inspect, purge, report, watch
-from sqlq_spark.database import schema, transaction
-from sqlq_spark.wire.headers import dumps, wire_time
+from sqlq_spark.admin import failed_messages, report, watch
+from sqlq_spark.admin.failed_messages import Choice, Plan
+from sqlq_spark.admin.purge import purge_expired, purge_parts
+from sqlq_spark.errors import Deadlock, MessageChanged
+from sqlq_spark.receive import browse
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.headers import (
+    EXCEPTION_INFO,
+    FAILED_Q,
+    FAULT_PREFIXES,
+    MESSAGE_ID,
+    TIME_OF_FAILURE,
+    dumps,
+    escape,
+    wire_time,
+)
 
-from .conftest import TIMEOUT, Bench
+from .conftest import ON_DATABASE, TIMEOUT, Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import uuid
+    from collections.abc import Callable
 
-    from sqlq_spark.admin.problems import Finding
-
-MESSAGE = {"headers": pa.string(), "body": pa.binary(), "due": pa.timestamp("us", "UTC")}
-DELAYED = pa.schema(list(MESSAGE.items()))
+    import pyarrow as pa
 
 
 def look(bench: Bench) -> watch.QueueLook:
@@ -29,25 +47,13 @@ def look(bench: Bench) -> watch.QueueLook:
     return watch.look_at(bench.desk, bench.queue, bench.source(), {})
 
 
-def counts(before: watch.QueueLook, now: watch.QueueLook) -> tuple[int | None, int | None]:
+def counts(before: watch.QueueLook, now: watch.QueueLook) -> list[int | None]:
     """How many messages came and went between two looks."""
     assert before.at is not None
     assert now.at is not None
     its, seconds = watch.flow(before, now), (now.at - before.at).total_seconds()
     rates = (its.incoming, its.outgoing)
-    came, went = (None if rate is None else round(rate * seconds) for rate in rates)
-    return came, went
-
-
-def delay(bench: Bench, seconds: Sequence[float] = ()) -> None:
-    """Make the table of delayed messages, and let some wait, who are due in so many seconds."""
-    schema.create_delayed(bench.desk, bench.queue)
-    table = schema.delayed_of(bench.queue)
-    for at, each in enumerate(seconds):
-        due = bench.dotnet.clock().replace(tzinfo=UTC) + timedelta(seconds=each)
-        row = {"headers": "{}", "body": b"%d" % at, "due": due}
-        with transaction(bench.desk, timeout=TIMEOUT):
-            bench.desk.load(table, pa.Table.from_pylist([row], DELAYED))
+    return [None if rate is None else round(rate * seconds) for rate in rates]
 
 
 def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
@@ -65,9 +71,9 @@ def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
     bare.dotnet.receive(bare.queue)
     fourth = look(bare)
 
-    assert counts(first, second) == (None, None)  # no seq was ever given out before
-    assert counts(second, third) == (4, 3)
-    assert counts(third, fourth) == (1, 7)
+    assert counts(first, second) == [None, None]  # no seq was ever given out before
+    assert counts(second, third) == [4, 3]
+    assert counts(third, fourth) == [1, 7]
     assert watch.flow(None, first) == first
 
 
@@ -82,56 +88,6 @@ def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
     assert 85 < (look(bare).oldest or 0) < 120
     bare.dotnet.receive(bare.queue)
     assert look(bare).oldest is None
-
-
-def delayed_findings(bench: Bench) -> list[Finding]:
-    """What the doctor finds in the table of delayed messages."""
-    found = checks.of_any_queue(bench.desk, bench.queue)
-    return [each for each in found if each.where.count(".Delayed")]
-
-
-@only("postgresql", "the DBA's statements")
-@pytest.mark.parametrize(
-    ("make", "name", "severity"),
-    [
-        ('DROP INDEX "{schema}"."orders.Delayed_Due"', "due_index", "warning"),
-        ("ALTER TABLE {table} DROP COLUMN body", "delayed_column", "error"),
-        ("ALTER TABLE {table} SET (autovacuum_enabled = off)", "delayed_autovacuum", "error"),
-    ],
-)
-def test_what_is_wrong_with_delayed_messages_is_found_and_its_fix_works(
-    bare: Bench, make: str, name: str, severity: str
-) -> None:
-    """Nothing is wrong without the table, and with one as we make it."""
-    assert delayed_findings(bare) == []
-    delay(bare)
-    assert delayed_findings(bare) == []
-    table = bare.desk.printed(schema.delayed_of(bare.queue))
-    bare.dotnet.dba.run(make.format(table=table, schema=bare.dotnet.schema))
-
-    (found,) = delayed_findings(bare)
-
-    assert (found.name, found.severity, found.where) == (name, severity, table)
-    bare.dotnet.dba.run(found.fix)
-    assert delayed_findings(bare) == []
-
-
-def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
-    """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
-    empty = look(bare).depth
-    assert list(purge.purge_parts(bare.desk, bare.queue, empty)) == []
-    bare.dotnet.send_many(bare.queue, [b"x"] * 25)
-    with transaction(bare.desk, timeout=TIMEOUT):
-        depth = inspect.depth(bare.desk, bare.queue)
-    bare.dotnet.send(bare.queue, body=b"new")
-
-    batches = purge.purge_parts(bare.desk, bare.queue, depth, batch=10)
-    first = next(batches)
-    left = len(bare.seqs())
-
-    assert (first, left) == (9, 17)
-    assert first + sum(batches) == 25
-    assert bare.bodies() == [b"new"]
 
 
 def test_failures_are_grouped_by_exception(bare: Bench) -> None:
@@ -151,7 +107,303 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
     (found,) = report.find_failures(bare.desk, look, are_named=True)
 
     x, y, none = found["groups"]
-    assert (x["exception"], x["messages"], x["queues"]) == ("A.X", 2, {"Shop": 2})
-    assert (x["first"], x["last"], x["example"]) == (moments[1], moments[0], "no stock")
+    assert (x["messages"], x["queues"], x["example"]) == (2, {"Shop": 2}, "no stock")
+    assert (x["first"], x["last"]) == (moments[1], moments[0])
     assert (none["exception"], y["exception"]) == ("(none)", "A.Y")
     assert (found["messages"], found["read"]) == (4, 4)
+
+
+# ----- browsing --------------------------------------------------------------------------------
+
+
+def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[pa.Table]:
+    """Read a range."""
+    return list(browse.pages(bench.desk, bench.queue, first, stop, narrow=narrow))
+
+
+@ON_DATABASE
+@given(gone=st.sets(st.integers(0, 39)), parts=st.integers(1, 9), size=st.integers(0, 3000))
+def test_ranges_hold_every_message_once(
+    bench: Bench, gone: set[int], parts: int, size: int
+) -> None:
+    """Whatever gaps there are; ranges ascend, do not overlap, and are not more than asked for."""
+    bench.dotnet.dba.empty(bench.queue)
+    bench.dotnet.send_many(bench.queue, [b"%d" % at + b"x" * size for at in range(40)])
+    base = bench.seqs()[0]
+    bench.dotnet.dba.do("delete", bench.queue, seqs=[base + at for at in gone])
+
+    ranges = browse.parts(bench.desk, [bench.queue], parts=parts)
+    tables = [page for _, first, stop in ranges for page in pages(bench, first, stop)]
+
+    assert len(ranges) <= parts
+    assert all(stop == first for (_, _, stop), (_, first, _) in pairwise(ranges))
+    rows = [(row["id"], row["body"], row["seq"]) for page in tables for row in page.to_pylist()]
+    there = bench.dotnet.rows(bench.queue)
+    assert rows == [(row.id.bytes, row.body, row.seq) for row in there]
+
+
+def test_heavy_messages_come_in_small_pages(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read sizes the next page. A reader that stops early holds no transaction."""
+    monkeypatch.setattr(browse, "FIRST_PAGE", 2)
+    monkeypatch.setattr(browse, "PAGE_BYTES", 10_000)
+    bench.dotnet.send_many(bench.queue, [b"x" * 4000] * 12 + [b"y" * 20_000] * 2)
+
+    sizes = [page.num_rows for page in pages(bench, 1, 15)]
+    begun = browse.pages(bench.desk, bench.queue, 1, 15, narrow=False)
+    next(begun)
+    bench.dotnet.dba.do("truncate", bench.queue)  # waits for every transaction on it
+
+    assert sizes == [2] * 6 + [1, 1]
+    assert list(begun) == []
+
+
+# ----- purging ---------------------------------------------------------------------------------
+
+
+def fill(bench: Bench, *lives: int | None) -> None:
+    """Send messages that are numbered from 0."""
+    for at, each in enumerate(lives):
+        bench.dotnet.send(bench.queue, body=b"%d" % at, lives=each)
+
+
+def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
+    """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
+    assert list(purge_parts(bare.desk, bare.queue, look(bare).depth)) == []
+    fill(bare, *[None] * 25)
+    depth = look(bare).depth
+    bare.dotnet.send(bare.queue, body=b"new")
+
+    batches = purge_parts(bare.desk, bare.queue, depth, batch=10)
+    first = next(batches)
+    left = len(bare.seqs())
+
+    assert (first, left) == (9, 17)
+    assert first + sum(batches) == 25
+    assert bare.bodies() == [b"new"]
+
+
+def test_only_what_has_expired_is_purged(bare: Bench) -> None:
+    """In full batches; what a consumer holds is not waited for, but found the next time."""
+    fill(bare, None, -1, 3_600_000, 0, -86_400_000, *[-1] * 5)
+    purged = partial(purge_expired, bare.desk, bare.queue, batch=3)
+
+    with bare.dotnet.hold(bare.queue, bare.seqs()[1:2]):
+        assert list(purged()) == [3, 3, 1]
+
+    assert bare.bodies() == [b"0", b"1", b"2"]
+    assert list(purged()) == [1]
+    assert list(purged()) == []
+    assert bare.bodies() == [b"0", b"2"]
+
+
+class Victim(RecordedConnection):
+    """A session whose first delete is undone to end a deadlock."""
+
+    undone = False
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection; the delete runs before it is undone."""
+        found = call()
+        if statement.startswith("purge_") and not self.undone:
+            self.undone = True
+            raise Deadlock(statement=statement, reason="victim")
+        return found
+
+
+def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
+    """By ranges and by expiry; each message is counted once."""
+    fill(bare, *[-1] * 2, *[None] * 3)
+
+    waits = look(bare).depth
+    expired, rest = Victim(bare.desk), Victim(bare.desk)
+
+    assert list(purge_expired(expired, bare.queue)) == [2]
+    assert sum(purge_parts(rest, bare.queue, waits)) == 3
+    assert expired.undone
+    assert rest.undone
+    assert bare.seqs() == []
+
+
+def test_purge_on_startup_waits_for_consumers(
+    bare: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a consumer gives back is purged too; what comes later is not for an AvailableNow run."""
+    fill(bare, *[None] * 3)
+    caplog.set_level(logging.WARNING, logger="sqlq_spark")
+    loop = bare.loop(purgeOnStartup="true", transactionMode="none")
+
+    with bare.dotnet.hold(bare.queue, bare.seqs()[:1]):
+        started = bare.thread(loop.freeze)
+        until(lambda: bare.dotnet.waiting("sqlqueue driver orders"))
+    started.result(timeout=TIMEOUT)
+    fill(bare, None)
+
+    assert bare.drain(loop) == []
+    assert len(bare.seqs()) == 1
+    (record,) = caplog.records
+    assert record.getMessage() == f"{bare.printed}: 3 messages purged (purgeOnStartup=true)"
+
+
+# ----- return to source -----------------------------------------------------------------------
+
+
+EXCEPTION = f"{EXCEPTION_INFO}ExceptionType"
+
+
+def fail(bench: Bench, body: bytes = b"{}", /, **headers: str | None) -> uuid.UUID:
+    """Put a message into the error queue, as an endpoint does; `headers` are more of them."""
+    failed = {FAILED_Q: bench.printed, TIME_OF_FAILURE: "2026-06-30 17:05:39:000001 Z"}
+    whole = {MESSAGE_ID: "m", EXCEPTION: "System.Bad", **failed, **headers}
+    return bench.dotnet.send(bench.errors, dumps(whole), body)
+
+
+def planned(bench: Bench, **choice: Any) -> Plan:
+    """Look at the error queue."""
+    return failed_messages.plan(bench.desk, bench.errors, Choice(**choice), bench.source())
+
+
+def give_back(bench: Bench, found: Plan, application: str = "retry", batch: int = 2) -> list[Any]:
+    """Return what can be returned."""
+    return list(
+        failed_messages.give_back(bench.session(application), bench.errors, found, batch=batch)
+    )
+
+
+def waiting(bench: Bench) -> list[bytes | None]:
+    """The bodies of the error queue."""
+    return bench.bodies(bench.errors)
+
+
+def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> None:
+    """What the endpoint added when it failed leaves the text; all else stays byte for byte."""
+    failures = [case for case in golden() if FAILED_Q in (case.read or {})]
+    here = f'"{FAILED_Q}":"{escape(bare.printed)}"'
+    texts = [
+        re.sub(rf'"{FAILED_Q}":"(\\"|[^"])*"', lambda _: here, str(each.headers))
+        for each in failures
+    ]
+    for text, each in zip(texts, failures, strict=True):
+        bare.dotnet.send(bare.errors, text, each.body)
+
+    found = planned(bare, exceptions=frozenset({"InvalidOperationException"}))
+    (done,) = give_back(bare, found, batch=100)
+
+    kind = "System.InvalidOperationException"
+    assert [each[1:] for each in found.groups] == [(kind, 5)]
+    assert (done.messages, waiting(bare)) == (5, [])
+    added = rf',"({"|".join(map(re.escape, FAULT_PREFIXES))})[^"]*":"(\\.|[^"\\])*"'
+    assert [(each.headers, each.body) for each in bare.dotnet.rows(bare.queue)] == [
+        (re.sub(added, "", text), each.body) for text, each in zip(texts, failures, strict=True)
+    ]
+
+
+def test_a_message_keeps_its_identity(bare: Bench) -> None:
+    """One without a message id goes by its row's, which changes: it is written down."""
+    row = bare.dotnet.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
+
+    give_back(bare, planned(bare, ids=frozenset({str(row)})))
+
+    (back,) = bare.dotnet.rows(bare.queue)
+    assert (back.headers, back.body) == (dumps({MESSAGE_ID: str(row)}), b"")
+
+
+def test_a_choice_takes_what_fits_all_of_it(bare: Bench) -> None:
+    """Ids of messages and rows, exceptions by either name, the failed queue, and the time."""
+    noon = "2026-06-30 12:00:00:000000 Z"
+    row = fail(bare, b"0", **{MESSAGE_ID: "a", EXCEPTION: "Shop.Late"})
+    fail(bare, b"1", **{MESSAGE_ID: "b", TIME_OF_FAILURE: noon})
+    fail(bare, b"2", **{MESSAGE_ID: "c", EXCEPTION: None, TIME_OF_FAILURE: "lunch"})
+    at = datetime(2026, 6, 30, 12, tzinfo=UTC)
+
+    def count(*exceptions: str, ids: tuple[str, ...] = (), **choice: Any) -> int:
+        if ids:
+            choice["ids"] = frozenset(ids)
+        if exceptions:
+            choice["exceptions"] = frozenset(exceptions)
+        return planned(bare, **choice).messages
+
+    assert count() == count(failed_queue=bare.queue) == 3
+    assert count(ids=(str(row), "b", "z")) == 2
+    assert planned(bare, ids=frozenset({"z", "a"})).missing == ["z"]
+    assert count("Late") == count("Bad", ids=("a", "b")) == 1
+    assert count("Shop.Late", "System.Bad", "System") == 2
+    assert count("") == count(failed_queue=QueueAddress("other")) == 0
+    assert (count(since=at), count(until=at), count(since=at, until=at)) == (2, 0, 0)
+
+
+HOSTILE = {
+    "": "no header NServiceBus.FailedQ",
+    '"unclosed': "cannot be used",
+    "a" * 5000: "cannot be used",
+    "orders; DROP TABLE orders": "cannot insert into a queue",
+    "Shop.Sales@[dbo]@[shop]": "names a queue in another database than",
+    "Shop.Sales": 'is read as schema and table "Shop"."Sales"',
+}
+
+
+def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
+    """Corrupt headers, no FailedQ, hostile ones, a queue that is none, or elsewhere, or itself."""
+    known = bare.dotnet.dialect == "postgresql"
+    reasons = {dumps({FAILED_Q: each}): why if known else "" for each, why in HOSTILE.items()}
+    reasons |= {dumps({FAILED_Q: bare.address("error")}): "error queue itself", "{}": "no header"}
+    reasons |= {"[]": "corrupt", '{"NServiceBus.FailedQ":7}': "corrupt"}
+    for text in reasons:
+        bare.dotnet.send(bare.errors, text)
+    fail(bare, b"good")
+
+    found = planned(bare)
+    give_back(bare, found)
+
+    said = {each.id: reason for reason, some in found.staying.items() for each in some}
+    rows = {row.headers: said.get(str(row.id), "") for row in bare.dotnet.rows(bare.errors)}
+    assert rows.keys() == reasons.keys()
+    for text, reason in reasons.items():
+        assert reason in rows[text] != ""
+    assert bare.bodies() == [b"good"]
+
+
+def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
+    """One that went away, and one with a law of its own; a batch is undone as a whole."""
+    gone, strict = bare.another("gone"), bare.another("strict")
+    for at, each in enumerate((gone, strict, strict, bare.queue)):
+        fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed(each)})
+    found = planned(bare)
+    bare.dotnet.dba.drop(gone)
+    bare.dotnet.dba.do("refuse", strict)
+
+    done = give_back(bare, found)
+
+    assert [(each.messages, each.left) for each in done] == [(0, 1), (0, 2), (1, 0)]
+    assert "was not found" in str(done[0].reason)
+    assert "not today" in str(done[1].reason)
+    assert [bare.bodies(), waiting(bare)] == [[b"3"], [b"0", b"1", b"2"]]
+
+
+def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heavy message goes alone."""
+    monkeypatch.setattr(failed_messages, "BATCH_BYTES", 3000)
+    for size in (1, 1, 1, 4000, 1, 1):
+        fail(bare, b"x" * size)
+
+    done = give_back(bare, planned(bare))
+
+    assert [each.messages for each in done] == [2, 1, 1, 2]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_message_that_is_another_now_is_not_returned(bare: Bench, *, replaced: bool) -> None:
+    """Its headers changed, or another has its seq in a new table; nothing of its batch goes."""
+    fail(bare, b"0")
+    fail(bare, b"1")
+    found = planned(bare)
+    if replaced:
+        bare.dotnet.dba.drop(bare.errors)
+        bare.dotnet.create(bare.errors)
+        fail(bare, b"other")
+    else:
+        bare.dotnet.dba.do("rewrite", bare.errors, headers=dumps({FAILED_Q: "elsewhere"}))
+
+    with pytest.raises(MessageChanged, match="Nothing of its batch was returned"):
+        give_back(bare, found)
+
+    assert [bare.bodies(), waiting(bare)] == [[], [b"other"] if replaced else [b"0", b"1"]]

@@ -17,18 +17,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import errors
 
-from . import dba
+from sqlq_spark.wire.address import QueueAddress
+
+from .dba import DBA
+from .shapes import POSTGRESQL, Shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from conftest import Place
-
-    from sqlq_spark.wire.address import QueueAddress
-
-    from .dba import DBA
 
 Row = tuple[Any, ...]
 
@@ -77,14 +76,19 @@ class DotNet(ABC):
     connection: Any  # commits each statement, unless a transaction was begun
 
     dialect: ClassVar[str]
-    texts: ClassVar[Mapping[str, str]]  # {queue}, {to}: tables
+    shapes: ClassVar[Shapes]
+    texts: ClassVar[Mapping[str, str]]  # with the words of `words`
+    home: ClassVar[str]  # the schema of tables without one
+    mark: ClassVar[str]  # of a value in a text, by its name
+    counts: ClassVar[str] = ""  # behind a text: give the number of rows that it changed
+    earlier: ClassVar[str]  # a column, by so many hours
+    active: ClassVar[str]  # sessions with a word in their names, and whether they wait for a lock
+    ends: ClassVar[str]  # ends a session
 
     @property
-    @abstractmethod
     def dba(self) -> DBA:
         """Who has all rights."""
-
-    # ------------------------------------------------------------ sessions
+        return DBA(self)
 
     @abstractmethod
     def connect(self, zone: str | None, patience: float) -> Any:
@@ -121,13 +125,35 @@ class DotNet(ABC):
             Busy: another session holds what is asked for.
         """
 
-    @abstractmethod
-    def count(
-        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
-    ) -> int:
+    def count(self, text: str, table: QueueAddress, **values: Any) -> int:
         """Run a text as `ask` does; returns how many rows it changed."""
+        return int(self.ask(text + self.counts, table, **values)[0][0])
 
-    # ------------------------------------------------------------ tables
+    @abstractmethod
+    def quote(self, name: str) -> str:
+        """A name as SQL quotes it."""
+
+    def quoted(self, table: QueueAddress) -> str:
+        """A table as SQL names it."""
+        names = (table.catalog, table.schema or self.home, table.table)
+        return ".".join(self.quote(each) for each in names if each is not None)
+
+    def words(self, table: QueueAddress, to: QueueAddress | None = None) -> dict[str, str]:
+        """What stands for the words in braces; `text` is the table within a literal."""
+        queue, name = self.quoted(table), table.table
+        return {
+            "queue": queue,
+            "to": self.quoted(to or table),
+            "text": queue.replace("'", "''"),
+            "table": name,
+            "due": self.quote(f"{name}_Due"),
+            "sequence": self.quoted(replace(table, table=f"{name}_seq_seq")),
+            "refuse": self.quoted(replace(table, table="refuse")),
+        }
+
+    @abstractmethod
+    def drop_schema(self, name: str) -> None:
+        """Drop a schema with its tables, if it is there."""
 
     @abstractmethod
     def install(self, kind: str, table: QueueAddress) -> None:
@@ -163,13 +189,11 @@ class DotNet(ABC):
         self.ask(self.texts["send"], queue, row=row, lives=lives, headers=headers, body=body)
         return row
 
-    def send_many(
-        self, queue: QueueAddress, bodies: Sequence[bytes], *, lives: int | None = None
-    ) -> None:
+    def send_many(self, queue: QueueAddress, bodies: Sequence[bytes]) -> None:
         """Insert messages of equal headers, in one transaction."""
         with self.connection.transaction():
             for body in bodies:
-                self.send(queue, body=body, lives=lives)
+                self.send(queue, body=body)
 
     def receive(self, queue: QueueAddress) -> Received | None:
         """Delete the lowest message that no one holds."""
@@ -253,27 +277,34 @@ class DotNet(ABC):
         found = self.ask(self.texts["subscribers"], table, topics=list(topics))
         return sorted(queue for (queue,) in found)
 
-    # ------------------------------------------------------------ what the server says
-
-    @abstractmethod
     def state_rows(self, table: str, columns: str) -> list[Row]:
         """Columns of a state table, in the order of the columns."""
+        names = (each.strip() for each in columns.split(","))
+        listed = ", ".join(f'"{each}"' if each.isidentifier() else each for each in names)
+        text = f"SELECT {listed} FROM {{queue}} ORDER BY {listed}"
+        return self.ask(text, QueueAddress(table, self.state))
 
-    @abstractmethod
     def clock(self) -> datetime:
         """The database's UTC clock."""
+        moment: datetime = self.execute(self.texts["clock"])[0][0]
+        return moment
 
-    @abstractmethod
     def kill(self, application: str) -> int:
         """End the sessions whose name holds `application`, and wait; returns how many."""
+        found = {session for session, _ in self.execute(self.active, application)}
+        for session in found:
+            self.execute(self.ends.format(session))
+        while self.sessions(application):
+            time.sleep(0.001)
+        return len(found)
 
-    @abstractmethod
     def sessions(self, application: str) -> int:
         """How many sessions have `application` in their name."""
+        return len({session for session, _ in self.execute(self.active, application)})
 
-    @abstractmethod
     def waiting(self, application: str) -> bool:
         """Whether a session whose name holds `application` waits for a lock."""
+        return any(waits for _, waits in self.execute(self.active, application))
 
 
 def _uuid(value: uuid.UUID | str) -> uuid.UUID:
@@ -344,10 +375,56 @@ _POSTGRESQL = {
     "hold": "SELECT FROM {queue} WHERE Seq = ANY (%(seqs)s) FOR UPDATE",
     "hold_delayed": "SELECT FROM {queue} WHERE Body = ANY (%(bodies)s) FOR UPDATE",
     "lock": "LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE",
+    "clock": "SELECT clock_timestamp() AT TIME ZONE 'UTC'",
 }
-
-
-_ACTIVE = "SELECT {} FROM pg_stat_activity WHERE position(%s IN application_name) > 0"
+_REFUSE = (
+    "CREATE OR REPLACE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql"
+    " AS $$BEGIN RAISE EXCEPTION 'not today'; END$$;"
+)
+# what a DBA does
+_DBA = {
+    "count": "SELECT count(*) FROM {queue}",
+    "closed": "LOCK TABLE {queue} IN SHARE MODE",
+    # as an endpoint writes them
+    "fill": (
+        "INSERT INTO {queue} (id, headers, body) SELECT gen_random_uuid(), "
+        """ '{{"NServiceBus.MessageId":"m-' || n || '","NServiceBus.MessageIntent":"Send",' """
+        """ || '"NServiceBus.ContentType":"application\\/json",' """
+        """ || '"NServiceBus.EnclosedMessageTypes":"Shop.PlaceOrder",' """
+        """ || '"NServiceBus.TimeSent":"2026-06-30 17:05:09:123456 Z"}}', """
+        """ convert_to('{{"number":' || n || '}}', 'UTF8') """
+        "FROM generate_series(%(before)s::int + 1, %(before)s::int + %(many)s::int) AS n ORDER BY n"
+    ),
+    "retype": (
+        "UPDATE {queue} SET headers = replace(headers, 'Shop.PlaceOrder', %(name)s)"
+        " WHERE seq %% %(types)s = %(at)s"
+    ),
+    "poison": (
+        "INSERT INTO {queue} (id, expires, headers, body) SELECT gen_random_uuid(),"
+        " CASE WHEN n <= %(expired)s THEN timestamp '2026-01-01' END, '[\"poison\"]', ''"
+        " FROM generate_series(1, %(many)s) AS n ORDER BY n"
+    ),
+    "set_expires": "UPDATE {queue} SET Expires = %(moment)s::timestamp WHERE Id = %(row)s::uuid",
+    "lifetimes": (
+        "SELECT extract(epoch FROM Expires - (now() AT TIME ZONE 'UTC'))::float8"
+        " FROM {queue} ORDER BY Seq"
+    ),
+    "truncate": "TRUNCATE {queue}",
+    "delete": "DELETE FROM {queue} WHERE Seq = ANY (%(seqs)s)",
+    "rewrite": "UPDATE {queue} SET Headers = %(headers)s",
+    "put_at": "INSERT INTO {queue} (Id, Headers, Seq) VALUES (gen_random_uuid(), '{{}}', %(seq)s)",
+    "make_due": "UPDATE {queue} SET due = due - %(seconds)s::float8 * interval '1 s'",
+    "refuse": (
+        f"{_REFUSE} CREATE TRIGGER t BEFORE INSERT ON {{queue}} EXECUTE FUNCTION {{refuse}}()"
+    ),
+    # when it is committed
+    "refuse_late": (
+        f"{_REFUSE} CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {{queue}}"
+        " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {refuse}()"
+    ),
+    "archive": "CREATE TABLE {queue} (id uuid, headers text, body bytea)",
+    "view": "CREATE VIEW {queue} AS SELECT * FROM {to}",
+}
 
 
 @dataclass(frozen=True)
@@ -356,11 +433,15 @@ class PostgreSQL(DotNet):
 
     connection: psycopg.Connection[Row]
     dialect: ClassVar[str] = "postgresql"
-    texts: ClassVar[Mapping[str, str]] = _POSTGRESQL
-
-    @property
-    def dba(self) -> DBA:
-        return dba.PostgreSQL(self.url, self.state, self.connection)
+    shapes: ClassVar[Shapes] = POSTGRESQL
+    texts: ClassVar[Mapping[str, str]] = _POSTGRESQL | _DBA
+    home: ClassVar[str] = "public"
+    mark: ClassVar[str] = "%({})s"
+    earlier: ClassVar[str] = "{} - {} * interval '1 hour'"
+    active: ClassVar[str] = """
+        SELECT pid, wait_event_type IS NOT DISTINCT FROM 'Lock' FROM pg_stat_activity
+         WHERE position(%s IN application_name) > 0"""
+    ends: ClassVar[str] = "SELECT pg_terminate_backend({})"
 
     @classmethod
     def at(cls, place: Place) -> PostgreSQL:
@@ -373,34 +454,27 @@ class PostgreSQL(DotNet):
         return psycopg.connect(self.url, autocommit=True, options=settings)
 
     def execute(self, text: str, *values: object) -> list[Row]:
-        cursor = self.connection.execute(text.encode(), values)
+        """As DotNet; a text without values may hold several statements."""
+        cursor = self.connection.execute(text.encode(), values or None)
         return cursor.fetchall() if cursor.description else []
-
-    def _run(
-        self, text: str, table: QueueAddress, to: QueueAddress | None, values: dict[str, Any]
-    ) -> psycopg.Cursor[Row]:
-        due = replace(table, table=f"{table.table}_Due")
-        words = {"queue": dba.quoted(table), "to": dba.quoted(to or table)}
-        words["due"] = dba.quoted(due).partition(".")[2]
-        # psycopg reads % in a name as a placeholder: double it, and always pass parameters
-        named = text.format(**{word: each.replace("%", "%%") for word, each in words.items()})
-        try:
-            return self.connection.execute(named.encode(), {"name": words["queue"], **values})
-        except errors.UndefinedTable as error:
-            raise LookupError(str(table)) from error
-        except errors.LockNotAvailable as error:
-            raise Busy from error
 
     def ask(
         self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
     ) -> list[Row]:
-        cursor = self._run(text, table, to, values)
-        return cursor.fetchall() if cursor.description else []
+        """As DotNet; a statement without rows gives how many it changed."""
+        words = self.words(table, to)
+        # psycopg reads % in a name as a placeholder: double it, and always pass parameters
+        named = text.format(**{word: each.replace("%", "%%") for word, each in words.items()})
+        try:
+            cursor = self.connection.execute(named.encode(), {"name": words["queue"], **values})
+        except errors.UndefinedTable as error:
+            raise LookupError(str(table)) from error
+        except errors.LockNotAvailable as error:
+            raise Busy from error
+        return cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
 
-    def count(
-        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
-    ) -> int:
-        return self._run(text, table, to, values).rowcount
+    def quote(self, name: str) -> str:
+        return '"' + name.replace('"', '""') + '"'
 
     def install(self, kind: str, table: QueueAddress) -> None:
         made = (errors.DuplicateTable, errors.DuplicateObject, errors.UniqueViolation)
@@ -408,25 +482,5 @@ class PostgreSQL(DotNet):
             for text in self.texts[kind].split(";"):
                 self.ask(text, table)
 
-    def state_rows(self, table: str, columns: str) -> list[Row]:
-        text = f"SELECT {columns} FROM {{}} ORDER BY {columns}"
-        name = sql.Identifier(self.state, table)
-        return self.connection.execute(sql.SQL(text).format(name)).fetchall()
-
-    def clock(self) -> datetime:
-        moment: datetime = self.execute("SELECT clock_timestamp() AT TIME ZONE 'UTC'")[0][0]
-        return moment
-
-    def kill(self, application: str) -> int:
-        # with a timeout of its own it polls every 100 ms
-        killed = self.execute(_ACTIVE.format("pg_terminate_backend(pid)"), application)
-        while self.sessions(application):
-            time.sleep(0.001)
-        return len(killed)
-
-    def sessions(self, application: str) -> int:
-        return int(self.execute(_ACTIVE.format("count(*)"), application)[0][0])
-
-    def waiting(self, application: str) -> bool:
-        text = _ACTIVE.format("count(*)") + " AND wait_event_type = 'Lock'"
-        return bool(self.execute(text, application)[0][0])
+    def drop_schema(self, name: str) -> None:
+        self.execute(f"DROP SCHEMA IF EXISTS {self.quote(name)} CASCADE")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 import uuid
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -18,17 +17,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.url import Target
 
-from . import sqlserver_dba
-from .sqlserver_dba import quoted
+from .dba import DBA, Login
+from .shapes import SQLSERVER, Shapes
 from .transport import Busy, DotNet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from datetime import datetime
+    from collections.abc import Iterator, Mapping
 
     from sqlq_spark.wire.address import QueueAddress
 
-    from .dba import DBA
     from .transport import Row
 
 # NOCOUNT is saved before a statement, and put back after it
@@ -142,6 +139,60 @@ _SQLSERVER = {
     "hold": "DELETE FROM {queue} WHERE RowVersion IN (:seqs)",
     "hold_delayed": "DELETE FROM {queue} WHERE Body IN (:bodies)",
     "lock": "SELECT TOP (1) 1 FROM {queue} WITH (TABLOCKX, HOLDLOCK)",
+    "clock": "SELECT GETUTCDATE()",
+}
+# what a DBA does
+_NUMBERS = (
+    "(SELECT TOP (:many) :before + ROW_NUMBER() OVER (ORDER BY (SELECT NULL)) AS n"
+    " FROM sys.all_columns AS a CROSS JOIN sys.all_columns AS b) AS numbers ORDER BY n"
+)
+_DBA = {
+    "count": "SELECT COUNT(*) FROM {queue} WITH (NOLOCK)",  # what others hold is counted too
+    "closed": "SELECT TOP (1) 1 FROM {queue} WITH (TABLOCK, HOLDLOCK)",
+    "fill": (
+        "INSERT INTO {queue} (Id, Recoverable, Headers, Body) SELECT NEWID(), 1, CONCAT("
+        """ N'{{"NServiceBus.MessageId":"m-', n, N'","NServiceBus.MessageIntent":"Send",', """
+        """ N'"NServiceBus.ContentType":"application\\/json",', """
+        """ N'"NServiceBus.EnclosedMessageTypes":"Shop.PlaceOrder",', """
+        """ N'"NServiceBus.TimeSent":"2026-06-30 17:05:09:123456 Z"}}'), """
+        """ CAST(CONCAT('{{"number":', n, '}}') AS varbinary(max)) """
+        f"FROM {_NUMBERS}"
+    ),
+    "retype": (
+        "UPDATE {queue} SET"
+        " Headers = REPLACE(Headers, N'Shop.PlaceOrder', CAST(:name AS nvarchar(1000)))"
+        " WHERE RowVersion % :types = :at"
+    ),
+    "poison": (
+        "INSERT INTO {queue} (Id, Recoverable, Expires, Headers, Body) SELECT NEWID(), 1,"
+        " CASE WHEN n <= :expired THEN '2026-01-01' END, N'[\"poison\"]', 0x"
+        f" FROM {_NUMBERS}"
+    ),
+    "set_expires": "UPDATE {queue} SET Expires = CAST(:moment AS datetime2(6)) WHERE Id = :row",
+    "lifetimes": (
+        "SELECT CAST(DATEDIFF_BIG(ms, GETUTCDATE(), Expires) AS float) / 1000"
+        " FROM {queue} ORDER BY RowVersion"
+    ),
+    "truncate": "TRUNCATE TABLE {queue}",
+    "delete": "DELETE FROM {queue} WHERE RowVersion IN (:seqs)",
+    "rewrite": "UPDATE {queue} SET Headers = CAST(:headers AS nvarchar(max))",
+    # an UPDATE cannot give the number; after it they go on as before
+    "put_at": (
+        "DECLARE @next bigint = ISNULL((SELECT MAX(RowVersion) FROM {queue}), 0);"
+        " SET IDENTITY_INSERT {queue} ON;"
+        " INSERT INTO {queue} (Id, Recoverable, Headers, RowVersion)"
+        " VALUES (NEWID(), 1, N'{{}}', CAST(:seq AS bigint));"
+        " SET IDENTITY_INSERT {queue} OFF;"
+        " DBCC CHECKIDENT (N'{text}', RESEED, @next) WITH NO_INFOMSGS;"
+    ),
+    "make_due": "UPDATE {queue} SET Due = DATEADD(second, -:seconds, Due)",
+    "unindex_expires": "DROP INDEX IF EXISTS Index_Expires ON {queue}",
+    # a trigger would undo the whole transaction; no constraint waits for the commit
+    "refuse": "ALTER TABLE {queue} ADD CONSTRAINT [not today] CHECK (1 = 0)",
+    "archive": (
+        "CREATE TABLE {queue} (Id uniqueidentifier, Headers nvarchar(max), Body varbinary(max))"
+    ),
+    "view": "CREATE VIEW {queue} AS SELECT * FROM {to}",
 }
 
 
@@ -184,14 +235,27 @@ class Session:
         self.raw.close()
 
 
-# our sessions say who they are in context_info
-_ACTIVE = """
-SELECT s.session_id, r.wait_type
-  FROM sys.dm_exec_sessions AS s
-  LEFT JOIN sys.dm_exec_requests AS r ON r.session_id = s.session_id
- WHERE s.session_id <> @@SPID
-   AND CHARINDEX(?, CAST(s.context_info AS varchar(128))) > 0
+# views first, which may be of the tables
+_TABLES = """
+SELECT o.name, CASE o.type WHEN 'V' THEN 'VIEW' ELSE 'TABLE' END
+  FROM sys.objects AS o JOIN sys.schemas AS s ON s.schema_id = o.schema_id
+ WHERE s.name = ? AND o.type IN ('U', 'V')
+ ORDER BY o.type DESC
 """
+_SESSIONS_OF = "SELECT session_id FROM sys.dm_exec_sessions WHERE login_name = ?"
+_SESSION = "SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = {}"
+
+
+@dataclass(frozen=True)
+class SQLServerDBA(DBA):
+    """A sysadmin of SQL Server."""
+
+    def drop_login(self, login: Login) -> None:
+        """As DBA; a login with a session cannot be dropped, and one may still be ending."""
+        while found := self.dotnet.execute(_SESSIONS_OF, login.name):
+            for (session,) in found:
+                self.dotnet.execute(f"IF EXISTS ({_SESSION.format(session)}) KILL {int(session)}")
+        super().drop_login(login)
 
 
 @contextmanager
@@ -206,7 +270,7 @@ def place(url: str) -> Iterator[SQLServer]:
             yield dotnet
         finally:
             for each in (schema, state):
-                dotnet.dba.drop_schema(each)
+                dotnet.drop_schema(each)
 
 
 @dataclass(frozen=True)
@@ -215,17 +279,24 @@ class SQLServer(DotNet):
 
     connection: Session
     dialect: ClassVar[str] = "sqlserver"
-    texts: ClassVar[Mapping[str, str]] = _SQLSERVER
+    shapes: ClassVar[Shapes] = SQLSERVER
+    texts: ClassVar[Mapping[str, str]] = _SQLSERVER | _DBA
+    home: ClassVar[str] = "dbo"
+    mark: ClassVar[str] = ":{}"
+    counts: ClassVar[str] = "; SELECT @@ROWCOUNT"
+    earlier: ClassVar[str] = "DATEADD(hour, -{1}, {0})"
+    # our sessions say who they are in context_info
+    active: ClassVar[str] = """
+        SELECT s.session_id, CASE WHEN r.wait_type LIKE 'LCK%' THEN 1 ELSE 0 END
+          FROM sys.dm_exec_sessions AS s
+          LEFT JOIN sys.dm_exec_requests AS r ON r.session_id = s.session_id
+         WHERE s.session_id <> @@SPID
+           AND CHARINDEX(?, CAST(s.context_info AS varchar(128))) > 0"""
+    ends: ClassVar[str] = "KILL {}"
 
     @property
     def dba(self) -> DBA:
-        return sqlserver_dba.SQLServer(self.url, self.state, self.execute, self._executing)
-
-    @contextmanager
-    def _executing(self) -> Iterator[Callable[..., list[Row]]]:
-        """Run statements in a transaction that is undone."""
-        with self.apart() as other:
-            yield other.execute
+        return SQLServerDBA(self)
 
     def connect(self, zone: str | None, patience: float) -> Session:
         """As DotNet; sessions have no time zone here."""
@@ -241,8 +312,7 @@ class SQLServer(DotNet):
         self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
     ) -> list[Row]:
         marked, bound = parameters(text, values)
-        queue = quoted(table)
-        words = {"queue": queue, "text": queue.replace("'", "''"), "to": quoted(to or table)}
+        words = self.words(table, to)
         try:
             return self.execute(f"{_BEFORE}{marked.format(**words)}{_AFTER}", *bound)
         except Exception as error:
@@ -250,46 +320,27 @@ class SQLServer(DotNet):
                 raise LookupError(str(table)) from error
             raise
 
-    def count(
-        self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
-    ) -> int:
-        return int(self.ask(f"{text}; SELECT @@ROWCOUNT", table, to=to, **values)[0][0])
+    def quote(self, name: str) -> str:
+        return "[" + name.replace("]", "]]") + "]"
+
+    def drop_schema(self, name: str) -> None:
+        for table, kind in self.execute(_TABLES, name):
+            self.execute(f"DROP {kind} {self.quote(name)}.{self.quote(table)}")
+        if self.execute("SELECT 1 FROM sys.schemas WHERE name = ?", name):
+            self.execute(f"DROP SCHEMA {self.quote(name)}")
 
     def install(self, kind: str, table: QueueAddress) -> None:
         """As DotNet; whoever makes the same table at this moment waits for the lock."""
-        queue = quoted(table)
-        literal = queue.replace("'", "''")
+        words = self.words(table)
+        queue, literal = words["queue"], words["text"]
         (database,) = self.execute("SELECT QUOTENAME(DB_NAME())")[0]
-        words = {
+        whole = {
             "there": f"OBJECT_ID(N'{literal}', N'U') IS NOT NULL",
             "lock": f"{database.replace(chr(39), chr(39) * 2)}.{literal}_lock",
             "make": self.texts[kind].format(queue=queue),
         }
         with self.connection.transaction():
-            self.execute(_INSTALL.format(**words))
-
-    def state_rows(self, table: str, columns: str) -> list[Row]:
-        names = ", ".join(f"[{name.strip()}]" for name in columns.split(","))
-        return self.execute(f"SELECT {names} FROM [{self.state}].[{table}] ORDER BY {names}")
-
-    def clock(self) -> datetime:
-        moment: datetime = self.execute("SELECT GETUTCDATE()")[0][0]
-        return moment
-
-    def kill(self, application: str) -> int:
-        found = {session for session, _ in self.execute(_ACTIVE, application)}
-        for session in found:
-            self.execute(f"KILL {int(session)}")
-        while self.execute(_ACTIVE, application):
-            time.sleep(0.001)
-        return len(found)
-
-    def sessions(self, application: str) -> int:
-        return len({session for session, _ in self.execute(_ACTIVE, application)})
-
-    def waiting(self, application: str) -> bool:
-        found = self.execute(_ACTIVE, application)
-        return any(str(wait or "").startswith("LCK") for _, wait in found)
+            self.execute(_INSTALL.format(**whole))
 
 
 def parameters(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -300,7 +351,7 @@ def parameters(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
         if isinstance(value, list):
             return ", ".join(map(mark, value)) or "NULL"
         if value is None or isinstance(value, int):  # no driver has to guess the type of a NULL
-            return "NULL" if value is None else str(value)
+            return "NULL" if value is None else str(int(value))
         bound.append(str(value) if isinstance(value, uuid.UUID) else value)
         return "?"
 

@@ -9,9 +9,7 @@ DRAWN = [
         file="receive/task.py",
         old='files=f"{batch}" if batch == last else',
         new='files=f"{batch}" if not (batch == last) else',
-        tests=[
-            "conformance/test_high_water.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
-        ],
+        tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
         id="wire-2",
@@ -35,7 +33,7 @@ DRAWN = [
         file="options/sink.py",
         old="return None if text.lower() == FAIL else",
         new="return None if not (text.lower() == FAIL) else",
-        tests=["conformance/test_undeliverable.py::test_fail_stops_the_batch_as_before"],
+        tests=["conformance/test_destinations.py::test_fail_stops_the_batch_as_before"],
     ),
     Fault(
         id="database-1",
@@ -43,9 +41,7 @@ DRAWN = [
         file="database/__init__.py",
         old="    if zone is None:",
         new="    if zone is not None:",
-        tests=[
-            "conformance/test_delayed.py::test_what_the_endpoint_stores_we_move_at_the_right_time"
-        ],
+        tests=["conformance/test_delayed.py::test_what_endpoints_store_we_move_at_the_right_time"],
     ),
     Fault(
         id="database-7",
@@ -126,7 +122,7 @@ DRAWN = [
         old="        if self._waiting_since is None:\n",
         new="        if self._waiting_since is not None:\n",
         tests=[
-            "conformance/test_queues.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
+            "conformance/test_peek_loop.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
         ],
     ),
     Fault(
@@ -148,7 +144,7 @@ DRAWN = [
         file="send/throttle.py",
         old="if waiting is not None:",
         new="if waiting is None:",
-        tests=["send/test_pace.py::test_what_the_rows_of_a_chunk_name"],
+        tests=["send/test_refused.py::test_what_the_rows_of_a_chunk_name"],
     ),
     Fault(
         id="send-2",
@@ -218,7 +214,7 @@ DRAWN = [
         file="admin/failed_messages.py",
         old="if self.since is None and self.until is None:",
         new="if self.since is not None and self.until is None:",
-        tests=["conformance/test_retry.py::test_a_choice_takes_what_fits_all_of_it"],
+        tests=["conformance/test_watch.py::test_a_choice_takes_what_fits_all_of_it"],
     ),
     Fault(
         id="admin-4",
@@ -236,7 +232,7 @@ DRAWN = [
         yield part""",
         new="""    if not (part):
         yield part""",
-        tests=["conformance/test_retry.py::test_batches_are_cut_by_number_and_by_weight"],
+        tests=["conformance/test_watch.py::test_batches_are_cut_by_number_and_weight"],
     ),
     Fault(
         id="admin-7",

@@ -75,7 +75,7 @@ HISTORY = [
         file="send/own_headers.py",
         old="pc.ascii_trim_whitespace(self.objects)",
         new="self.objects",
-        tests=["send/test_delays.py::test_a_stored_message_has_one_destination"],
+        tests=["send/test_messages.py::test_a_stored_message_has_one_destination"],
     ),
     Fault(
         id="two-forward-destinations",
@@ -84,7 +84,7 @@ HISTORY = [
         file="send/sender.py",
         old="own = own.without({wire.FORWARD_DESTINATION: forward})",
         new="pass",
-        tests=["send/test_delays.py::test_a_stored_message_has_one_destination"],
+        tests=["send/test_messages.py::test_a_stored_message_has_one_destination"],
     ),
     Fault(
         id="hex-name-not-forwarded",
@@ -93,7 +93,7 @@ HISTORY = [
         file="wire/header_columns.py",
         old='NAMED_IN_HEX = r"\\\\u00(?:2[Ee]|[4-7])"',
         new='NAMED_IN_HEX = r"\\\\u00(?:2[Ee]|[8-9])"',
-        tests=["conformance/test_forward.py::test_a_destination_under_a_name_in_hex_is_one"],
+        tests=["conformance/test_destinations.py::test_a_destination_under_a_name_in_hex_is_one"],
     ),
     Fault(
         id="receipts-after-none",
@@ -113,9 +113,7 @@ HISTORY = [
         file="receive/task.py",
         old="or origin.query_batch > high_water:",
         new="or origin.query_batch >= high_water:",
-        tests=[
-            "conformance/test_high_water.py::test_a_lost_first_entry_is_an_error_that_names_the_files"
-        ],
+        tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
         id="receipt-under-another-number",
@@ -125,7 +123,7 @@ HISTORY = [
         old="                check_number(task, stored, origin)\n",
         new="",
         tests=[
-            "conformance/test_high_water.py::test_a_receipt_is_not_handed_out_for_another_batch_of_its_query"
+            "conformance/test_receipts.py::test_a_receipt_is_not_handed_out_for_another_batch_of_its_query"
         ],
     ),
     Fault(
@@ -157,9 +155,7 @@ HISTORY = [
         file="receive/receipts.py",
         old="        if who.options.fail_on_missing_receipts:\n",
         new="        if who.options.fail_on_missing_receipts and not found:\n",
-        tests=[
-            "conformance/test_receipts.py::test_receipts_that_are_missing_are_an_error_if_an_option_asks_for_it"
-        ],
+        tests=["conformance/test_receipts.py::test_missing_receipts_may_be_an_error"],
     ),
     Fault(
         id="plan-names-any-queue",
@@ -182,7 +178,7 @@ HISTORY = [
 """,
         new="",
         tests=[
-            "conformance/test_forward.py::test_a_destination_that_refuses_at_the_commit_goes_to_the_error_queue"
+            "conformance/test_destinations.py::test_what_cannot_be_forwarded_goes_to_the_error_queue"
         ],
     ),
     Fault(
@@ -192,7 +188,9 @@ HISTORY = [
         file="receive/task.py",
         old="diverted = live.num_rows - good.num_rows + failed + large",
         new="diverted = live.num_rows - good.num_rows + failed + forwarded + large",
-        tests=["conformance/test_forward.py::test_a_forwarded_message_is_counted_apart"],
+        tests=[
+            "conformance/test_destinations.py::test_a_message_for_another_queue_is_forwarded_once"
+        ],
     ),
     Fault(
         id="old-receipts-deleted",
@@ -217,7 +215,7 @@ RETURNING""",
             raise""",
         new="            raise",
         tests=[
-            "conformance/test_peek_loop.py::test_a_queue_that_cannot_be_looked_at_does_not_keep_the_receipts_of_another"
+            "conformance/test_peek_loop.py::test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another"
         ],
     ),
     Fault(
@@ -309,7 +307,7 @@ RETURNING""",
         file="admin/purge.py",
         old="on=Deadlock, attempts=ATTEMPTS,",
         new="on=Deadlock, attempts=1,",
-        tests=["conformance/test_purge.py::test_a_batch_that_deadlocks_is_deleted_again"],
+        tests=["conformance/test_watch.py::test_a_batch_that_deadlocks_is_deleted_again"],
     ),
     Fault(
         id="encoded-password-parameter",
@@ -472,7 +470,7 @@ RETURNING""",
         file="send/sender.py",
         old="frame.remaining(self.clock)",
         new="frame.remaining(own_clock)",
-        tests=["send/test_as_received.py::test_what_is_left_of_a_life_is_by_the_databases_clock"],
+        tests=["send/test_as_received.py::test_a_life_is_by_the_databases_clock"],
     ),
     Fault(
         id="late-task-stages",
@@ -500,7 +498,7 @@ RETURNING""",
         file="send/frame.py",
         old='        self.refuse(undecodable, "headers is not UTF-8")',
         new="",
-        tests=["send/test_refused.py::test_a_row_that_cannot_be_sent_is_refused_by_its_number"],
+        tests=["send/test_refused.py::test_a_bad_row_is_refused_by_its_number"],
     ),
     Fault(
         id="seeded-ids-by-batch",

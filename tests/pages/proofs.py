@@ -22,9 +22,7 @@ PROOFS = {
     "driver-dies-after-commit": (
         "conformance/test_receipts.py::test_an_ack_deletes_the_receipts_and_adds_up_what_they_held"
     ),
-    "commit-answer-lost": (
-        f"{RECEIVE}_a_session_lost_at_any_statement_of_a_task_is_answered_by_doing_it_again"
-    ),
+    "commit-answer-lost": (f"{RECEIVE}_a_session_lost_at_any_statement_of_a_task_is_done_again"),
     "database-restarts": (
         "faults/test_chaos.py::test_nothing_is_lost_or_repeated_whatever_is_harmed"
     ),
@@ -47,14 +45,14 @@ PROOFS = {
         "conformance/test_delayed.py::test_movers_of_both_kinds_at_once_lose_and_double_nothing"
     ),
     "forward-fails": (
-        "conformance/test_forward.py::test_what_cannot_be_forwarded_goes_to_the_error_queue"
+        "conformance/test_destinations.py::test_what_cannot_be_forwarded_goes_to_the_error_queue"
     ),
     "subscriber-missing": (
         "conformance/test_subscriptions.py::"
         "test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch"
     ),
     "undeliverable": (
-        "conformance/test_undeliverable.py::"
+        "conformance/test_destinations.py::"
         "test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on"
     ),
     "large-message": (

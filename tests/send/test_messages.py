@@ -1,4 +1,4 @@
-"""Rows of a frame → messages: headers byte for byte, defaults, lifetimes, ids."""
+"""Rows of a frame → messages: headers byte for byte, defaults, lifetimes, ids, delays, topics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import itertools
 import json
 import uuid
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -13,14 +15,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strict_headers import loads
 
-from sqlq_spark.errors import BadMessage, BadOption
+from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import sender as messages
-from sqlq_spark.send.sender import CHUNK_ROW, Sender
+from sqlq_spark.send.frame import TOPICS
+from sqlq_spark.send.sender import Sender, name_sender
 from sqlq_spark.wire import headers as wire
 
-from .frames import MAP, SEED, URL, frame, headers, maps, sender
+from .frames import MAP, SEED, frame, headers, maps, moments, sender
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# what a row needs so that its own headers are the whole text
+WHOLE = {
+    wire.MESSAGE_ID: "m",
+    wire.MESSAGE_INTENT: "Send",
+    wire.CONVERSATION_ID: "c",
+    wire.CORRELATION_ID: "m",
+    wire.TIME_SENT: "t",
+}
 TEXT = st.text(max_size=6) | st.sampled_from(["a/b", '"', "\\", "\x7f", "\0", "\u2028", "🚀", "é"])
 NAMES = TEXT | st.sampled_from(
     [wire.MESSAGE_ID, wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS, wire.MESSAGE_INTENT]
@@ -30,10 +44,8 @@ MAPS = st.lists(st.none() | st.dictionaries(NAMES, st.none() | TEXT, max_size=5)
 
 def test_the_least_that_a_row_needs_becomes_a_whole_message() -> None:
     """One column and no option give all that an endpoint reads, word for word."""
-    found = sender().messages(frame(), 0)
+    (row,) = sender().messages(frame(), 0).to_pylist()
 
-    assert found.schema.equals(CHUNK_ROW)
-    (row,) = found.to_pylist()
     own = loads(row["headers"])
     message_id, conversation = own[wire.MESSAGE_ID], own[wire.CONVERSATION_ID]
     assert row["headers"] == (
@@ -44,24 +56,6 @@ def test_the_least_that_a_row_needs_becomes_a_whole_message() -> None:
     )
     assert str(uuid.UUID(message_id)) == message_id != conversation
     assert (row["queue"], row["body"], row["lifetime"]) == (None, b"x", None)
-
-
-def test_options_are_defaults_of_headers() -> None:
-    """Each under its name, written as the 9.1 writer does."""
-    options = {
-        "intent": (wire.MESSAGE_INTENT, "Publish"),
-        "messageType": (wire.ENCLOSED_MESSAGE_TYPES, "Shop.Placed, Shop"),
-        "contentType": (wire.CONTENT_TYPE, "application/json"),
-        "originatingEndpoint": (wire.ORIGINATING_ENDPOINT, 'The "Shop"'),
-        "replyToAddress": (wire.REPLY_TO_ADDRESS, '"public"."replies"'),
-        "timeToBeReceived": (wire.TIME_TO_BE_RECEIVED, "00:30:00"),
-    }
-    raw = {name: text for name, (_, text) in options.items()}
-
-    (found,) = headers(sender(**raw).messages(frame(), 0))
-
-    ids = {wire.MESSAGE_ID, wire.CONVERSATION_ID, wire.CORRELATION_ID, wire.TIME_SENT}
-    assert {name: found[name] for name in found.keys() - ids} == dict(options.values())
 
 
 @given(MAPS, st.integers(0, 3))
@@ -78,25 +72,11 @@ def test_headers_are_byte_for_byte_those_of_the_writer(
         own, written = each or {}, loads(text)
         defaults = {name: value for name, value in written.items() if name not in own}
         assert text == wire.dumps(defaults | own)
-        assert set(defaults) == {
-            wire.MESSAGE_ID,
-            wire.MESSAGE_INTENT,
-            wire.CONVERSATION_ID,
-            wire.CORRELATION_ID,
-            wire.TIME_SENT,
-        } - set(own)
+        assert set(defaults) == WHOLE.keys() - set(own)
         assert {name: written[name] for name in own} == own
     assert found.equals(sender().messages(frame(len(given_), headers=json).slice(offset), 0))
 
 
-# what a row needs so that its own headers are the whole text
-WHOLE = {
-    wire.MESSAGE_ID: "m",
-    wire.MESSAGE_INTENT: "Send",
-    wire.CONVERSATION_ID: "c",
-    wire.CORRELATION_ID: "m",
-    wire.TIME_SENT: "t",
-}
 ODD_NAMES = st.sampled_from(["a", "b", "__type", 'quoted"', ":", '":', *WHOLE])
 PAIRS = st.lists(st.tuples(ODD_NAMES, st.none() | st.sampled_from(["", '":', '" :', "x", "é"])))
 
@@ -131,20 +111,6 @@ def test_a_name_is_written_once_and_type_is_never_first(
             assert {name: written[name] for name, _ in pairs} == dict(pairs)
 
 
-def test_a_text_that_every_endpoint_reads_stays_as_it_is() -> None:
-    """White space, escapes, and a colon behind a quote in a value are no reason to write again."""
-    start = "".join(f'"{name}" : "{value}",' for name, value in WHOLE.items())
-    texts = [
-        f'{{{start}"a":"\\":"}}',
-        f'{{{start} "b" :\t"\\u00e9/" }}',
-        f'{{{start}"__type":"x"}}',
-    ]
-
-    found = sender().messages(frame(3, headers=texts), 0)
-
-    assert found["headers"].to_pylist() == texts
-
-
 def test_the_option_queue_overrides_the_column() -> None:
     """Also a column that a read gives, or with names of no queue; without it the column decides."""
     names = ["billing", None, '"', '"public"."orders"']
@@ -157,9 +123,6 @@ def test_the_option_queue_overrides_the_column() -> None:
     assert by_option["queue"].to_pylist() == [None] * 4
     assert by_column["queue"].to_pylist() == ["billing"]
     assert by_line["queue"].to_pylist() == ["billing", None]
-
-
-# ----- columns of their own --------------------------------------------------------------------
 
 
 def test_a_column_wins_over_the_header_and_the_header_over_the_default() -> None:
@@ -181,12 +144,9 @@ def test_a_column_wins_over_the_header_and_the_header_over_the_default() -> None
     assert found[2][wire.CORRELATION_ID] == found[2][wire.MESSAGE_ID]
 
 
-SALES = '"sales"."Spark.In"'
 REPLIES = [  # as a user writes a reply address, and as an endpoint reads it
     ("Spark.In", '"public"."Spark.In"'),
-    ('"Spark.In"', '"public"."Spark.In"'),
-    (SALES, SALES),
-    ('sales."Spark.In"', SALES),
+    ('sales."Spark.In"', '"sales"."Spark.In"'),
     ('"sales"."a""b@c"', '"sales"."a""b@c"'),
 ]
 
@@ -204,83 +164,15 @@ def test_a_reply_address_is_written_as_endpoints_read_it(text: str, expected: st
     assert [each.get(wire.REPLY_TO_ADDRESS) for each in by_column] == [expected, None, expected]
 
 
-@pytest.mark.parametrize(
-    ("url", "text", "reason"),
-    [
-        (URL, "Spark.In@[dbo]@[shop]", 'of this database, for example "public"."Spark.In"'),
-        (URL, '"public"."Spark', "the quote that opens at character 10 is not closed"),
-        ("sqlserver://host/shop", '"public"."Spark.In"', "for example Spark.In@[dbo]"),
-    ],
-)
-def test_what_cannot_be_a_reply_address_is_refused(url: str, text: str, reason: str) -> None:
-    """By the option's name before anything runs; by the column's name and row."""
-    raw = {"url": url, "queue": "orders"}
-    with pytest.raises(BadOption, match="option replyToAddress is ") as option:
-        SinkOptions.parse(raw | {"replyToAddress": text})
-    batch = frame(3, replyToAddress=[None, "fine", text])
-    with pytest.raises(BadMessage, match="column replyToAddress is ") as column:
-        Sender(options=SinkOptions.parse(raw), partition=3).messages(batch, 0)
-
-    assert reason in str(option.value)
-    assert str(column.value).startswith("row 2 of partition 3 cannot be sent: ")
-    assert reason in str(column.value)
-
-
-@pytest.mark.parametrize("text", ["Shop.Web@OLDHOST", 'odd"', "", *(text for text, _ in REPLIES)])
-@pytest.mark.parametrize("kind", ["map", "json"])
-def test_a_message_that_is_sent_on_keeps_its_reply_address(kind: str, text: str) -> None:
-    """A read has it in the headers and in the column: it stays as another endpoint wrote it."""
-    own = {**WHOLE, wire.REPLY_TO_ADDRESS: text}
-    column = maps(own) if kind == "map" else [wire.dumps(own)]
-
-    for batch in (frame(headers=column, replyToAddress=[text]), frame(headers=column)):
-        found = sender(replyToAddress="option").messages(batch, 0)
-
-        assert found["headers"].to_pylist() == [wire.dumps(own)]
-
-
 def test_the_id_column_is_the_message_id_of_rows_without_that_header() -> None:
     """A read that is written back keeps its message ids, which are in the headers."""
     original = {wire.MESSAGE_ID: "original"}
-    batch = frame(
-        4, id=["mine/1", "mine/2", None, None], headers=maps({}, original, original, None)
-    )
+    batch = frame(3, id=["mine/1", "mine/2", None], headers=maps({}, original, original))
 
     found = headers(sender().messages(batch, 0))
 
-    assert [each[wire.MESSAGE_ID] for each in found[:3]] == ["mine/1", "original", "original"]
-    assert [each[wire.CORRELATION_ID] for each in found[:3]] == ["mine/1", "original", "original"]
-    assert str(uuid.UUID(found[3][wire.MESSAGE_ID])) == found[3][wire.MESSAGE_ID]
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array(["00:30:00", None, "1.12:00:00", "00:00:01.5", "00:00:00", "24.20:31:23.647"]),
-        pa.array([1_800_000, None, 129_600_000, 1500, 0, 2**31 - 1], pa.int64()),
-        pa.array([1_800_000, None, 129_600_000, 1500, 0, 2**31 - 1], pa.int32()),
-        pa.array(
-            [1_800_000_000, None, 129_600_000_000, 1_500_000, 0, (2**31 - 1) * 1000],
-            pa.duration("us"),
-        ),
-    ],
-    ids=["text", "bigint", "int", "interval"],
-)
-def test_lifetimes_are_milliseconds_and_a_header(column: pa.Array) -> None:
-    """Null takes the option's, if there is one; a body may be text, of zero bytes too."""
-    columns = {"body": ["", *["ü🚀"] * 5], "timeToBeReceived": column}
-    batch = pa.RecordBatch.from_pydict(columns)
-
-    plain, defaulted = sender().messages(batch, 0), sender(timeToBeReceived="00:00:07")
-
-    assert plain["body"].to_pylist()[:2] == [b"", "ü🚀".encode()]
-    assert plain["lifetime"].to_pylist() == [1_800_000, None, 129_600_000, 1500, 0, 2**31 - 1]
-    spans = [each.get(wire.TIME_TO_BE_RECEIVED) for each in headers(plain)[:5]]
-    assert spans == ["00:30:00", None, "1.12:00:00", "00:00:01.5000000", "00:00:00"]
-    assert defaulted.messages(batch, 0)["lifetime"].to_pylist()[1] == 7000
-
-
-# ----- chunks ----------------------------------------------------------------------------------
+    for name in (wire.MESSAGE_ID, wire.CORRELATION_ID):
+        assert [each[name] for each in found] == ["mine/1", "original", "original"]
 
 
 def test_a_seed_gives_a_retried_task_the_same_messages() -> None:
@@ -312,3 +204,153 @@ def test_chunks_together_are_the_rows_and_none_is_empty(sizes: list[list[int]], 
     assert bodies == [b"x" * each for part in sizes for each in part]
     assert all(chunk.num_rows for chunk in chunks)
     assert all(chunk.num_rows == 1 or chunk.nbytes <= most for chunk in chunks)
+
+
+BY = name_sender("Lake")
+SENT_BY = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
+MACHINE, HOST = BY[wire.ORIGINATING_MACHINE], BY[wire.HOST_ID]
+
+
+@pytest.mark.parametrize(
+    ("own", "raw", "expected"),
+    [
+        ({}, {}, (MACHINE, "Lake", HOST)),
+        ({wire.ORIGINATING_ENDPOINT: "Mine"}, {}, (MACHINE, "Mine", HOST)),
+        # another sender made it
+        ({wire.TIME_SENT: "then"}, {}, (None, None, None)),
+        ({wire.TIME_SENT: "then"}, {"originatingEndpoint": "Stated"}, (None, "Stated", None)),
+    ],
+)
+def test_headers_of_the_row_win_and_of_two_senders_none_is_made(
+    own: Mapping[str, str], raw: dict[str, str], expected: tuple[str | None, ...]
+) -> None:
+    """A message that is passed on keeps what it has; the option is a default of it too."""
+    made = replace(sender(**raw), sent_by=name_sender(raw.get("originatingEndpoint", "Lake")))
+
+    (each,) = headers(made.messages(frame(1, headers=maps(own)), 0))
+
+    assert tuple(each.get(name) for name in SENT_BY) == expected
+
+
+AT = datetime(2026, 7, 1, 9, 8, 7, 654321, UTC)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["00:30:00", None, "1.12:00:00", "00:00:01.5"]),
+        pa.array([1_800_000, None, 129_600_000, 1500], pa.int64()),
+        pa.array([1_800_000_000, None, 129_600_000_000, 1_500_000], pa.duration("us")),
+    ],
+    ids=["text", "bigint", "interval"],
+)
+def test_a_delay_is_milliseconds_and_a_header(column: pa.Array) -> None:
+    """DeliverAt is the time sent and the delay; a row without a delay has neither."""
+    found = sender().messages(frame(4, delay=column), 0)
+
+    assert found["delay"].to_pylist() == [1_800_000, None, 129_600_000, 1500]
+    assert [each.get(wire.DELIVER_AT) for each in headers(found)] == [
+        "2026-06-30 17:35:09:123456 Z",
+        None,
+        "2026-07-02 05:05:09:123456 Z",
+        "2026-06-30 17:05:10:623456 Z",
+    ]
+
+
+def test_a_moment_is_utc_and_overrides_what_headers_say_of_delays() -> None:
+    """Also in the past; a row's own DeliverAt stays where it is not delayed."""
+    own = {wire.DELIVER_AT: "then", wire.FORWARD_DESTINATION: "there", "a": "b"}
+    past = datetime(1900, 1, 1, tzinfo=UTC)
+    for column in (maps(own, own, {}), pa.array([wire.dumps(each) for each in (own, own, {})])):
+        batch = frame(3, headers=column, deliverAt=moments(AT, None, past))
+
+        found = sender().messages(batch, 0)
+
+        due = found["due"].to_pylist()
+        assert due == [AT.replace(tzinfo=None), None, past.replace(tzinfo=None)]
+        delayed, plain, before = headers(found)
+        assert delayed[wire.DELIVER_AT] == "2026-07-01 09:08:07:654321 Z"
+        assert delayed["a"] == "b"
+        assert delayed[wire.FORWARD_DESTINATION] == '"public"."orders"'
+        assert {name: plain[name] for name in own} == own
+        assert before[wire.DELIVER_AT] == "1900-01-01 00:00:00:000000 Z"
+
+
+def test_a_stored_message_has_one_destination() -> None:
+    """Also where it was delivered with its former one, however that is spelt; all else stays."""
+    own = '"NServiceBus.MessageId":"m"'
+    texts = [
+        f"{{{own}}}",
+        f'{{{own} , "b":"x\\/"}}',
+        f'{{{own},"{wire.FORWARD_DESTINATION}":"old"}}',
+        f'{{"a":"1","{wire.FORWARD_DESTINATION}":"old",{own},"b":"\\u00e9"}}',
+        f'{{"NServiceBus.SqlServer.Forward\\u0044estination":null,{own}}}',
+        f'{{{own},"{wire.FORWARD_DESTINATION}":"\\"public\\".\\"orders\\""}}',
+        f"\t{{{own} }} \n",
+    ]
+    batch = frame(7, headers=pa.array(texts), delay=pa.array([5] * 7, pa.int64()))
+    entry = f'"{wire.FORWARD_DESTINATION}":"\\"public\\".\\"orders\\""'
+
+    found = sender(asReceived="true").messages(batch, 0)
+
+    assert found["headers"].to_pylist() == [
+        f"{{{own},{entry}}}",
+        f'{{{own} , "b":"x\\/",{entry}}}',
+        f"{{{own},{entry}}}",
+        f'{{"a":"1",{own},"b":"é",{entry}}}',
+        f"{{{own},{entry}}}",
+        texts[5],
+        f"{{{own} ,{entry}}}",
+    ]
+    for text in sender().messages(batch, 0)["headers"].to_pylist():
+        assert loads(text)[wire.FORWARD_DESTINATION] == '"public"."orders"'
+
+
+def published(topics: list[Any], raw: dict[str, Any], **columns: Any) -> pa.Table:
+    """Messages of rows with lists of topics."""
+    batch = frame(len(topics), topics=pa.array(topics, TOPICS), **columns)
+    return sender(**({"queue": None} | raw)).messages(batch, 0)
+
+
+def test_a_row_with_topics_says_publish_and_lists_them() -> None:
+    """The list, full names or assembly-qualified; headers of the row or of the option win."""
+    topics = ["Shop.Placed, Shop", "Shop.IEvent"]
+    own = {wire.MESSAGE_INTENT: "Send", wire.ENCLOSED_MESSAGE_TYPES: "Own, Shop"}
+
+    chunk = published([topics, topics], {}, headers=maps({}, own))
+    (typed,) = headers(published([topics], {"messageType": "Shop.Base"}))
+
+    first, second = headers(chunk)
+    assert first[wire.MESSAGE_INTENT] == typed[wire.MESSAGE_INTENT] == "Publish"
+    assert first[wire.ENCLOSED_MESSAGE_TYPES] == ";".join(topics)
+    assert typed[wire.ENCLOSED_MESSAGE_TYPES] == "Shop.Base"
+    assert {name: second[name] for name in own} == own
+    assert (chunk["topics"].to_pylist(), chunk["queue"].to_pylist()) == ([topics] * 2, [None] * 2)
+
+
+def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> None:
+    """Their own topics win, their own queue too; an empty list is none."""
+    raw = {"topics": "Shop.Placed,A`1[[B, C]]"}
+    queue = pa.array([None, None, None, "orders"])
+
+    chunk = published([None, [], ["Own"], None], raw, queue=queue)
+    mixed = published([None, ["Shop.Placed"], []], {"queue": "orders"})
+
+    option = ["Shop.Placed", "A`1[[B, C]]"]
+    assert chunk["topics"].to_pylist() == [option, option, ["Own"], None]
+    assert [each[wire.MESSAGE_INTENT] for each in headers(chunk)] == [*["Publish"] * 3, "Send"]
+    assert [each[wire.MESSAGE_INTENT] for each in headers(mixed)] == ["Send", "Publish", "Send"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ({"queue": "orders", "topics": "Shop.Placed"}, "expected no queue beside it"),
+        ({"topics": "Shop.Placed,"}, "expected types' full names, as Shop"),
+        ({"topics": "Shop.Placed;Shop.IEvent"}, "expected types' full names, as Shop"),
+    ],
+)
+def test_options_without_a_clear_destination_are_refused(raw: dict[str, Any], reason: str) -> None:
+    """Rows without their own could go either way; commas separate topics."""
+    with pytest.raises(BadOption, match=reason):
+        sender(**({"queue": None} | raw))

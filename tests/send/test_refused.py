@@ -1,4 +1,4 @@
-"""Rows and frames that cannot be sent: the error names the row or the column, and what to do."""
+"""Rows, frames and options that cannot be sent; and the pace of a sink that protects endpoints."""
 
 from __future__ import annotations
 
@@ -7,15 +7,27 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
-from sqlq_spark.errors import BadFrame, BadMessage
-from sqlq_spark.send.frame import TOPICS, check_frame
+from sqlq_spark.datasource.write import BatchWriter
+from sqlq_spark.errors import BadFrame, BadMessage, BadOption
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.send.frame import check_frame
+from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.throttle import (
+    Names,
+    names_of_chunk,
+    names_of_options,
+    record_names,
+    seconds_left,
+)
 from sqlq_spark.wire.headers import dumps
 
 from .frames import frame, maps, moments, sender
 
 TOO_LATE = 253_370_764_800_000_000  # the year 9999
-HEADERS = "headers is no JSON object of texts"
 NOT_UTF8 = pa.Array.from_buffers(  # as Spark casts bytes: unchecked
     pa.string(), 2, pa.array([b"{}", b'{"a":"\xff"}'], pa.binary()).buffers()
 )
@@ -23,210 +35,105 @@ NO_QUEUE = "queue is null, topics too, and the sink has no option for either"
 NOWHERE: dict[str, Any] = {"queue": None}  # a sink without the option queue
 
 
-def big(*numbers: int | None) -> pa.Array:
-    """Make a bigint column."""
-    return pa.array(numbers, pa.int64())
-
-
-def spans(*found: timedelta | None) -> pa.Array:
-    """Make an interval column."""
-    return pa.array(found, pa.duration("us"))
-
-
-def topics(*lists: list[str | None] | None) -> pa.Array:
-    """Make a column of topics."""
-    return pa.array(lists, TOPICS)
-
-
 ONE_MS = timedelta(milliseconds=1)
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    *(
-        ({"headers": pa.array(["{}", text])}, HEADERS)
-        for text in ("[]", "{", '{"a":1}', '{"a":"\\ud800"}')
-    ),
+    ({"headers": pa.array(["{}", '{"a":1}'])}, "headers is no JSON object of texts"),
     ({"headers": NOT_UTF8}, "headers is not UTF-8"),
-    (
-        {"body": pa.array([b"x", None], pa.binary())},
-        "body is null: send zero bytes instead, coalesce(body, '')",
-    ),
-    ({"timeToBeReceived": big(0, -1)}, "timeToBeReceived is negative"),
-    ({"timeToBeReceived": big(0, 2**31)}, "timeToBeReceived is too long"),
-    ({"timeToBeReceived": ["00:00:00", "-00:00:01"]}, "is negative"),
+    ({"body": pa.array([b"x", None], pa.binary())}, "body is null: send zero bytes instead"),
+    ({"timeToBeReceived": [0, 2**31]}, "timeToBeReceived is too long"),
     ({"timeToBeReceived": ["00:00:00", "soon"]}, "'soon' cannot be read: expected [d.]hh:mm:ss"),
-    ({"timeToBeReceived": spans(0 * ONE_MS, timedelta(days=25))}, "is too long"),
-    ({"delay": big(0, -1)}, "delay is negative: expected at least 0 and"),
-    ({"delay": big(0, 31_536_000_000_001)}, "(365,000 days)"),
-    ({"delay": ["00:00:00", "365001.00:00:00"]}, "longer than 365000.00:00:00"),
-    ({"delay": ["00:00:00", "soon"]}, "delay 'soon' cannot be read"),
-    ({"delay": spans(0 * ONE_MS, -ONE_MS)}, "is negative"),
+    ({"delay": [0, -1]}, "delay is negative: expected at least 0 and"),
+    ({"delay": [0, 31_536_000_000_001]}, "(365,000 days)"),
+    ({"delay": [0 * ONE_MS, -ONE_MS]}, "is negative"),
     ({"deliverAt": moments(0, TOO_LATE)}, "deliverAt is outside of the years 1900 to 9998"),
-    ({"deliverAt": moments(TOO_LATE - 1, -(2**62))}, "deliverAt is outside of the years"),
-    (
-        {"delay": big(None, 1), "deliverAt": moments(0, 0)},
-        "it has both deliverAt and delay: leave one of them null",
-    ),
-    (
-        {"delay": big(1, 1), "timeToBeReceived": big(None, 1)},
-        "it has a delay and a time-to-be-received, from its column or from the option",
-    ),
+    ({"delay": [None, 1], "deliverAt": moments(0, 0)}, "it has both deliverAt and delay"),
+    ({"delay": [1, 1], "timeToBeReceived": [None, 1]}, "it has a delay and a time-to-be-"),
     (
         {"deliverAt": moments(0, 0), "timeToBeReceived": [None, "00:01:00"]},
         "the transport cannot delay a message that expires",
     ),
-    ({"topics": topics(None, ["Shop.Placed", None])}, "topics holds a null"),
-    ({"topics": topics(["fine"], ["fine", ""])}, "topics holds a blank topic"),
-    ({"topics": topics(["fine"], ["a;b"])}, "topics holds a topic with ';': give each type as"),
+    ({"topics": [None, ["Shop.Placed", None]]}, "topics holds a null"),
+    ({"topics": [["fine"], ["fine", ""]]}, "topics holds a blank topic"),
+    ({"topics": [["fine"], ["a;b"]]}, "topics holds a topic with ';': give each type as"),
 ]
 
 
-@pytest.mark.parametrize(("given", "reason"), REFUSED)
-def test_a_row_that_cannot_be_sent_is_refused_by_its_number(
-    given: dict[str, Any], reason: str
-) -> None:
-    """The second row is wrong here, also where the batch is a slice of a larger one."""
-    batch = frame(2, **given)
-    larger = pa.concat_batches([batch.slice(0, 1), batch])
-
-    for each in (batch, larger.slice(1)):
-        with pytest.raises(BadMessage) as caught:
-            sender().messages(each, 10)
-        assert str(caught.value).startswith("row 11 of partition 3 cannot be sent: ")
-        assert reason in str(caught.value)
+PUBLISHED = NOWHERE | {"topics": "Shop.Placed"}
+NOT_FITTING: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"queue": ["a", None]}, NOWHERE, "queue is null"),
+    ({"topics": [["fine"], []]}, NOWHERE, NO_QUEUE),
+    ({"delay": [None, 1]}, {"timeToBeReceived": "00:01:00"}, "option timeToBeReceived"),
+    ({"topics": [["A"], ["A"]], "queue": [None, "orders"]}, NOWHERE, "both a queue"),
+    ({"topics": [["A"], ["A"]], "delay": [None, ONE_MS]}, NOWHERE, "it has topics and a delay: "),
+    ({"deliverAt": [None, ONE_MS]}, PUBLISHED, "topics and a deliverAt: the transport"),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "raw", "reason"),
-    [
-        ({"queue": ["a", None]}, NOWHERE, "queue is null"),
-        ({"topics": topics(["fine"], None)}, NOWHERE, NO_QUEUE),
-        ({"topics": topics(["fine"], [])}, NOWHERE, NO_QUEUE),
-        (
-            {"delay": big(None, 1)},
-            {"timeToBeReceived": "00:01:00"},
-            "from the option timeToBeReceived",
-        ),
-        *(
-            (
-                {"topics": topics(["A"], ["A"]), "queue": [None, "orders"]},
-                raw,
-                "it has both a queue",
-            )
-            for raw in (NOWHERE, NOWHERE | {"topics": "Shop.Placed"})
-        ),
-        *(
-            (given | {name: spans(None, ONE_MS)}, raw, f"it has topics and a {name}: the transport")
-            for name in ("delay", "deliverAt")
-            for given, raw in (
-                ({"topics": topics(["A"], ["A"])}, NOWHERE),
-                ({}, NOWHERE | {"topics": "Shop.Placed"}),
-            )
-        ),
-    ],
-)
-def test_a_row_that_does_not_fit_the_options_is_refused(
-    given: dict[str, Any], raw: dict[str, Any], reason: str
-) -> None:
-    """The second row is wrong here."""
+def check_refused(batch: pa.RecordBatch, reason: str, **raw: Any) -> None:
+    """Make sure that the second row is refused, by its number in the partition."""
     with pytest.raises(BadMessage) as caught:
-        sender(**raw).messages(frame(2, **given), 10)
-
+        sender(**raw).messages(batch, 10)
     assert str(caught.value).startswith("row 11 of partition 3 cannot be sent: ")
     assert reason in str(caught.value)
 
 
-# ----- bodies of zero bytes --------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("given", "raw", "reason"),
+    [*((given, {}, reason) for given, reason in REFUSED), *NOT_FITTING],
+)
+def test_a_bad_row_is_refused_by_its_number(
+    given: dict[str, Any], raw: dict[str, Any], reason: str
+) -> None:
+    """Also one that does not fit the options, and where the batch is a slice of a larger one."""
+    batch = frame(2, **given)
+
+    check_refused(batch, reason, **raw)
+    check_refused(pa.concat_batches([batch.slice(0, 1), batch]).slice(1), reason, **raw)
+
 
 TYPE, CONTROL = "NServiceBus.EnclosedMessageTypes", "NServiceBus.ControlMessage"
-PASSED_ON = ("NServiceBus.MessageId", "NServiceBus.TimeSent", "NServiceBus.FailedQ")
 TYPED: dict[str, Any] = {"messageType": "Shop.Placed"}
 
 
 @pytest.mark.parametrize(
-    ("own", "given", "raw"),
+    ("own", "raw", "refused"),
     [
-        ({TYPE: "Shop.Placed"}, {}, {}),
-        ({TYPE: "Shop.Placed", CONTROL: "False"}, {}, {}),
-        ({"tenant": "blue"}, {"id": ["a", "b"]}, TYPED),
-        ({}, {"topics": topics(["Shop.Placed"], ["Shop.Placed"])}, NOWHERE),
-        ({}, {}, NOWHERE | {"topics": "Shop.Placed"}),
+        ({TYPE: "Shop.Placed", CONTROL: "False"}, {}, True),
+        ({"tenant": "blue"}, TYPED, True),
+        ({}, PUBLISHED, True),
+        ({}, {}, False),
+        ({CONTROL: "true"}, TYPED, False),
+        ({TYPE: "Shop.Placed", "NServiceBus.TimeSent": "another sender's"}, {}, False),
+        ({TYPE: "Shop.Placed"}, {"asReceived": "true"}, False),
     ],
 )
 def test_a_typed_message_without_a_body_is_refused(
-    own: dict[str, str], given: dict[str, Any], raw: dict[str, Any]
+    own: dict[str, str], raw: dict[str, Any], *, refused: bool
 ) -> None:
     """No endpoint would run a handler for it. The first row has a body, the second none."""
     for column in (maps(own, own), pa.array([dumps(own)] * 2)):
-        batch = frame(2, body=pa.array([b"x", b""], pa.binary()), headers=column, **given)
-
-        with pytest.raises(BadMessage, match=r"row 11 of .* cannot be sent: body is emp") as caught:
-            sender(**raw).messages(batch, 10)
-        assert f"the header {CONTROL} with the value True" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("own", "given", "raw"),
-    [
-        ({}, {}, {}),
-        ({TYPE: ""}, {}, TYPED),
-        ({CONTROL: "true"}, {}, TYPED),
-        ({TYPE: "Shop.Placed"}, {"id": ["row"]}, {}),
-        *(({TYPE: "Shop.Placed", name: "theirs"}, {}, {}) for name in PASSED_ON),
-        ({TYPE: "Shop.Placed"}, {}, {"asReceived": "true"}),
-    ],
-)
-def test_other_messages_without_a_body_are_sent(
-    own: dict[str, str], given: dict[str, Any], raw: dict[str, Any]
-) -> None:
-    """Without a type, control messages, and those that another sender made."""
-    batch = frame(1, body=pa.array([b""], pa.binary()), headers=maps(own), **given)
-
-    assert sender(**raw).messages(batch, 10)["body"].to_pylist() == [b""]
-
-
-# ----- frames ----------------------------------------------------------------------------------
-
-READ = {
-    **dict.fromkeys(("id", "correlationId", "replyToAddress", "corruptHeaders"), "string"),
-    "expires": "timestamp",
-    "headers": "map<string,string>",
-    "body": "binary",
-    "seq": "bigint",
-    "queue": "string",
-}
-DELAY = 'string "hh:mm:ss", interval day to second'
-
-
-def test_a_frame_with_a_destination_and_columns_that_fit_is_accepted() -> None:
-    """The destination may be an option or a column; what only a read has is ignored."""
-    check_frame(READ, queue=False)
-    check_frame({"body": "binary", "topics": "array<string>"}, queue=False)
-    for kind in ("string", "bigint", "int", "interval day to second"):
-        check_frame({"body": "binary", "delay": kind, "deliverAt": "timestamp"}, queue=True)
+        batch = frame(2, body=pa.array([b"x", b""], pa.binary()), headers=column)
+        if refused:
+            check_refused(batch, f"the header {CONTROL} with the value True", **raw)
+        else:
+            assert sender(**raw).messages(batch, 10)["body"].to_pylist() == [b"x", b""]
 
 
 @pytest.mark.parametrize(
     ("types", "reason"),
     [
         ({}, "it has no column body (binary or string); it has none"),
-        ({"Body": "binary"}, "column Body is not known; known are body, id, headers, "),
         ({"body": "int"}, "column body is int: expected binary or string"),
         ({"body": "string", "headers": "map<string,int>"}, "column headers is map<string,int>: "),
-        ({"body": "string", "id": "bigint"}, "column id is bigint: expected string"),
-        ({"body": "string", "timeToBeReceived": "double"}, "column timeToBeReceived is double: "),
         ({"body": "binary", "topics": "string"}, "column topics is string: expected array<string>"),
-        *(
-            ({"body": "binary", "delay": kind}, f"column delay is {kind}: expected {DELAY}")
-            for kind in ("interval year to month", "interval", "timestamp", "double")
+        (
+            {"body": "binary", "delay": "interval year to month"},
+            'column delay is interval year to month: expected string "hh:mm:ss", interval day to',
         ),
-        *(
-            ({"body": "binary", "deliverAt": kind}, f"column deliverAt is {kind}: expected time")
-            for kind in ("timestamp_ntz", "date", "string")
-        ),
+        ({"body": "binary", "deliverAt": "date"}, "column deliverAt is date: expected time"),
     ],
 )
-def test_a_frame_that_does_not_fit_is_refused_with_what_fits(
-    types: dict[str, str], reason: str
-) -> None:
+def test_a_frame_is_refused_with_what_fits(types: dict[str, str], reason: str) -> None:
     """A month has no length, and a time without its zone could be any moment."""
     with pytest.raises(BadFrame) as caught:
         check_frame(types, queue=True)
@@ -235,7 +142,7 @@ def test_a_frame_that_does_not_fit_is_refused_with_what_fits(
 
 
 def test_a_frame_without_one_destination_is_refused() -> None:
-    """Neither the option nor a column, or a read that would be published where it came from."""
+    """Neither the option nor a column, a read that would be published, retries with an option."""
     check_frame({"body": "binary"}, queue=False, topics=True)
     with pytest.raises(BadFrame, match="give the option queue, or a column queue"):
         check_frame({"body": "binary"}, queue=False)
@@ -243,12 +150,77 @@ def test_a_frame_without_one_destination_is_refused() -> None:
     with pytest.raises(BadFrame, match=r"would override the option topics: drop the column queue"):
         check_frame(read, queue=False, topics=True)
     check_frame(read, queue=True)
-
-
-def test_an_option_queue_beside_retries_is_refused() -> None:
-    """Retries would go to the error queue's delayed table, where nobody moves them."""
+    # retries would go to the error queue's delayed table, where nobody moves them
     retries = {"body": "binary", "queue": "string", "delay": "int"}
     with pytest.raises(BadFrame, match="drop the option, and name the error queue by to"):
         check_frame(retries, queue=True)
     check_frame(retries, queue=False)
     check_frame({**retries, "seq": "bigint"}, queue=True)  # a read that is delayed
+
+
+BODY = StructType().add("body", "binary")
+NAMED: tuple[str, None] = ("queue", None)  # by the options
+BATCHES = st.lists(
+    st.tuples(st.integers(0, 10**6), st.floats(0, 1e4)),  # messages, seconds until it is ready
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(BATCHES, st.integers(1, 10**6))
+def test_no_more_than_the_rate_and_one_batch(batches: list[tuple[int, float]], rate: int) -> None:
+    """In any span of time; and no batch waits longer than the one before it pays for."""
+    assert seconds_left(1000, -86400.0, 10) == 100.0  # a clock that was set back
+    assert seconds_left(1000, 86400.0, 10) == 0.0
+    now, last = 0.0, (0, 0.0)
+    sent: list[tuple[float, int]] = []
+    for messages, ready in batches:
+        now += ready
+        left = seconds_left(last[0], now - last[1], rate)
+        assert 0 <= left <= last[0] / rate
+        now += left
+        last = (messages, now)
+        sent.append((now, messages))
+
+    for first, (began, _) in enumerate(sent):
+        for stop in range(first, len(sent)):
+            total = sum(messages for _, messages in sent[first : stop + 1])
+            allowed = rate * (sent[stop][0] - began) + sent[stop][1]
+            assert total <= allowed * (1 + 1e-9) + 1e-3
+
+
+def sink(**raw: str) -> SinkOptions:
+    """Options of a sink."""
+    return SinkOptions.parse({"url": "postgresql://", **raw})
+
+
+def test_what_the_rows_of_a_chunk_name() -> None:
+    """Queues of rows that are sent, topics of rows that are published; no row that is delayed."""
+    rows: list[dict[str, object]] = [
+        {"queue": None},
+        {"queue": "a"},
+        {"topics": ["T", "I"]},
+        {"queue": "late", "delay": 1000},
+    ]
+    whole = [{"headers": "{}", "body": b""} | each for each in rows]
+    fields = [*CHUNK_ROW, CHUNK_TOPICS, pa.field("delay", CHUNK_DELAYS["delay"].type)]
+    chunk = pa.Table.from_pylist(whole, schema=pa.schema(fields))
+
+    topics = {("topic", "T"), ("topic", "I")}
+    assert names_of_chunk(chunk) == {NAMED, ("queue", "a"), *topics}
+    assert names_of_chunk(chunk.slice(1, 1).select(CHUNK_ROW.names)) == {("queue", "a")}
+    recorded: Names = set()
+    assert list(record_names([chunk.slice(0, 1), chunk.slice(2)], recorded)) != []
+    assert recorded == {NAMED, *topics}
+    assert names_of_options(sink(queue="q")) == {NAMED}
+    assert names_of_options(sink(topics="T,I")) == topics
+    assert names_of_options(sink()) == set()
+
+
+def test_a_rate_where_nothing_could_wait_is_refused() -> None:
+    """Tasks that insert directly share no count; a nameless write is one transaction."""
+    with pytest.raises(BadOption, match="exactlyOnce with maxMessagesPerSecond, or pauseAbove"):
+        sink(delivery="atLeastOnce", maxMessagesPerSecond="5")
+    BatchWriter(sink(queue="q", txnAppId="a", txnVersion="1", maxMessagesPerSecond="5"), BODY)
+    with pytest.raises(BadOption, match="maxMessagesPerSecond is '5': expected a stream, or a wr"):
+        BatchWriter(sink(queue="q", maxMessagesPerSecond="5"), BODY)

@@ -1,0 +1,430 @@
+"""Bad destinations of delayed messages and of rows: each costs one message, not the batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark import errors
+from sqlq_spark.send import dispatch, insert, subscriptions
+from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
+from sqlq_spark.send.subscriptions import SubscriptionCache
+from sqlq_spark.wire.headers import (
+    EXCEPTION_INFO,
+    FAILED_Q,
+    FORWARD_DESTINATION,
+    MESSAGE_ID,
+    TIME_OF_FAILURE,
+    dumps,
+    parse_wire_time,
+)
+
+from .conftest import Bench, Clock
+from .test_send import stage
+
+if TYPE_CHECKING:
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.wire.address import QueueAddress
+
+
+def forward(
+    bench: Bench, address: str | None, body: bytes | None = b"x", *, lives: int | None = None
+) -> None:
+    """Let a message for an address be moved into our queue."""
+    text = dumps({"a": "b", FORWARD_DESTINATION: address})
+    bench.dotnet.send(bench.queue, text, body, lives=lives)
+
+
+def receive(bench: Bench, *, errors: bool = True) -> pa.Table:
+    """Receive all of the queue as one task."""
+    where = bench.errors if errors else None
+    return bench.receive(bench.task(bench.new_stream(), error_address=where))
+
+
+def receipt(bench: Bench) -> list[tuple[Any, ...]]:
+    """What the receipts say."""
+    return bench.dotnet.state_rows("receipt", "messages, expired, diverted, forwarded")
+
+
+@pytest.mark.parametrize("receipts", [True, False])
+def test_a_message_for_another_queue_is_forwarded_once(bench: Bench, *, receipts: bool) -> None:
+    """Once, without the header, without expiry, under an id of its own; the rest is delivered."""
+    bench.another("billing")
+    bench.dotnet.send(bench.queue, '{"n":"1"}', b"first")
+    forward(bench, bench.address("billing"), b"forward")
+    forward(bench, bench.address("billing"), None)
+    forward(bench, bench.address("billing"), b"expired", lives=-1)
+    bench.dotnet.send(bench.queue, '{"n":"2"}', b"last")
+    before = {row.id for row in bench.dotnet.rows(bench.queue)}
+    task = bench.task(bench.new_stream() if receipts else None, error_address=bench.errors)
+
+    rows, again = bench.receive(task), bench.receive(task)
+
+    assert rows["body"].to_pylist() == [b"first", b"last"]
+    assert rows["headers"].to_pylist() == ['{"n":"1"}', '{"n":"2"}']
+    assert again.equals(rows) if receipts else again.num_rows == 0
+    found = bench.dotnet.rows(bench.beside("billing"))
+    assert [row.body for row in found] == [b"forward", b""]
+    assert [(row.headers, row.expires) for row in found] == [('{"a":"b"}', None)] * 2
+    assert before.isdisjoint(row.id for row in found)
+    assert bench.dotnet.rows(bench.queue) == bench.dotnet.rows(bench.errors) == []
+    assert receipt(bench) == ([(2, 1, 0, 2)] if receipts else [])
+
+
+def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None:
+    """However its address is spelled; null stands for none."""
+    schema = bench.dotnet.schema
+    spelled = {
+        "postgresql": [f"{schema}.orders", f'"{schema}".orders'],
+        "sqlserver": [f"orders@{schema}", f"[orders]@[{schema}]"],
+    }
+    own = [bench.printed, *spelled[bench.dotnet.dialect], None]
+    for at, address in enumerate(own):
+        forward(bench, address, b"%d" % at)
+
+    rows = receive(bench)
+
+    assert rows["body"].to_pylist() == [b"0", b"1", b"2", b"3"]
+    assert rows["headers"].to_pylist() == ['{"a":"b"}'] * 4
+    assert receipt(bench) == [(4, 0, 0, 0)]
+
+
+def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
+    """A foreign writer may spell any character so; its neighbours that only look alike stay."""
+    bench.another("billing")
+    names = [
+        "NServiceBus.SqlServer.\\u0046orwardDestination",
+        "NServiceBus.SqlServer.ForwardDestinatio\\u006e",
+        "".join(f"\\u{ord(letter):04x}" for letter in FORWARD_DESTINATION),
+    ]
+    other = '{"a":"caf\\u0065, List\\u00601"}'
+    bench.dotnet.send(bench.queue, other, b"here")
+    for name in names:
+        text = dumps({"n": bench.address("billing")}).replace('"n"', f'"{name}"')
+        bench.dotnet.send(bench.queue, text, b"forward")
+    forward(bench, bench.address("billing"), b"plain")
+
+    rows = receive(bench)
+
+    assert rows["headers"].to_pylist() == [other]
+    found = [(row.body, row.headers) for row in bench.dotnet.rows(bench.beside("billing"))]
+    assert found == [(b"forward", "{}")] * 3 + [(b"plain", '{"a":"b"}')]
+
+
+def test_headers_that_speak_of_it_are_left_as_they_are(bench: Bench) -> None:
+    """Byte for byte: the word in a value or another name, poison, and what has no headers."""
+    texts = [
+        '{"a" : "ForwardDestination"}',
+        '{"NServiceBus.SqlServer.ForwardDestinations":"\\"x\\""}',
+        '["NServiceBus.SqlServer.ForwardDestination"]',
+        '{"NServiceBus.SqlServer.ForwardDestination":1}',
+        '{"NServiceBus.SqlServer.ForwardDestination":"\\"x\\"","n":1}',
+        "",
+    ]
+    for text in texts:
+        bench.dotnet.send(bench.queue, text)
+
+    rows = receive(bench, errors=False)
+
+    assert rows["headers"].to_pylist() == texts
+
+
+def failing(bench: Bench) -> dict[str, str]:
+    """Make destinations that cannot be sent to: address → what the error says of it."""
+    shapes, address = bench.dotnet.dba.shapes, bench.address
+    bench.spoil()
+    missing = (address("absent"), address("archive"), address("view"), shapes.missing_schema)
+    reasons = dict.fromkeys(missing, "this login cannot insert into a queue")
+    if bench.dotnet.dialect == "postgresql":
+        bench.dotnet.dba.do("refuse_late", bench.another("late"))  # at the commit
+        reasons[address("late")] = "not today"
+    return {**reasons, address("refuses"): "not today", **shapes.no_address}
+
+
+def test_what_cannot_be_forwarded_goes_to_the_error_queue(bench: Bench) -> None:
+    """Its headers say where it should have gone, and why not; the rest of the batch goes on."""
+    bench.another("billing")
+    reasons = failing(bench)
+    for address in reasons:
+        forward(bench, address, address.encode())
+    forward(bench, bench.address("billing"), b"good")
+    forward(bench, bench.address("orders"), b"here")
+
+    rows = receive(bench)
+
+    assert rows["body"].to_pylist() == [b"here"]
+    assert bench.bodies("billing") == [b"good"]
+    assert bench.dotnet.rows(bench.queue) == []
+    found = bench.failures()
+    assert found.keys() == {address.encode() for address in reasons}
+    for address, reason in reasons.items():
+        headers = found[address.encode()]
+        assert (headers[FAILED_Q], headers["a"]) == (address, "b")
+        assert FORWARD_DESTINATION not in headers
+        assert reason in headers[f"{EXCEPTION_INFO}Message"]
+        assert headers[f"{EXCEPTION_INFO}ExceptionType"].startswith("sqlq_spark.errors.")
+        parse_wire_time(headers[TIME_OF_FAILURE])
+    assert receipt(bench) == [(1, 0, len(reasons), 1)]
+
+
+def test_it_comes_here_without_error_queue(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Its header says where it should have gone; a warning says why it did not."""
+    reasons = failing(bench)
+    for address in reasons:
+        forward(bench, address, address.encode())
+    sent = [row.headers for row in bench.dotnet.rows(bench.queue)]
+
+    rows = receive(bench, errors=False)
+
+    assert rows["body"].to_pylist() == [address.encode() for address in reasons]
+    assert rows["headers"].to_pylist() == sent
+    assert caplog.text.count("delivered here, as there is no errorQueue") == 1
+    assert f"{len(reasons)} delayed messages cannot be forwarded" in caplog.text
+
+
+@pytest.mark.parametrize("errors", [True, False])
+def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: bool) -> None:
+    """An attacker's many addresses do not make as many statements, also to put them aside."""
+    for at in range(200):
+        forward(bench, bench.address(f"absent {at}"))
+    bench.watched = True
+    task = bench.task(bench.new_stream(), error_address=bench.errors if errors else None)
+
+    rows = bench.receive(task, bench.open("watched"))
+
+    assert (rows.num_rows, len(bench.bodies(bench.errors))) == ((0, 200) if errors else (200, 0))
+    assert len(bench.said) < 20
+
+
+def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages go to the error queue; all locked targets together are waited for once."""
+    monkeypatch.setattr("sqlq_spark.receive.forward.PATIENCE", 0.2)
+    locked = [bench.another(f"locked {at}") for at in range(3)]
+    bench.another("billing")
+    for queue in locked:
+        forward(bench, bench.address(queue.table), queue.table.encode())
+    forward(bench, bench.address("billing"), b"good")
+    forward(bench, bench.address("orders"), b"here")
+
+    with ExitStack() as stack:
+        for queue in locked:
+            stack.enter_context(bench.dotnet.locked(queue))
+        rows = receive(bench)
+
+    assert rows["body"].to_pylist() == [b"here"]
+    assert bench.bodies("billing") == [b"good"]
+    for headers in bench.failures().values():
+        assert headers[f"{EXCEPTION_INFO}ExceptionType"].endswith(".DestinationLocked")
+        assert "locked" in headers[FAILED_Q]
+    assert receipt(bench) == [(1, 0, 3, 1)]
+
+
+# ----- the sink option undeliverable ----------------------------------------------------------
+
+
+TYPE, WHY = f"{EXCEPTION_INFO}ExceptionType", f"{EXCEPTION_INFO}Message"
+PLACED, EVENT = "Shop.Placed", "Shop.IEvent"
+DELIVERIES = ["exactlyOnce", "atLeastOnce"]
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process know no subscriptions yet."""
+    monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(Clock()))
+
+
+def routes(bench: Bench) -> QueueAddress:
+    """The table of subscriptions."""
+    return bench.beside("SubscriptionRouting")
+
+
+def sink(bench: Bench, **raw: str) -> SinkOptions:
+    """Options without a queue for rows that name none."""
+    given: dict[str, Any] = {
+        "queue": None,
+        "undeliverable": bench.address("error"),
+        "subscriptionTable": bench.desk.printed(routes(bench)),
+    }
+    return bench.sink(**{**given, **raw})
+
+
+def send(bench: Bench, *chunks: pa.Table, **raw: str) -> None:
+    """Send chunks by the way that the option `delivery` says."""
+    options = sink(bench, **raw)
+    if options.delivery == "atLeastOnce":
+        insert.send_now(bench.session("send"), chunks, options)
+        return
+    dispatch.dispatch(bench.desk, [stage(bench, *chunks)], options)
+
+
+def rows(*found: tuple[str | None, bytes], **more: Any) -> pa.Table:
+    """Make a chunk of rows with a queue and a body; each has headers and a lifetime."""
+    listed = [
+        {
+            "queue": queue,
+            "headers": dumps({MESSAGE_ID: f"m-{body.decode()}", "a": "b"}),
+            "body": body,
+            "lifetime": 10**8,
+        }
+        | more
+        for queue, body in found
+    ]
+    return pa.Table.from_pylist(listed, schema=CHUNK_ROW)
+
+
+def delayed(*found: tuple[str | None, bytes]) -> pa.Table:
+    """Make a chunk of rows that wait for an hour."""
+    hours = pa.array([3_600_000] * len(found), pa.int64())
+    return rows(*found, lifetime=None).append_column(CHUNK_DELAYS["delay"], hours)
+
+
+def check_failure(headers: dict[str, str], body: bytes, failed_q: str | None, why: str) -> None:
+    """Make sure that a message in the error queue says where it was to go, and why not."""
+    assert (headers[MESSAGE_ID], headers["a"]) == (f"m-{body.decode()}", "b")
+    assert headers.get(FAILED_Q) == failed_q
+    assert why in headers[WHY]
+    assert headers[TYPE].startswith("sqlq_spark.errors.")
+    assert "://" not in headers[WHY]
+    parse_wire_time(headers[TIME_OF_FAILURE])
+
+
+def failed_queue(bench: Bench, text: str | None) -> str | None:
+    """FailedQ of a row: the canonical address, the text where it is none, or nothing."""
+    if text is None:
+        return None
+    try:
+        return bench.desk.canonical(bench.desk.names.parse_destination(text))
+    except errors.BadAddress:
+        return text[:1000]
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on(
+    bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Null, unreadable, missing, no queue, refused by the table or at the commit: with reasons."""
+    dba, name = bench.dotnet.dba, bench.address
+    bench.spoil()
+    reasons: dict[str | None, str] = {
+        None: "ReplyToAddress",
+        **dict.fromkeys(dba.shapes.no_address, ""),
+        "x" * 10_000: "10000 characters",
+        "a\"'b": "",
+        dba.shapes.missing_schema: "was not found",
+        name("absent"): "was not found",
+        name("archive"): "is not a queue",
+        name("view"): "",
+        name("refuses"): "not today",
+    }
+    if bench.dotnet.dialect == "postgresql":
+        dba.do("refuse_late", bench.another("late"))
+        reasons[name("late")] = "not today"
+    bad = [(queue, b"bad %d" % at) for at, queue in enumerate(reasons)]
+    mixed = [(name("orders"), b"first"), *bad, (name("orders"), b"last")]
+
+    send(
+        bench, rows(*mixed), rows((None, b"bad last"), (name("orders"), b"more")), delivery=delivery
+    )
+
+    assert bench.bodies("orders") == [b"first", b"last", b"more"]
+    found = bench.failures()
+    assert found.keys() == {b"bad last", *(body for _, body in bad)}
+    for (queue, why), (_, body) in zip(reasons.items(), bad, strict=True):
+        check_failure(found[body], body, failed_queue(bench, queue), why)
+    assert "undeliverable messages that went to the error queue: " in caplog.text
+    assert "xxx" * 100 not in caplog.text
+
+
+def test_a_failure_that_a_message_had_is_replaced(bench: Bench) -> None:
+    """A failed message whose error queue is missing fails again, for another reason."""
+    text = dumps({MESSAGE_ID: "m-1", "a": "b", FAILED_Q: "elsewhere", WHY: "no such order"})
+
+    send(bench, rows((bench.address("absent"), b"1"), (None, b"2"), headers=text))
+
+    found = bench.failures()
+    check_failure(found[b"1"], b"1", bench.address("absent"), "was not found")
+    assert FAILED_Q not in found[b"2"]
+
+
+@pytest.mark.parametrize("undeliverable", [None, "FAIL"])
+def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None) -> None:
+    """It is the default; the row is named before it leaves its task."""
+    options = bench.sink(queue=None, undeliverable=undeliverable)
+    assert options.undeliverable_address is None
+    mixed = rows((bench.address("orders"), b"1"), (bench.address("absent"), b"2"))
+
+    with pytest.raises(errors.QueueNotFound, match="absent"):
+        insert.send_now(bench.session("send"), [mixed], options)
+
+    batch = pa.RecordBatch.from_pydict({"body": [b"x"], "queue": pa.array([None], pa.string())})
+    with pytest.raises(Exception, match="row 0 of partition 0 cannot be sent: queue is null"):
+        Sender(options=options, partition=0).messages(batch, 0)
+    assert bench.bodies() == []
+    assert bench.failures() == {}
+
+
+def test_without_its_error_queue_nothing_is_sent(bench: Bench) -> None:
+    """Neither by a look ahead, which fails first, nor where it is dropped later."""
+    bench.dotnet.dba.drop(bench.errors)
+
+    with pytest.raises(errors.QueueNotFound, match="error"):
+        insert.check_tables(bench.desk, sink(bench, queue=bench.printed))
+    for queue in (None, bench.address("absent")):
+        with pytest.raises(errors.QueueNotFound, match="error"):
+            send(bench, rows((bench.printed, b"1"), (queue, b"2")))
+
+    assert bench.bodies() == []
+
+
+def test_a_delayed_message_whose_queue_is_gone_is_set_aside(bench: Bench) -> None:
+    """Its table is gone with it. That of the options takes all rows, so it is no fault of one."""
+    bench.dotnet.create_delayed(bench.delayed)
+    bad = [(bench.address("absent"), b"1"), (None, b"2"), ("", b"3")]
+
+    with pytest.raises(errors.DelayedQueueNotFound):
+        send(bench, delayed((bench.printed, b"5")), delayedQueue=bench.address("absent"))
+    send(bench, delayed(*bad, (bench.printed, b"4")))
+
+    assert [row.body for row in bench.dotnet.delayed_rows(bench.delayed)] == [b"4"]
+    found = bench.failures()
+    assert found.keys() == {b"1", b"2", b"3"}
+    check_failure(found[b"1"], b"1", bench.address("absent"), "sqlqueue create QUEUE --delayed")
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_lost_subscriber_costs_its_copies_only(
+    bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One row in the error queue for each lost copy; other subscribers get theirs."""
+    web, gone, odd = bench.another("web"), bench.address("gone"), "x" * 150
+    bench.dotnet.create_subscriptions(routes(bench))
+    for endpoint, topic, address in (
+        ("web", PLACED, bench.desk.printed(web)),
+        *(("gone", topic, gone) for topic in (PLACED, EVENT)),
+        ("odd", EVENT, odd),
+    ):
+        bench.dotnet.subscribe(routes(bench), endpoint, topic, address)
+    chunks = [
+        rows((None, body)).append_column(CHUNK_TOPICS, pa.array([topics], CHUNK_TOPICS.type))
+        for body, topics in ((b"1", [PLACED, EVENT]), (b"2", [PLACED]), (b"3", [EVENT]))
+    ]
+
+    with caplog.at_level(logging.INFO):
+        send(bench, *chunks, delivery=delivery)
+
+    assert bench.bodies(web) == [b"1", b"2"]
+    found = [(row, json.loads(row.headers or "")) for row in bench.dotnet.rows(bench.errors)]
+    lost = sorted((row.body, headers[FAILED_Q]) for row, headers in found)
+    assert lost == sorted([(b"1", gone), (b"1", odd), (b"2", gone), (b"3", gone), (b"3", odd)])
+    for row, headers in found:
+        assert headers[TYPE].endswith(".SubscriberLost")
+        assert "sqlqueue unsubscribe" in headers[WHY]
+        assert row.expires is None
+    assert "no subscriber" not in caplog.text
+    if delivery == "exactlyOnce":
+        assert "sink: batch 0: 3 messages sent, 5 to the error queue" in caplog.text
