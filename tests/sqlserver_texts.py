@@ -41,11 +41,14 @@ QUEUE = {"id": "", "recoverable": "", "headers": "", "body": "", "expires": ""}
 
 
 def rendered() -> dict[str, str]:
-    """Every statement by its name, and the bulk inserts."""
+    """Every statement by its name, and the bulk insert."""
     known = {**calls.STATEMENTS, "load": calls.build_insert(SENT, QUEUE)}
-    return {
-        name: filled(calls.fill_names(text, "sqlqueue", TABLES)) for name, text in known.items()
-    }
+    return {name: named(text) for name, text in known.items()}
+
+
+def named(text: str, **words: str) -> str:
+    """A text with its names."""
+    return filled(calls.fill_names(text, "sqlqueue", TABLES, **words))
 
 
 def filled(text: str) -> str:
