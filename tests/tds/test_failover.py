@@ -32,97 +32,71 @@ def errors_of(*numbers: int) -> bytes:
     return b"".join(error(number, TEXTS[number]) for number in numbers)
 
 
-@pytest.fixture
-def session(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
-    """Give a session that has connected to nothing yet; it retries without pauses."""
-    monkeypatch.setattr(sessions, "reached", set())
-    options = SourceOptions.parse({"url": url, "queue": "orders"})
-    with (
-        stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True),
-        sessions.Session(options, "tests") as made,
-    ):
-        yield made
-
-
 def take(connection: Connection) -> list[Row]:
     return connection.rows("take", tables={"queue": QueueAddress("orders")}, seqs="[1]")
 
 
-def take_in_transaction(connection: Connection) -> list[Row]:
-    connection.rows("begin")
-    found = take(connection)
-    connection.rows("commit")
-    return found
+@pytest.fixture
+def run(
+    url: str, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[Row]]]:
+    """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
+    monkeypatch.setattr(sessions, "reached", set())
+    options = SourceOptions.parse({"url": url, "queue": "orders"})
 
+    def once(connection: Connection) -> list[Row]:
+        with transaction(connection, timeout=30):
+            try:
+                return take(connection)
+            finally:
+                script.prepare(ROWS)
 
-def recovers(session: sessions.Session, script: Script) -> list[Row]:
-    """Run a transaction whose second attempt gets an answer."""
-
-    def attempt(connection: Connection) -> list[Row]:
-        try:
-            return take_in_transaction(connection)
-        finally:
-            script.prepare(ROWS)
-
-    return session.run_with_retries(attempt)
+    with (
+        stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True),
+        sessions.Session(options, "tests") as session,
+    ):
+        yield lambda: session.run_with_retries(once)
 
 
 @pytest.mark.parametrize("numbers", [(4060, 18456), (4060,), (18401,), (983, 4060), (40613,), ()])
 def test_a_failover_is_waited_for(
-    numbers: tuple[int, ...], session: sessions.Session, script: Script
+    numbers: tuple[int, ...], run: Callable[..., list[Row]], script: Script
 ) -> None:
     """The server was reached before, ends the session, and refuses the next two logins."""
-    session.run_with_retries(take_in_transaction)
+    run()
     script.prepare(SEQ, "cut")
     script.refuse(errors_of(*numbers), errors_of(*numbers))
 
-    assert recovers(session, script) == [(7,)]
+    assert run() == [(7,)]
     assert script.count("connections") == 4
 
 
-@pytest.mark.parametrize(("number", "connections"), [(4060, 1), (18456, 1), (18487, 1), (18401, 2)])
-def test_a_first_login_is_tried_again_only_if_the_server_recovers(
-    number: int, connections: int, session: sessions.Session, script: Script
+@pytest.mark.parametrize("number", [4060, 18456, 18487])
+def test_a_wrong_url_is_not_waited_for(
+    number: int, run: Callable[..., list[Row]], script: Script
 ) -> None:
-    """A wrong url is told at once; 18401 says that the server is there."""
+    """A server that was never reached refuses the login once; 18401 says that it is there."""
     script.refuse(errors_of(number))
-    script.prepare(ROWS)
+    with pytest.raises((errors.DatabaseNotFound, errors.LoginRefused)):
+        run()
+    assert script.count("connections") == 1
 
-    try:
-        session.run_with_retries(take_in_transaction)
-    except (errors.DatabaseNotFound, errors.LoginRefused):
-        assert connections == 1
-
-    assert script.count("connections") == connections
+    script.refuse(errors_of(18401))
+    run()
+    assert script.count("connections") == 3
 
 
 @pytest.mark.parametrize(
-    "number", [701, 802, 1101, 1105, 1204, 1205, 1222, 8645, 8651, 9002, 40544]
+    "number", [701, 802, 1101, 1105, 1204, 1205, 1222, 8645, 8651, 9002, 40544, 976, 978, 3906]
 )
 def test_a_shortage_runs_the_transaction_again(
-    number: int, session: sessions.Session, script: Script
+    number: int, run: Callable[..., list[Row]], script: Script
 ) -> None:
-    """In the same session: the server rolled back, and lost nothing."""
+    """In the same session: the server rolled back. From a standby (976 on) in another one."""
     script.prepare(errors_of(number), "failed")
 
-    assert recovers(session, script) == [(7,)]
-    assert script.count("connections") == 1
-
-
-@pytest.mark.parametrize("number", [976, 978, 3906])
-def test_a_standby_is_left_for_the_primary(
-    number: int, session: sessions.Session, script: Script
-) -> None:
-    """Each attempt connects again, and the error says how to reach the primary."""
-    script.prepare(errors_of(number), "failed")
-
-    with pytest.raises(errors.ReadOnly, match="listener"):
-        session.run_with_retries(take_in_transaction)
-
-    assert script.count("connections") == sessions.ATTEMPTS
-
-
-# ---------------------------------------------------------------- idle transactions
+    assert run() == [(7,)]
+    assert script.count("connections") == (2 if number in {976, 978, 3906} else 1)
 
 
 def test_a_transaction_that_is_idle_for_too_long_ends_with_its_session(
@@ -146,8 +120,7 @@ def test_a_session_without_a_transaction_is_not_watched(
     connect: Callable[..., Connection], script: Script
 ) -> None:
     """After the commit, and after an error, no timer runs."""
-    session = connect()
-    before = threading.active_count()
+    session, before = connect(), threading.active_count()
 
     for ends in ("whole", "cut"):
         script.prepare(ROWS, ends)
