@@ -12,16 +12,11 @@ import struct
 import threading
 from contextlib import suppress
 from multiprocessing.managers import BaseManager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import socket
 
 BATCH, CALL, RESULT, STOP, LOGIN, PRELOGIN = 0x01, 0x03, 0x04, 0x06, 0x10, 0x12
 PACKET = 4096  # bytes
 # status of a DONE token
 FINAL, MORE, ERROR, ATTENTION = 0x00, 0x01, 0x02, 0x20
-PREPARE_AND_EXECUTE = struct.pack("<HH", 0xFFFF, 13)  # sp_prepexec
 # SQL Server 2022 without encryption
 VERSION = bytes.fromhex("000015000601001b000102001c000104001d0001ff100010000000020000")
 # database shop, collation Latin1_General_CI_AS, packets of 4096 bytes, and the server's name
@@ -36,14 +31,16 @@ SEQ = bytes.fromhex("810100000000000900260403730065007100")  # the first of thes
 END_OF_VALUE = struct.pack("<I", 0)
 
 
-class Script:
-    """The server of a process, and its answers for one test after another."""
+class Script(socketserver.ThreadingTCPServer):
+    """Listens on a port of this machine; has its answers for one test after another."""
+
+    daemon_threads = True
 
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Session)
+        self.port = self.server_address[1]
         self.clear()
-        server = Server(self)
-        self.port = server.server_address[1]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def clear(self) -> None:
         """Begin again, for the next test."""
@@ -81,28 +78,17 @@ class Process(BaseManager):
 Process.register("Script", Script)
 
 
-class Server(socketserver.ThreadingTCPServer):
-    """Listens on a port of this machine."""
-
-    daemon_threads = True
-
-    def __init__(self, script: Script) -> None:
-        super().__init__(("127.0.0.1", 0), Session)
-        self.script = script
-
-
 class Session(socketserver.StreamRequestHandler):
     """One connection."""
 
     disable_nagle_algorithm = True
-    request: socket.socket
-    server: Server
+    server: Script
 
     def handle(self) -> None:
         """Answer messages until the driver leaves."""
-        script, body = self.server.script, b""
-        script.connections += 1
-        script.open += 1
+        body = b""
+        self.server.connections += 1
+        self.server.open += 1
         with suppress(OSError):
             while head := self.rfile.read(8):
                 kind, status, size = struct.unpack(">BBH", head[:4])
@@ -111,38 +97,25 @@ class Session(socketserver.StreamRequestHandler):
                     if not self.reply(kind, body):
                         break
                     body = b""
-        script.open -= 1
+        self.server.open -= 1
 
     def reply(self, kind: int, body: bytes) -> bool:
         """Answer one message; return whether the connection goes on."""
-        script = self.server.script
-        if kind in {BATCH, CALL}:
-            return self.execute(kind, body)
-        if kind == LOGIN and script.refusals:
-            if refusal := script.refusals.pop(0):
+        if kind == LOGIN and self.server.refusals:
+            if refusal := self.server.refusals.pop(0):
                 self.send(refusal + done(ERROR))
             return False
-        answers = {PRELOGIN: VERSION, LOGIN: ACCEPTED + done(), STOP: done(ATTENTION)}
-        self.send(answers.get(kind, done()))
-        return True
-
-    def execute(self, kind: int, body: bytes) -> bool:
-        """Send the answer of a statement."""
-        script = self.server.script
-        script.calls += kind == CALL
+        self.server.calls += kind == CALL
         asked = any("sqlqueue:take".encode(each) in body for each in ("utf-16-le", "ascii"))
-        sent, ends = (script.sent, script.ends) if asked else (b"", "whole")
+        if kind not in {BATCH, CALL} or not asked:
+            answers = {PRELOGIN: VERSION, LOGIN: ACCEPTED + done(), STOP: done(ATTENTION)}
+            self.send(answers.get(kind) or end_of(kind, FINAL))
+            return True
+        sent, ends = self.server.sent, self.server.ends
         if ends in {"cut", "stalls"}:
             self.send(sent, last=False)
             return ends == "stalls"
-        status = ERROR if ends == "failed" else FINAL
-        end = done(status)
-        if kind == CALL:
-            skipped = struct.unpack("<I", body[:4])[0]  # the headers of the message
-            prepares = body[skipped:].startswith(PREPARE_AND_EXECUTE) and status == FINAL
-            result = b"\x79" + bytes(4) + (HANDLE if prepares else b"")
-            end = done(status | MORE, 0xFF) + result + done(status, 0xFE)
-        self.send(sent + end)
+        self.send(sent + end_of(kind, ERROR if ends == "failed" else FINAL))
         return True
 
     def send(self, body: bytes, *, last: bool = True) -> None:
@@ -160,6 +133,14 @@ class Session(socketserver.StreamRequestHandler):
 def done(status: int = FINAL, token: int = 0xFD) -> bytes:
     """Return the end of a statement; in a procedure (0xFF); of a procedure (0xFE)."""
     return struct.pack("<BHHQ", token, status, 0xC1, 0)
+
+
+def end_of(kind: int, status: int) -> bytes:
+    """Return the end of a batch, or of a call, which returns the handle of what it prepared."""
+    if kind != CALL:
+        return done(status)
+    result = b"\x79" + bytes(4) + (HANDLE if status == FINAL else b"")
+    return done(status | MORE, 0xFF) + result + done(status, 0xFE)
 
 
 def error(number: int, text: str) -> bytes:
