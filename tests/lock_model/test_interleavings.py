@@ -149,11 +149,11 @@ FAULTS = {
     # it locks the key in Index_Expires before the row, and a receive the row first
     "purge_expired || delete queue.Index_Expires | queue task purge-expired": "task waits",
     # the gap for a key that is absent
-    "new_sink | dispatch_log(HOLDLOCK) | insert dispatch_log absent | sinks begin dispatch-also": "begin waits",
+    "new_sink|dispatch_log(HOLDLOCK)|insert dispatch_log absent|sinks begin dispatch-also": "begin",
     "discard || delete staging_page; delete staging | sinks dispatch-x dispatch-b": "deadlock",
     "discard_abandoned||delete staging_page; delete staging | sinks fails dispatch-b": "half a row",
     # locks on rows that are not old are kept
-    "discard_abandoned | staging(UPDLOCK,READPAST) || sinks dispatch-a dispatch-b": "dispatch-a waits",
+    "discard_abandoned | staging(UPDLOCK,READPAST) || sinks dispatch-a dispatch-b": "dispatch",
 }
 
 
