@@ -2,10 +2,8 @@
 All interleavings of some transactions over one lock manager.
 
 The manager grants in the order of requests, and a conversion before new requests. So a session
-waits for those who hold an incompatible lock and for those who asked for one before it.
-
-A step of a session takes one lock and runs on to the next one: what it reads or changes in between
-is protected by that lock. States that were seen before are not explored again.
+waits for those who hold an incompatible lock and for those who asked for one before it. A step
+takes one lock and runs on to the next one: what comes in between is protected by that lock.
 
 A session keeps all modes that it was granted. That equals Microsoft's conversions: S and IX
 together admit what SIX admits, U and X what X admits, RangeS-U and X what RangeX-X admits.
@@ -38,9 +36,6 @@ class Place(NamedTuple):
 
     of: str  # a table, or table.index
     id: str = ""  # empty: the table as a whole
-
-
-NOWHERE = Place("")
 
 
 class Get(NamedTuple):
@@ -144,11 +139,7 @@ def explore(transactions: Sequence[Transaction], rows: Collection[Place] = ()) -
     stack, seen = [start], {start}
     while stack:
         state = stack.pop()
-        following = set(explorer.following(state))
-        if not following:
-            ended = tuple(each.ended for each in state.sessions)
-            assert all(ended), "a deadlock was overlooked"
-            explorer.found.ends.add((ended, state.rows))
+        following = set(explorer.following(state)) or set(explorer.without_a_victim(state))
         stack += following - seen
         seen |= following
     return explorer.found
@@ -185,8 +176,18 @@ class Explorer:
             elif number not in state.waiting:
                 who = self.names[number]
                 self.found.waits.update((who, statement, self.names[each]) for each in blockers)
-                waiting = state._replace(waiting=(*state.waiting, number))
-                yield from self.resolved(waiting, number)
+                yield state._replace(waiting=(*state.waiting, number))
+
+    def without_a_victim(self, state: State) -> Iterator[State]:
+        """Yield the states after the server has ended one of the sessions that wait for others."""
+        stuck = [number for number, each in enumerate(state.sessions) if not each.ended]
+        victims = [each for each in stuck if not self.names[each].startswith("endpoint")] or stuck
+        who, ends = (frozenset(self.names[each] for each in group) for group in (stuck, victims))
+        if stuck:
+            self.found.deadlocks.add((who, ends))
+            yield from (state.end(each, "deadlock") for each in victims)
+        else:
+            self.found.ends.add((tuple(each.ended for each in state.sessions), state.rows))
 
     def blockers(self, state: State, number: int, step: Get) -> set[int]:
         """Return the sessions that a request waits for: those that hold or asked before."""
@@ -225,31 +226,6 @@ class Explorer:
         state = state.put(number, Session(at, undo), rows)
         return state.end(number, ended) if ended else state
 
-    def resolved(self, state: State, number: int) -> Iterator[State]:
-        """Yield the states after the deadlock monitor has ended a session of each cycle."""
-        cycle = self.cycle(state, [number])
-        if not cycle:
-            yield state
-            return
-        ours = [each for each in cycle if not self.names[each].startswith("endpoint")]
-        who, victims = (
-            frozenset(self.names[each] for each in group) for group in (cycle, ours or cycle)
-        )
-        self.found.deadlocks.add((who, victims))
-        for each in ours or cycle:
-            yield from self.resolved(state.end(each, "deadlock"), number)
-
-    def cycle(self, state: State, path: list[int]) -> list[int]:
-        """Return the sessions that wait for each other, with the first; empty if there are none."""
-        if path[-1] not in state.waiting:
-            return []
-        for each in self.blockers(state, path[-1], self.request(state, path[-1])):
-            if each == path[0]:
-                return path
-            if each not in path and (found := self.cycle(state, [*path, each])):
-                return found
-        return []
-
 
 def contended(transactions: Sequence[Transaction]) -> list[list[Line]]:
     """Return the lines of each, without locks that no other session can wait for."""
@@ -264,7 +240,7 @@ def contended(transactions: Sequence[Transaction]) -> list[list[Line]]:
             other != number and mode not in COMPATIBLE[step.mode]
             for other, mode in asked[step.place]
         ):
-            return Needs(step.row or NOWHERE, present=step.row is not None)
+            return Needs(step.row or Place(""), present=step.row is not None)
         return step
 
     return [

@@ -1,8 +1,7 @@
 """
 From a path and its hints to locks: the one place that knows what a hint does.
 
-A row of a heap is a place of its table, a row of a clustered index is its key there. Each
-nonclustered index has a key of its own for each row.
+A row is a place of its table. Each nonclustered index has a key of its own for each row.
 """
 
 from __future__ import annotations
