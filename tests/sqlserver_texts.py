@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from sqlq_spark.database.sqlserver import calls
+from sqlq_spark.database.sqlserver.calls import build_insert
 from sqlq_spark.wire.address import QueueAddress
 
 TABLES = {
@@ -41,11 +42,14 @@ QUEUE = {"id": "", "recoverable": "", "headers": "", "body": "", "expires": ""}
 
 
 def rendered() -> dict[str, str]:
-    """Every statement by its name, and the bulk inserts."""
-    known = {**calls.STATEMENTS, "load": calls.build_insert(SENT, QUEUE)}
-    return {
-        name: filled(calls.fill_names(text, "sqlqueue", TABLES)) for name, text in known.items()
-    }
+    """Every statement by its name, and the bulk insert."""
+    known = {**calls.STATEMENTS, "load": build_insert(SENT, QUEUE)}
+    return {name: named(text) for name, text in known.items()}
+
+
+def named(text: str, **words: str) -> str:
+    """A text with its names."""
+    return filled(calls.fill_names(text, "sqlqueue", TABLES, **words))
 
 
 def filled(text: str) -> str:
@@ -56,9 +60,19 @@ def filled(text: str) -> str:
 
 
 def golden() -> str:
-    """The file tests/golden/sqlserver.sql: the reviewed statements."""
-    texts = rendered()
-    return "\n".join(f"-- {name}\n{texts[name]};\nGO\n" for name in REVIEWED)
+    """The file tests/golden/sqlserver.sql: the reviewed statements, and inserts into old tables."""
+    old = {"id": "", "headers": "varchar COLLATE Latin1_General_CI_AS"}
+    legacy = dict.fromkeys(("correlationid", "replytoaddress", *QUEUE), "")
+    inserts = {
+        "load of an old table, with bodies that are null": build_insert(
+            ["headers", "body", "correlationid", "id"], old, null_bodies=True
+        ),
+        "load with columns of version 1": build_insert(
+            ["headers", "correlationid", "replytoaddress", "id"], legacy
+        ),
+    }
+    texts = rendered() | {name: named(text) for name, text in inserts.items()}
+    return "\n".join(f"-- {name}\n{texts[name]};\nGO\n" for name in (*REVIEWED, *inserts))
 
 
 if __name__ == "__main__":

@@ -1,174 +1,158 @@
 """
-A server that speaks TDS to a real driver, and replays answers that a test has prepared.
+A server that speaks TDS 7.4 to a real driver, and replays the answer that a test has prepared.
 
 It stands for no database: it parses no statement and holds no data. It shows what a driver makes
-of an error, wherever the error stands in an answer. One thread serves one connection. See `stage`
-for its process.
+of an error, wherever the error stands in an answer. The public specification is MS-TDS.
 """
 
 from __future__ import annotations
 
-import re
 import socketserver
 import struct
+import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from . import tokens
-
-if TYPE_CHECKING:
-    import socket
+from multiprocessing.managers import BaseManager
 
 BATCH, CALL, RESULT, STOP, LOGIN, PRELOGIN = 0x01, 0x03, 0x04, 0x06, 0x10, 0x12
 PACKET = 4096  # bytes
-PREPARE_AND_EXECUTE = 13  # the number of sp_prepexec
-HANDLE = 1
-TEXT = re.compile(rb"(?:[\t-~]\0){3,}|[\t-~]{6,}")  # nvarchar, or varchar
+# status of a DONE token
+FINAL, MORE, ERROR, ATTENTION = 0x00, 0x01, 0x02, 0x20
+# SQL Server 2022 without encryption
+VERSION = bytes.fromhex("000015000601001b000102001c000104001d0001ff100010000000020000")
+# database shop, collation Latin1_General_CI_AS, packets of 4096 bytes, and the server's name
+ACCEPTED = bytes.fromhex(
+    "e317000104730068006f007000066d0061007300740065007200e3080007050904d0003400e3130004043400"
+    "300039003600043400300039003600ad32000174000004144d006900630072006f0073006f00660074002000"
+    "530051004c00200053006500720076006500720010001000"
+)
+HANDLE = bytes.fromhex("ac0000000100000000000026040401000000")  # of a prepared statement
+COLUMNS = bytes.fromhex("810200000000000900260403730065007100000000000900a5ffff0462006f0064007900")
+SEQ = bytes.fromhex("810100000000000900260403730065007100")  # the first of these, alone
+END_OF_VALUE = struct.pack("<I", 0)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What the server sends for a statement."""
+class Script(socketserver.ThreadingTCPServer):
+    """Listens on a port of this machine; has its answers for one test after another."""
 
-    sent: bytes = b""  # tokens before the last one
-    failed: bool = False  # whether the last token reports an error
-    cut: bool = False  # whether the connection ends in place of a last token
-    stalls: bool = False  # whether nothing more comes until the driver gives up
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Session)
+        self.port = self.server_address[1]
+        self.clear()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def clear(self) -> None:
+        """Begin again, for the next test."""
+        self.sent, self.ends = b"", "whole"
+        self.refusals: list[bytes] = []
+        # connections, those that have not ended, and calls of procedures
+        self.connections = self.open = self.calls = 0
+
+    def prepare(self, sent: bytes, ends: str = "whole") -> None:
+        """
+        Set what is sent for `take`; other statements get an empty answer.
+
+        It ends `whole`, or as `failed`, or the server cuts the connection, or stalls.
+        """
+        self.sent, self.ends = sent, ends
+
+    def refuse(self, *logins: bytes) -> None:
+        """Set the errors that refuse the next logins; an empty one hangs up."""
+        self.refusals = list(logins)
+
+    def count(self, what: str) -> int:
+        """Return a number of this test: of `connections`, `open` ones or `calls`; or the `port`."""
+        return int(getattr(self, what))
 
 
-@dataclass
-class Script:
-    """The answers of a test, and what the server received."""
+class Process(BaseManager):
+    """
+    Runs the script in a process of its own.
 
-    answers: dict[str, Answer] = field(default_factory=dict)  # part of a statement → answer
-    logins: list[bytes] = field(default_factory=list)  # refusals of the next; b"" hangs up
-    statements: list[str] = field(default_factory=list)
-    connections: int = 0
-    calls: int = 0  # of procedures, which statements with values are
-    open: int = 0  # connections that have not ended
+    mssql-python holds Python's interpreter while it waits for large values in columns. A server in
+    the same process could neither answer nor hang up then.
+    """
 
-    def answer(self, statement: str) -> Answer:
-        """Return the answer of a statement; an empty one if the test prepared none."""
-        self.statements.append(statement)
-        found = (answer for part, answer in self.answers.items() if part in statement)
-        return next(found, Answer())
+
+Process.register("Script", Script)
 
 
 class Session(socketserver.StreamRequestHandler):
     """One connection."""
 
     disable_nagle_algorithm = True
-
-    request: socket.socket
-    server: Server
+    server: Script
 
     def handle(self) -> None:
-        """Answer packets until the driver leaves."""
-        script = self.server.script
-        script.connections += 1
-        script.open += 1
-        try:
-            with suppress(ConnectionError, OSError):
-                while (received := self.receive()) is not None:
-                    if not self.reply(*received):
-                        return
-        finally:
-            script.open -= 1
+        """Answer messages until the driver leaves."""
+        body = b""
+        self.server.connections += 1
+        self.server.open += 1
+        with suppress(OSError):
+            while head := self.rfile.read(8):
+                kind, status, size = struct.unpack(">BBH", head[:4])
+                body += self.rfile.read(size - 8)
+                if status & 1:
+                    if not self.reply(kind, body):
+                        break
+                    body = b""
+        self.server.open -= 1
 
     def reply(self, kind: int, body: bytes) -> bool:
         """Answer one message; return whether the connection goes on."""
-        if kind == PRELOGIN:
-            self.send(tokens.prelogin())
-        elif kind == LOGIN:
-            return self.log_in()
-        elif kind == STOP:
-            self.send(tokens.done(tokens.ATTENTION))
-        elif kind in {BATCH, CALL}:
-            return self.execute(kind, body)
-        else:
-            self.send(tokens.done())
-        return True
-
-    def log_in(self) -> bool:
-        """Refuse the login as the script says, or accept it."""
-        if self.server.script.logins:
-            refusal = self.server.script.logins.pop(0)
-            if refusal:
-                self.send(refusal + tokens.done(tokens.ERROR))
+        if kind == LOGIN and self.server.refusals:
+            if refusal := self.server.refusals.pop(0):
+                self.send(refusal + done(ERROR))
             return False
-        self.send(tokens.login_accepted("shop", PACKET))
+        self.server.calls += kind == CALL
+        asked = any("sqlqueue:take".encode(each) in body for each in ("utf-16-le", "ascii"))
+        if kind not in {BATCH, CALL} or not asked:
+            answers = {PRELOGIN: VERSION, LOGIN: ACCEPTED + done(), STOP: done(ATTENTION)}
+            self.send(answers.get(kind) or end_of(kind, FINAL))
+            return True
+        sent, ends = self.server.sent, self.server.ends
+        if ends in {"cut", "stalls"}:
+            self.send(sent, last=False)
+            return ends == "stalls"
+        self.send(sent + end_of(kind, ERROR if ends == "failed" else FINAL))
         return True
-
-    def execute(self, kind: int, body: bytes) -> bool:
-        """Send the answer of a statement."""
-        procedure = kind == CALL
-        self.server.script.calls += procedure
-        answer = self.server.script.answer(text_of(body))
-        if answer.cut or answer.stalls:
-            self.send(answer.sent, last=False)
-            return answer.stalls
-        status = tokens.ERROR if answer.failed else tokens.FINAL
-        end = tokens.done(status)
-        if procedure:
-            handle = HANDLE if not answer.failed and prepares(body) else None
-            inner = tokens.done(status | tokens.MORE, token=tokens.DONE_IN_PROCEDURE)
-            end = inner + tokens.procedure_done(status, handle)
-        self.send(answer.sent + end)
-        return True
-
-    def receive(self) -> tuple[int, bytes] | None:
-        """Return the type and the body of a message; None when the driver has left."""
-        body = b""
-        while head := self.read(8):
-            kind, status, size = struct.unpack(">BBH", head[:4])
-            body += self.read(size - 8)
-            if status & 1:
-                return kind, body
-        return None
-
-    def read(self, size: int) -> bytes:
-        """Return so many bytes; fewer only at the end."""
-        found = b""
-        while len(found) < size and (part := self.request.recv(size - len(found))):
-            found += part
-        return found
 
     def send(self, body: bytes, *, last: bool = True) -> None:
         """Send a message in packets; one that is not the last has no end, and may be empty."""
-        room = PACKET - 8
-        parts = [body[at : at + room] for at in range(0, len(body), room)]
-        sent = b""
+        parts = [body[at : at + PACKET - 8] for at in range(0, len(body), PACKET - 8)]
         for at, part in enumerate(parts, 1):
             ends = last and at == len(parts)
-            head = struct.pack(">BBHHBB", RESULT, int(ends), len(part) + 8, 51, at % 256, 0)
-            sent += head + part
-        self.request.sendall(sent)
+            self.wfile.write(struct.pack(">BBHHBB", RESULT, ends, len(part) + 8, 51, at % 256, 0))
+            self.wfile.write(part)
 
 
-class Server(socketserver.ThreadingTCPServer):
-    """Listens on a port of this machine."""
-
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, script: Script) -> None:
-        super().__init__(("127.0.0.1", 0), Session)
-        self.script = script
-
-    @property
-    def port(self) -> int:
-        """The port."""
-        return int(self.server_address[1])
+# ---------------------------------------------------------------- tokens
 
 
-def text_of(body: bytes) -> str:
-    """Return the readable texts of a batch or a call, wherever they stand in its bytes."""
-    found = TEXT.findall(body)
-    return " ".join(each.replace(b"\0", b"").decode("ascii") for each in found)
+def done(status: int = FINAL, token: int = 0xFD) -> bytes:
+    """Return the end of a statement; in a procedure (0xFF); of a procedure (0xFE)."""
+    return struct.pack("<BHHQ", token, status, 0xC1, 0)
 
 
-def prepares(body: bytes) -> bool:
-    """Whether a call is sp_prepexec, whose answer contains a handle."""
-    skipped = struct.unpack("<I", body[:4])[0]  # the headers of the message
-    return body[skipped : skipped + 4] == struct.pack("<HH", 0xFFFF, PREPARE_AND_EXECUTE)
+def end_of(kind: int, status: int) -> bytes:
+    """Return the end of a batch, or of a call, which returns the handle of what it prepared."""
+    if kind != CALL:
+        return done(status)
+    result = b"\x79" + bytes(4) + (HANDLE if status == FINAL else b"")
+    return done(status | MORE, 0xFF) + result + done(status, 0xFE)
+
+
+def error(number: int, text: str) -> bytes:
+    """Return an error, of severity 16."""
+    said = struct.pack("<IBBH", number, 1, 16, len(text)) + text.encode("utf-16-le") + bytes(6)
+    return struct.pack("<BH", 0xAA, len(said)) + said
+
+
+def row(seq: int, body: bytes | None = None, size: int | None = None) -> bytes:
+    """Return a row; with a size its body is only the first chunk of so many bytes."""
+    head = b"\xd1\x04" + struct.pack("<i", seq)
+    if body is None:
+        return head
+    start = head + struct.pack("<QI", size or len(body), len(body)) + body
+    return start if size else start + END_OF_VALUE

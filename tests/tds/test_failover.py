@@ -1,133 +1,150 @@
-"""Sessions across a failover, through the real drivers."""
+"""Sessions across a failover and while a transaction stands still, through the real drivers."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 import stamina
+from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.database import sessions
+from sqlq_spark.database import sessions, transaction
+from sqlq_spark.database.sqlserver.drivers import Watchdog
 from sqlq_spark.options.source import SourceOptions
 from sqlq_spark.wire.address import QueueAddress
 
-from . import tokens
-from .messages import MESSAGES
-from .server import Answer
+from .messages import TEXTS
+from .server import SEQ, error, row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from sqlq_spark.database import Connection, Row
 
-    from .stage import Stage
+    from .server import Script
 
-TEXTS = {row.number: tokens.error(row.message) for row in MESSAGES}
-COLUMNS = tokens.columns(("seq", "int"))
-ROWS = COLUMNS + tokens.row(tokens.number(7))
+ROWS = SEQ + row(7)
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Retry as often as usual, without the pauses, in a process that has reached no server."""
-    monkeypatch.setattr(sessions, "reached", set())
-    with stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True):
-        yield
-
-
-@pytest.fixture
-def session(url: str) -> Iterator[sessions.Session]:
-    """Give a session that has connected to nothing yet."""
-    options = SourceOptions.parse({"url": url, "queue": "orders"})
-    with sessions.Session(options, "tests") as made:
-        yield made
+def errors_of(*numbers: int) -> bytes:
+    return b"".join(error(number, TEXTS[number]) for number in numbers)
 
 
 def take(connection: Connection) -> list[Row]:
-    """Run one transaction."""
-    connection.rows("begin")
-    found = connection.rows("take", tables={"queue": QueueAddress("orders")}, seqs="[1]")
-    connection.rows("commit")
-    return found
+    return connection.rows("take", tables={"queue": QueueAddress("orders")}, seqs="[1]")
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        pytest.param(TEXTS[4060] + TEXTS[18456], id="4060 and 18456"),
-        pytest.param(TEXTS[4060], id="4060"),
-        pytest.param(TEXTS[18401], id="18401"),
-        pytest.param(TEXTS[983] + TEXTS[4060], id="983 and 4060"),
-        pytest.param(TEXTS[40613], id="40613"),
-        pytest.param(b"", id="hangs up"),
-    ],
-)
-def test_a_failover_is_waited_for(refusal: bytes, session: sessions.Session, script: Stage) -> None:
+@pytest.fixture
+def run(
+    url: str, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[Row]]]:
+    """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
+    monkeypatch.setattr(sessions, "reached", set())
+    options = SourceOptions.parse({"url": url, "queue": "orders"})
+
+    def once(connection: Connection) -> list[Row]:
+        with transaction(connection, timeout=30):
+            try:
+                return take(connection)
+            finally:
+                script.prepare(ROWS)
+
+    with (
+        stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True),
+        sessions.Session(options, "tests") as session,
+    ):
+        yield lambda: session.run_with_retries(once)
+
+
+@pytest.mark.parametrize("numbers", [(4060, 18456), (4060,), (18401,), (983, 4060), (40613,), ()])
+def test_a_failover_is_waited_for(
+    numbers: tuple[int, ...], run: Callable[..., list[Row]], script: Script
+) -> None:
     """The server was reached before, ends the session, and refuses the next two logins."""
-    session.run_with_retries(take)
-    script.answers({"sqlqueue:take": Answer(COLUMNS, cut=True)})
-    script.logins(refusal, refusal)
+    run()
+    script.prepare(SEQ, "cut")
+    script.refuse(errors_of(*numbers), errors_of(*numbers))
 
-    def restored(connection: Connection) -> list[Row]:
-        try:
-            return take(connection)
-        finally:
-            script.answers({"sqlqueue:take": Answer(ROWS)})
-
-    assert session.run_with_retries(restored) == [(7,)]
-    assert script.connections == 4
+    assert run() == [(7,)]
+    assert script.count("connections") == 4
 
 
 @pytest.mark.parametrize("number", [4060, 18456, 18487])
 def test_a_wrong_url_is_not_waited_for(
-    number: int, session: sessions.Session, script: Stage
+    number: int, run: Callable[..., list[Row]], script: Script
 ) -> None:
-    """A server that was never reached refuses the login once."""
-    script.logins(TEXTS[number])
-
+    """A server that was never reached refuses the login once; 18401 says that it is there."""
+    script.refuse(errors_of(number))
     with pytest.raises((errors.DatabaseNotFound, errors.LoginRefused)):
-        session.run_with_retries(take)
+        run()
+    assert script.count("connections") == 1
 
-    assert script.connections == 1
-
-
-def test_a_server_that_recovers_is_waited_for(session: sessions.Session, script: Stage) -> None:
-    """Also by the first session, because 18401 says that the server is there."""
-    script.logins(TEXTS[18401])
-
-    session.run_with_retries(take)
-
-    assert script.connections == 2
+    script.refuse(errors_of(18401))
+    run()
+    assert script.count("connections") == 3
 
 
 @pytest.mark.parametrize(
-    "number", [701, 802, 1101, 1105, 1204, 1205, 1222, 8645, 8651, 9002, 40544]
+    "number", [701, 802, 1101, 1105, 1204, 1205, 1222, 8645, 8651, 9002, 40544, 976, 978, 3906]
 )
 def test_a_shortage_runs_the_transaction_again(
-    number: int, session: sessions.Session, script: Stage
+    number: int, run: Callable[..., list[Row]], script: Script
 ) -> None:
-    """In the same session: the server rolled back, and lost nothing."""
-    script.answers({"sqlqueue:take": Answer(TEXTS[number], failed=True)})
+    """In the same session: the server rolled back. From a standby (976 on) in another one."""
+    script.prepare(errors_of(number), "failed")
 
-    def eased(connection: Connection) -> list[Row]:
+    assert run() == [(7,)]
+    assert script.count("connections") == (2 if number in {976, 978, 3906} else 1)
+
+
+def test_a_transaction_that_is_idle_for_too_long_ends_with_its_session(
+    connect: Callable[..., Connection], script: Script
+) -> None:
+    """The server sees the connection go; the next statement is a lost connection."""
+    script.prepare(ROWS)
+    session = connect()
+
+    def stand_still() -> None:
+        with transaction(session, timeout=0.2):
+            assert take(session) == [(7,)]
+            until(lambda: script.count("open") == 0)
+            take(session)
+
+    with pytest.raises(errors.ConnectionLost, match=r"idle for 0.2 s \(queryTimeout\)"):
+        stand_still()
+
+
+def test_a_session_without_a_transaction_is_not_watched(
+    connect: Callable[..., Connection], script: Script
+) -> None:
+    """After the commit, and after an error, no timer runs."""
+    session, before = connect(), threading.active_count()
+
+    for ends in ("whole", "cut"):
+        script.prepare(ROWS, ends)
         try:
-            return take(connection)
-        finally:
-            script.answers({"sqlqueue:take": Answer(ROWS)})
+            with transaction(session, timeout=30):
+                take(session)
+                assert threading.active_count() == before + 1
+        except errors.ConnectionLost:
+            assert ends == "cut"
+        until(lambda: threading.active_count() == before)
 
-    assert session.run_with_retries(eased) == [(7,)]
-    assert script.connections == 1
 
+def test_the_limit_counts_from_the_end_of_the_last_statement() -> None:
+    """A statement that runs is not ended, however long it takes; it has a timeout of its own."""
+    now, ended = [0.0], []
+    watchdog = Watchdog(lambda: ended.append(now[0]), clock=lambda: now[0])
+    watchdog.watch(1000)
+    with watchdog.statement():
+        looking = threading.Thread(target=watchdog.look)
+        now[0] = 5000
+        looking.start()
+    looking.join()
+    for now[0] in (5999, 6000, 6000):
+        watchdog.look()
+    watchdog.watch(None)
 
-@pytest.mark.parametrize("number", [976, 978, 3906])
-def test_a_standby_is_left_for_the_primary(
-    number: int, session: sessions.Session, script: Stage
-) -> None:
-    """Each attempt connects again, and the error says how to reach the primary."""
-    script.answers({"sqlqueue:take": Answer(TEXTS[number], failed=True)})
-
-    with pytest.raises(errors.ReadOnly, match="listener"):
-        session.run_with_retries(take)
-
-    assert script.connections == sessions.ATTEMPTS
+    assert ended == [6000]

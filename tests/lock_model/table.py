@@ -1,0 +1,230 @@
+"""
+The table of locks: what statements touch, in which order, and which of them sessions run.
+
+A skeleton has the verbs, joins and orders of a statement, and its tables with their hints. A test
+compares them with the SQL files, so that whoever changes a statement looks at its path.
+
+A path says in which order the plan touches rows: `verb table.index#use flag`, for each row that the
+session names. The hints are those of the use of that table in the skeleton, from 0. `plans` has the
+verbs. Paths of `transport.` are those of NServiceBus.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TABLE = r"\{(?:queue|errors|delayed|subscriptions|to)\}|\{state\}\.\w+"
+_TOKEN = re.compile(
+    r"\b(?P<word>SELECT|INSERT|UPDATE|DELETE|MERGE|EXISTS|ORDER BY [\w.]+|(?:INNER )?(?:LOOP )?JOIN"
+    r"|sp_getapplock)\b"
+    rf"|(?P<table>{_TABLE})(?:\s+AS\s+\w+)?(?:\s+WITH\s*\((?P<hints>[^)]*)\))?"
+)
+
+
+def skeleton(text: str) -> str:
+    """Return the skeleton of a statement's text."""
+    parts = []
+    for found in _TOKEN.finditer(re.sub(r"N?'[^']*'", "", text.replace("{seek}", "FORCESEEK,"))):
+        name = (found["table"] or "").removeprefix("{state}.").strip("{}")
+        given = (found["hints"] or "").replace(" ", "").replace("\n", "")
+        parts.append(found["word"] or (f"{name}({given})" if given else name))
+    return " ".join(parts)
+
+
+def hints(shape: str, table: str, number: int = 0) -> frozenset[str]:
+    """Return the hints on the n-th use of a table in a skeleton."""
+    uses = re.findall(rf"(?<![\w.]){table}(?:\(([^)]*)\))?(?!\w)", shape)
+    return frozenset(filter(None, uses[number].split(",") if uses else ()))
+
+
+_TAKE = "queue(FORCESEEK,UPDLOCK,READPAST,ROWLOCK,READCOMMITTEDLOCK)"
+_LOOK = "queue(FORCESEEK,READPAST,ROWLOCK,READCOMMITTEDLOCK)"
+_PAST = "(READPAST,ROWLOCK,READCOMMITTEDLOCK)"
+
+# statement → skeleton
+SHAPES = {
+    "weigh": f"SELECT {_LOOK} ORDER BY RowVersion",
+    "receive": f"SELECT {_TAKE} ORDER BY RowVersion DELETE",
+    "take": f"DELETE SELECT INNER LOOP JOIN {_TAKE}",
+    "find_large": f"SELECT {_TAKE} ORDER BY RowVersion",
+    "divert_large": f"DELETE SELECT INNER LOOP JOIN {_TAKE}"
+    " INSERT errors SELECT ORDER BY seq SELECT",
+    **dict.fromkeys(("purge", "purge_range"), "DELETE queue SELECT"),
+    "purge_expired": f"DELETE INSERT SELECT queue{_PAST} DELETE INNER LOOP JOIN {_TAKE} SELECT",
+    "browse": f"SELECT queue{_PAST} ORDER BY RowVersion SELECT ORDER BY RowVersion"
+    " SELECT ORDER BY RowVersion",
+    "move_due": f"SELECT {_TAKE.replace('queue', 'delayed')} ORDER BY Due DELETE queue SELECT",
+    "next_due": f"SELECT delayed{_PAST}",
+    "fence": "SELECT SELECT stream(REPEATABLEREAD,ROWLOCK)",
+    **dict.fromkeys(("find_receipt", "outcome"), "SELECT receipt"),
+    "begin_receipt": "INSERT receipt_page",
+    "save_receipt": "INSERT receipt",
+    "lock_stream": "UPDATE stream(REPEATABLEREAD,ROWLOCK)",
+    "acknowledge": "UPDATE stream",
+    "store_plan": f"UPDATE SELECT SELECT receipt{_PAST} SELECT stream{_PAST} ORDER BY MAX"
+    f" SELECT SELECT receipt{_PAST} SELECT stream{_PAST} stream",
+    **dict.fromkeys(("delete_receipts", "drop_receipt"), "DELETE receipt_page DELETE receipt"),
+    "sink_open": "SELECT dispatch_log(REPEATABLEREAD,ROWLOCK)",
+    "sink_close": "UPDATE dispatch_log(REPEATABLEREAD,ROWLOCK)",
+    "new_sink": "INSERT dispatch_log",
+    "stage": "INSERT staging SELECT EXISTS SELECT dispatch_log"
+    " EXISTS SELECT staging(READCOMMITTEDLOCK)",
+    "advance": "UPDATE dispatch_log",
+    "settle": "INSERT SELECT stream(REPEATABLEREAD,ROWLOCK) SELECT receipt(FORCESEEK)"
+    " UPDATE receipt(FORCESEEK) JOIN",
+    "chunks": "SELECT staging ORDER BY attempt",
+    "chunk_pages": "SELECT staging_page ORDER BY page",
+    "discard": "DELETE staging DELETE staging_page",
+    "discard_abandoned": f"DELETE staging{_PAST}"
+    " DELETE INNER LOOP JOIN staging_page(FORCESEEK,ROWLOCK)",
+    "delete_old_sinks": f"DELETE dispatch_log{_PAST}",
+    "subscribers": "SELECT subscriptions ORDER BY Topic",
+    "subscribe": "INSERT subscriptions SELECT EXISTS SELECT subscriptions(UPDLOCK,HOLDLOCK,ROWLOCK)"
+    " UPDATE subscriptions",
+    "unsubscribe": "DELETE subscriptions",
+    # Particular/NServiceBus.SqlServer 9.1, SqlServerConstants
+    "transport.receive": "SELECT queue(UPDLOCK,READPAST,ROWLOCK) ORDER BY RowVersion DELETE",
+    "transport.purge": "DELETE queue",
+    "transport.purge_expired": "DELETE queue SELECT queue(READPAST)",
+    "transport.move": "SELECT delayed(UPDLOCK,READPAST,ROWLOCK) DELETE queue",
+    "transport.subscribe": "MERGE subscriptions(HOLDLOCK,TABLOCK) SELECT UPDATE INSERT",
+    "transport.unsubscribe": "DELETE subscriptions",
+    "transport.subscribers": "SELECT subscriptions",
+}
+
+# statements of one path
+_ALIKE = {
+    "read queue.Index_RowVersion": "weigh find_large browse",
+    "delete queue.Index_RowVersion": "receive take divert_large purge_range transport.receive",
+    "delete queue": "purge transport.purge",
+    "move delayed.Index_Due": "move_due transport.move",
+    "insert queue": "send",
+    "insert errors": "return_to_errors",
+    "insert delayed": "delay",
+    "read receipt": "outcome",
+    "delete receipt_page; delete receipt": "delete_receipts",
+    "read dispatch_log": "sink_open",
+    "update dispatch_log": "sink_close advance",
+    "read subscriptions": "subscribers transport.subscribers",
+    "delete subscriptions": "unsubscribe transport.unsubscribe",
+}
+# statement → path
+PATHS = {statement: path for path, names in _ALIKE.items() for statement in names.split()} | {
+    # the plan reads the candidates by Index_Expires, which has their RowVersion
+    "purge_expired": "expire queue.Index_RowVersion#1",
+    "transport.purge_expired": "expire queue.Index_RowVersion#0",
+    "transport.move_by_scan": "move delayed",  # it has no ORDER BY
+    "next_due": "read delayed.Index_Due covered",
+    # a task of a batch that was acknowledged ends here
+    "fence": "read stream; absent acked rolled back",
+    "find_receipt": "absent receipt committed",
+    "begin_receipt": "insert receipt_page",
+    "save_receipt": "insert receipt; insert receipt_page",
+    "lock_stream": "update stream",
+    "acknowledge": "update stream; insert acked caught",
+    "store_plan": "read receipt.receipt_query; read stream.stream_query; update stream#2",
+    "drop_receipt": "needs receipt; delete receipt_page; delete receipt",
+    # the second of two sessions waits, and inserts nothing
+    "new_sink": "insert dispatch_log caught",
+    "stage": "insert staging#1 absent; insert staging_page",
+    "settle": "read receipt.receipt_query covered; read stream; update receipt.receipt_query#1",
+    "chunks": "read staging",
+    "chunk_pages": "read staging_page",
+    "discard": "delete staging; delete staging_page",
+    # rows that are read and are not abandoned keep their locks if a hint asks for it
+    "discard_abandoned": "scan staging; whole staging",
+    "delete_old_sinks": "delete dispatch_log",
+    "subscribe": "insert subscriptions#1 absent; update subscriptions#2",
+    "transport.subscribe": "update subscriptions",
+}
+# statement → the one whose path it has
+ALIKE = {"claim": "acknowledge", "retire_stream": "acknowledge"}
+# statements without a path, and why
+NO_PATH = {
+    "new_stream": "no other session knows the new id",
+    "record_action": "a new row, which no other session reads before the commit",
+}
+
+
+# ---------------------------------------------------------------- sessions
+
+TASK = (
+    "fence 1; find_receipt {n}; begin_receipt first-{n}; weigh {q}; receive {q}; save_receipt {n}"
+)
+
+
+def dispatch(sink: str, chunks: str, old: str = "", others: str = "") -> str:
+    """Return what a driver runs to send chunks; `old` sinks left the chunk x, others are young."""
+    return (
+        f"sink_close {sink}; advance {sink}; chunks {chunks}; chunk_pages {chunks};"
+        f" send sent-{sink}; discard {chunks}; discard_abandoned {others} / x;"
+        f" delete_old_sinks {old}"
+    )
+
+
+# group → what each session runs: statements with the ids of rows, for each part of their paths.
+# {n} is the number of the session, {q} and {d} are the rows of the queue and of delayed messages.
+# An id with e at the start is a message that has expired.
+GROUPS = {
+    "queue": {
+        "task": TASK,
+        "divert": "find_large {q}; divert_large {q}; return_to_errors diverted-{n}",
+        "retry": "take {q}; return_to_errors returned-{n}",
+        "purge": "purge {q}",
+        "purge-range": "purge_range {q}",
+        "purge-expired": "purge_expired {q}",
+        "browse": "browse {q}",
+        "send": "send enew-{n}",
+        "endpoint-receives": "transport.receive {q}; return_to_errors to-{n}",
+        "endpoint-purges": "transport.purge {q}",
+        "endpoint-expires": "transport.purge_expired {q}",
+    },
+    "delayed": {
+        "move": "move_due {d}; next_due {d}",
+        "delay": "delay new-{n}",
+        "endpoint-moves": "transport.move {d}",
+        "endpoint-scans": "transport.move_by_scan {d}",
+        "task": TASK.replace("{q}", "moved-1 moved-2"),
+    },
+    "stream": {
+        "task": TASK,
+        "attempt": TASK.replace("{n}", "1"),
+        "acknowledge": "lock_stream 1; outcome 0 1 2 3; acknowledge 1; delete_receipts 0 1 2 3",
+        "plan": "lock_stream 2; store_plan 0 1 2 3 / 1 2 / 2",  # of another source
+        "return": "lock_stream 1; drop_receipt 0; acknowledge 1; send returned-0",
+        "dispatch": dispatch("a", "a").replace("; chunks", "; settle 0 1 / 1 / 0 1; chunks"),
+        "endpoint-receives": "transport.receive {q}; return_to_errors to-{n}",
+    },
+    "sinks": {
+        "stage": "sink_open a; stage a{n}",
+        "begin": "new_sink new",
+        "dispatch-a": dispatch("a", "a", "", "a b"),
+        "dispatch-b": dispatch("b", "b", "", "a b"),
+        "dispatch-x": dispatch("x", "x", "x"),
+        "fails": dispatch("y", "", "x") + "; rollback",
+        "dispatch-new": "new_sink new; " + dispatch("new", ""),
+        "dispatch-also": "new_sink also; " + dispatch("also", ""),
+    },
+    "subscriptions": {
+        "subscribe": "subscribe 1",
+        "subscribe-new": "subscribe new-{n}",
+        "unsubscribe": "unsubscribe 1",
+        "publish": "subscribers 1 2",
+        "endpoint-subscribes": "transport.subscribe 1",
+        "endpoint-unsubscribes": "transport.unsubscribe 1",
+        "endpoint-publishes": "transport.subscribers 1 2",
+    },
+}
+PAIRS_ONLY = {"browse", "send", "delay", "divert"}  # no one waits twice for a lock of theirs
+# the rows at the start
+START = {
+    "queue": "1 e2",
+    "delayed": "1 2",
+    "stream": "1 2",
+    "receipt": "0",  # of an earlier task
+    "receipt_page": "0",
+    "dispatch_log": "a b x y",
+    "staging": "a b x",  # chunks of the sinks a and b, and one that was abandoned
+    "staging_page": "a b x",
+    "subscriptions": "1 2",
+}
