@@ -25,10 +25,10 @@ BUDGET = {
     "core": {"files": 62, "lines": 12342, "tokens": 70995},
     "everything else": {"files": 51, "lines": 9023, "tokens": 52216},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
-    "other files in tests": {"files": 4, "lines": 520},
+    "other files in tests": {"files": 4, "lines": 529},
     "package": {"files": 113, "lines": 21365, "tokens": 123211},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 234, "lines": 41422, "tokens": 282886},
+    "tests": {"files": 219, "lines": 38651, "tokens": 265841},
     "words": {"words": 69947},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
