@@ -1,5 +1,5 @@
 """
-The T-SQL of the SQL Server dialect: that it is T-SQL, keeps rules, and what it says.
+The T-SQL of the SQL Server dialect: that it is T-SQL, keeps rules, and says what the transport says.
 
 No server is asked here; tests/conformance runs it on one that SQLQ_TEST_SQLSERVER names.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 import sqlserver_texts
+from conformance.transport_sqlserver import _BEFORE, _INSTALL, SQLServer
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlserver_lint import RULES, UNKNOWN, Text, parse
@@ -221,6 +222,165 @@ def test_a_uniqueidentifier_is_turned_into_network_order(ids: list[uuid.UUID]) -
     stored = pa.chunked_array([pa.array([each.bytes_le for each in ids], pa.binary())])
 
     assert rows.network_order(stored).to_pylist() == [each.bytes for each in ids]
+
+
+# ---------------------------------------------------------------- as the transport has it
+
+QUEUE = "[sales].[Shop.Orders]"
+
+
+def endpoint_text(text: str) -> str:
+    """A text of the transport with its words put in, its values as parameters."""
+    text = re.sub(r"(?<!:):(\w+)", r"@\1", text.replace("{text}", QUEUE))
+    return plain(re.sub(r"\{\w+\}", QUEUE, text).replace("{{", "{").replace("}}", "}"))
+
+
+THEIRS = {name: endpoint_text(text) for name, text in SQLServer.texts.items()}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_statements_of_the_endpoints_parse(name: str) -> None:
+    """They wait for a server as ours do."""
+    assert faults(THEIRS[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("receive", "receive"),
+        ("move_due", "move"),
+        ("purge_expired", "purge_expired"),
+        ("peek", "peek"),
+    ],
+)
+def test_ours_has_every_hint_of_the_transports(name: str, theirs: str) -> None:
+    """And of its own only those that hold where row versions are read, or that find the index."""
+    their_hints, our_hints = (
+        {hint for each in re.findall(r"WITH \(([A-Z, ]+)\)", text) for hint in each.split(", ")}
+        for text in (THEIRS[theirs], TEXTS[name])
+    )
+
+    assert "READPAST" in their_hints <= our_hints
+    assert our_hints - their_hints <= {"READCOMMITTEDLOCK", "FORCESEEK", "UPDLOCK", "ROWLOCK"}
+
+
+MADE = {
+    "create_queue": ("create", QUEUE),
+    "create_delayed": ("create_delayed", "[sales].[Shop.Orders.Delayed]"),
+    "create_subscriptions": ("create_subscriptions", "[dbo].[SubscriptionRouting]"),
+}
+
+
+def made_by(create: str, table: str) -> tuple[list[str], list[str]]:
+    """The columns and the indexes of a table, as a statement makes them."""
+    text = plain(create).replace(table, "T") + ";"
+    (columns,) = re.findall(r"CREATE TABLE T \( ?(.*?) ?\);", text)
+    names = [re.sub("(?<!NOT) NULL$", "", each) for each in re.split(r", (?![^(]*\))", columns)]
+    return names, re.findall(r"CREATE NONCLUSTERED INDEX .*?;", text)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_table_is_made_as_the_transport_makes_it(name: str) -> None:
+    """With its columns in their order, and with its indexes under the names that it looks for."""
+    theirs, table = MADE[name]
+
+    assert made_by(TEXTS[name], table) == made_by(THEIRS[theirs], QUEUE)
+    assert TEXTS[name].startswith("IF OBJECT_ID(N'")
+
+
+def test_a_creator_waits_for_the_transports_installer() -> None:
+    """The same lock, until the transaction ends. Under it each table is looked for."""
+    ours = plain(TEXTS["create_lock"])
+
+    assert "@Resource = N'{lock}', @LockMode = 'Exclusive'" in _INSTALL
+    named = "LEFT(QUOTENAME(DB_NAME()) + N'.' + N'[sales].[Shop.Orders]_lock', 255)"
+    assert f"DECLARE @name nvarchar(255) = {named}" in ours
+    assert re.search("@Resource = @name.*'Exclusive'", ours)
+
+
+def test_what_we_insert_is_what_the_transports_send_inserts() -> None:
+    """No column that an endpoint's table would not have; what is left out is NULL there as well."""
+    for theirs, ours in ((THEIRS["send"], TEXTS["load"]), (THEIRS["move"], TEXTS["move_due"])):
+        texts = (theirs, plain(ours).replace(".Delayed", ""))
+        found = [re.findall(r"INTO \S+ \(([\w, ]+)\)", text)[-1].split(", ") for text in texts]
+        their_columns, our_columns = map(set, found)
+
+        assert our_columns <= their_columns
+        assert their_columns - our_columns <= {"CorrelationId", "ReplyToAddress", "Expires"}
+    assert "NULL, NULL, 1," in THEIRS["send"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        # what expires later than now is handed out, and nothing else
+        (THEIRS["receive"], r"deleted\.Expires > GETUTCDATE\(\) THEN 0 ELSE 1"),
+        (TEXTS["receive"], r"deleted\.Expires <= GETUTCDATE\(\) THEN 1 ELSE 0"),
+        # one row by endpoint and topic; no write where the queue is the same
+        (THEIRS["subscribe"], r"Topic = source.Topic .*QueueAddress <> source"),
+        (TEXTS["subscribe"], r"Endpoint = @\w+ AND Topic = @.*QueueAddress <> @"),
+        # the transport saves NOCOUNT and puts it back; our sessions are our own
+        (_BEFORE, r"\(512 & @@OPTIONS\) = 512"),
+        (connection.SETTINGS, "SET NOCOUNT ON"),
+        (TEXTS["begin"], "SET NOCOUNT ON"),
+    ],
+)
+def test_a_fact_of_the_wire_stands_on_both_sides(text: str, pattern: str) -> None:
+    """Expiry, subscriptions, row counts."""
+    assert re.search(pattern, plain(text))
+
+
+# ---------------------------------------------------------------- how far a receive goes
+
+LARGEST = 1000
+SIZES = st.lists(st.integers(0, 2 * LARGEST), min_size=1, max_size=60)
+
+
+def weighed_rows(sizes: list[int]) -> list[tuple[int, int]]:
+    """Rows with gaps between their seqs."""
+    return [(3 * at + 1, size) for at, size in enumerate(sizes)]
+
+
+@given(SIZES, st.integers(1, 60), st.integers(1, 20_000))
+def test_a_step_is_never_larger_than_its_limits_and_one_message(
+    sizes: list[int], messages: int, most: int
+) -> None:
+    """Also if all were committed unweighed. What is too large is passed over, and not counted."""
+    weighed = weighed_rows(sizes)
+    step = calls.cut_step(weighed, messages=messages, most=most, largest=LARGEST)
+
+    fitting = [(seq, size) for seq, size in weighed if size <= LARGEST]
+    passed = [size for seq, size in fitting if seq < step["stop"]]
+    assert min(1, len(fitting)) <= len(passed) == step["messages"] <= messages
+    assert max(passed, default=0) <= step["largest"] <= LARGEST
+    assert step["messages"] * step["largest"] <= most + LARGEST
+    assert step["stop"] <= weighed[-1][0] + 1
+    assert passed or step["stop"] == weighed[-1][0] + 1
+
+
+@given(st.integers(0, LARGEST), st.integers(1, 60), st.integers(1, 20_000))
+def test_messages_of_one_size_fill_a_step(size: int, count: int, most: int) -> None:
+    """As PostgreSQL cuts it: the message that reaches the limit is the last one."""
+    step = calls.cut_step(weighed_rows([size] * count), messages=2000, most=most, largest=LARGEST)
+
+    assert step["messages"] == sum(at * size < most for at in range(count))
+
+
+def test_the_ends_of_a_step() -> None:
+    """Nothing waits; one message of any size; many pages, each of which may count as a lock."""
+    large = calls.cut_step(weighed_rows([1 << 30, 1]), messages=2, most=1, largest=1 << 30)
+    pages = calls.cut_step(
+        weighed_rows([9 * calls.PAGE] * 2000), messages=2000, most=1 << 40, largest=1 << 40
+    )
+
+    assert calls.cut_step([], messages=1, most=1, largest=1) == {}
+    assert (large["messages"], large["largest"]) == (1, 1 << 30)
+    assert pages["messages"] == calls.MOST_LOCKS // 10
+
+
+def test_a_receive_locks_no_more_rows_than_were_weighed() -> None:
+    """Between 4,000 messages that are too large, it would escalate: the size is no filter."""
+    assert "@largest" not in TEXTS["weigh"]
 
 
 # ---------------------------------------------------------------- names
