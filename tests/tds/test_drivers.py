@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.sqlserver import connection, drivers
 from sqlq_spark.wire.address import QueueAddress
 
 from .messages import OPENING, STATEMENT, TEXTS
@@ -84,6 +84,15 @@ def test_an_error_at_the_login_is_classified(
     # mssql-python reports the second error only
     assert two is (errors.DatabaseNotFound if numbered else errors.LoginUnclear)
     assert found == OPENING | ({} if numbered else {18456: errors.LoginUnclear})
+
+
+def test_a_closed_port_is_not_reachable(driver: str) -> None:
+    """The error names the server, and no password."""
+    url = f"sqlserver://bo:hush@127.0.0.1:1/shop?driver={driver}"
+    with pytest.raises(errors.NotReachable, match=r"sqlserver://127\.0\.0\.1:1/shop") as found:
+        connection.connect(url, application="test", timeout=1, state="sqlqueue")
+
+    assert "hush" not in f"{found.value} {found.value.__cause__}"
 
 
 ANSWERS = {
