@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 import sqlserver_texts
-from conformance.transport_sqlserver import _BEFORE, _INSTALL, SQLServer
+from conformance.transport_sqlserver import _INSTALL, SQLServer
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlserver_lint import RULES, UNKNOWN, Text, parse
@@ -184,6 +184,8 @@ FACTS = [
         "from 5,000 locks on the table may be locked",
     ),
     (" ".join(n for n, text in TEXTS.items() if "applock" in text), GRANTED, "or it is an error"),
+    ("subscribe", r"Endpoint = @\w+ AND Topic = @.*QueueAddress <> @", "as the transport's MERGE"),
+    ("begin", "SET NOCOUNT ON", "else an UPDATE has a result, which hides the rows"),
 ]
 
 
@@ -240,25 +242,6 @@ def test_a_uniqueidentifier_is_turned_into_network_order(ids: list[uuid.UUID]) -
 # ---------------------------------------------------------------- as the transport has it
 
 
-@pytest.mark.parametrize("name", ["receive", "move_due", "purge_expired", "peek"])
-def test_ours_has_every_hint_of_the_transports(name: str) -> None:
-    """And of its own only those that hold where row versions are read, or that find the index."""
-    their_hints, our_hints = (
-        {hint for each in re.findall(r"WITH \(([A-Z, ]+)\)", text) for hint in each.split(", ")}
-        for text in (THEIRS[name.removesuffix("_due")], TEXTS[name])
-    )
-
-    assert "READPAST" in their_hints <= our_hints
-    assert our_hints - their_hints <= {"READCOMMITTEDLOCK", "FORCESEEK", "UPDLOCK", "ROWLOCK"}
-
-
-MADE = {
-    "create_queue": ("create", QUEUE),
-    "create_delayed": ("create_delayed", "[sales].[Shop.Orders.Delayed]"),
-    "create_subscriptions": ("create_subscriptions", "[dbo].[SubscriptionRouting]"),
-}
-
-
 def made_by(create: str, table: str) -> tuple[list[str], list[str]]:
     """The columns and the indexes of a table, as a statement makes them."""
     text = plain(create).replace(table, "T") + ";"
@@ -267,13 +250,18 @@ def made_by(create: str, table: str) -> tuple[list[str], list[str]]:
     return names, re.findall(r"CREATE NONCLUSTERED INDEX .*?;", text)
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_table_is_made_as_the_transport_makes_it(name: str) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "ours", "table"),
+    [
+        ("create", "create_queue", QUEUE),
+        ("create_delayed", "create_delayed", "[sales].[Shop.Orders.Delayed]"),
+        ("create_subscriptions", "create_subscriptions", "[dbo].[SubscriptionRouting]"),
+    ],
+)
+def test_a_table_is_made_as_the_transport_makes_it(theirs: str, ours: str, table: str) -> None:
     """With its columns in their order, and with its indexes under the names that it looks for."""
-    theirs, table = MADE[name]
-
-    assert made_by(TEXTS[name], table) == made_by(THEIRS[theirs], QUEUE)
-    assert TEXTS[name].startswith("IF OBJECT_ID(N'")
+    assert made_by(TEXTS[ours], table) == made_by(THEIRS[theirs], QUEUE)
+    assert TEXTS[ours].startswith("IF OBJECT_ID(N'")
 
 
 def test_a_creator_waits_for_the_transports_installer() -> None:
@@ -296,26 +284,6 @@ def test_what_we_insert_is_what_the_transports_send_inserts() -> None:
         assert our_columns <= their_columns
         assert their_columns - our_columns <= {"CorrelationId", "ReplyToAddress", "Expires"}
     assert "NULL, NULL, 1," in THEIRS["send"]
-
-
-@pytest.mark.parametrize(
-    ("text", "pattern"),
-    [
-        # what expires later than now is handed out, and nothing else
-        (THEIRS["receive"], r"deleted\.Expires > GETUTCDATE\(\) THEN 0 ELSE 1"),
-        (TEXTS["receive"], r"deleted\.Expires <= GETUTCDATE\(\) THEN 1 ELSE 0"),
-        # one row by endpoint and topic; no write where the queue is the same
-        (THEIRS["subscribe"], r"Topic = source.Topic .*QueueAddress <> source"),
-        (TEXTS["subscribe"], r"Endpoint = @\w+ AND Topic = @.*QueueAddress <> @"),
-        # the transport saves NOCOUNT and puts it back; our sessions are our own
-        (_BEFORE, r"\(512 & @@OPTIONS\) = 512"),
-        (connection.SETTINGS, "SET NOCOUNT ON"),
-        (TEXTS["begin"], "SET NOCOUNT ON"),
-    ],
-)
-def test_a_fact_of_the_wire_stands_on_both_sides(text: str, pattern: str) -> None:
-    """Expiry, subscriptions, row counts."""
-    assert re.search(pattern, plain(text))
 
 
 # ---------------------------------------------------------------- how far a receive goes
