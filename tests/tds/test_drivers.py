@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from .server import Script
 
+    Connect = Callable[..., Connection]
+
 QUEUE = QueueAddress("orders")
 WHOLE = COLUMNS + row(1, b"x" * 9000)
 UNKNOWN = 0xFFFFFFFFFFFFFFFE  # the length of a value that is sent in chunks
@@ -51,9 +53,7 @@ def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
     return None
 
 
-def test_every_error_of_the_server_is_classified(
-    connect: Callable[..., Connection], script: Script
-) -> None:
+def test_every_error_of_the_server_is_classified(connect: Connect, script: Script) -> None:
     """By its number (pyodbc), or by its sentence (mssql-python)."""
     session, found = connect(), {}
     for number, text in TEXTS.items():
@@ -63,9 +63,7 @@ def test_every_error_of_the_server_is_classified(
     assert found == STATEMENT
 
 
-def test_an_error_at_the_login_is_classified(
-    driver: str, connect: Callable[..., Connection], script: Script
-) -> None:
+def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, script: Script) -> None:
     """No wrong login is reported where the server may come back."""
 
     def refused(refusal: bytes) -> type[BaseException] | None:
@@ -119,7 +117,7 @@ def test_an_answer_that_breaks_off_is_an_error(
     answer: str,
     read: Callable[[Connection], object],
     driver: str,
-    connect: Callable[..., Connection],
+    connect: Connect,
     script: Script,
 ) -> None:
     """Wherever it breaks; after a timeout the session goes on."""
@@ -137,7 +135,7 @@ def test_an_answer_that_breaks_off_is_an_error(
 
 
 def test_a_statement_is_one_request_and_its_answer_is_read_whole(
-    connect: Callable[..., Connection], script: Script
+    connect: Connect, script: Script
 ) -> None:
     """The request also gives up what the driver prepared for the statement before."""
     script.prepare(WHOLE)

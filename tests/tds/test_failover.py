@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from .server import Script
 
+    Connect = Callable[..., Connection]
+    Run = Callable[..., list[Row]]
+
 ROWS = SEQ + row(7)
 
 
@@ -37,9 +40,7 @@ def take(connection: Connection) -> list[Row]:
 
 
 @pytest.fixture
-def run(
-    url: str, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., list[Row]]]:
+def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
     monkeypatch.setattr(sessions, "reached", set())
     options = SourceOptions.parse({"url": url, "queue": "orders"})
@@ -59,9 +60,7 @@ def run(
 
 
 @pytest.mark.parametrize("numbers", [(4060, 18456), (4060,), (18401,), (983, 4060), (40613,), ()])
-def test_a_failover_is_waited_for(
-    numbers: tuple[int, ...], run: Callable[..., list[Row]], script: Script
-) -> None:
+def test_a_failover_is_waited_for(numbers: tuple[int, ...], run: Run, script: Script) -> None:
     """The server was reached before, ends the session, and refuses the next two logins."""
     run()
     script.prepare(SEQ, "cut")
@@ -71,7 +70,7 @@ def test_a_failover_is_waited_for(
     assert script.count("connections") == 4
 
 
-def test_a_wrong_url_is_not_waited_for(run: Callable[..., list[Row]], script: Script) -> None:
+def test_a_wrong_url_is_not_waited_for(run: Run, script: Script) -> None:
     """A server that was never reached refuses the login once; 18401 says that it is there."""
     for number in (4060, 18456, 18487):
         script.refuse(errors_of(number))
@@ -87,9 +86,7 @@ def test_a_wrong_url_is_not_waited_for(run: Callable[..., list[Row]], script: Sc
 @pytest.mark.parametrize(
     "number", [701, 802, 1101, 1105, 1204, 1205, 1222, 8645, 8651, 9002, 40544, 976, 978, 3906]
 )
-def test_a_shortage_runs_the_transaction_again(
-    number: int, run: Callable[..., list[Row]], script: Script
-) -> None:
+def test_a_shortage_runs_the_transaction_again(number: int, run: Run, script: Script) -> None:
     """In the same session: the server rolled back. From a standby (976 on) in another one."""
     script.prepare(errors_of(number), "failed")
 
@@ -98,7 +95,7 @@ def test_a_shortage_runs_the_transaction_again(
 
 
 def test_a_transaction_that_is_idle_for_too_long_ends_with_its_session(
-    connect: Callable[..., Connection], script: Script
+    connect: Connect, script: Script
 ) -> None:
     """The next statement is a lost connection. After a commit no timer runs."""
     script.prepare(ROWS)
