@@ -7,16 +7,14 @@ Each rule is a function of a `Text` that returns what is wrong.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlfluff.core import Linter
 
-from sqlq_spark.database.sqlserver import calls
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     Rule = Callable[["Text"], Iterator[str]]
 
@@ -26,16 +24,6 @@ ISOLATION = [
     *("READCOMMITTED", "REPEATABLEREAD", "READCOMMITTEDLOCK"),
 ]
 GRANULARITY = {"PAGLOCK", "ROWLOCK", "TABLOCK", "TABLOCKX", "NOLOCK"}
-# the lower one of two types is converted; of a column, that may cost its index
-PRECEDENCE = [
-    *("varbinary", "varchar", "nvarchar", "uniqueidentifier", "bit", "int", "bigint", "float"),
-    *("datetime", "datetime2"),
-]
-HARMLESS = {("int", "bigint")}  # the server seeks an int by a bigint
-FUNCTIONS = {"GETUTCDATE()": "datetime", "SYSUTCDATETIME()": "datetime2"}
-# casts of the other dialect → the types that a parameter has here
-CASTS = {"bigint": 1, "boolean": True, "float8": 0.5, "bytea": b"x"}
-DECLARED = {cast: calls.type_of("x", value).split("(")[0] for cast, value in CASTS.items()}  # type: ignore[arg-type]
 # T-SQL that the parser does not know
 UNKNOWN = re.compile(r"ALTER TABLE \[sqlqueue\]\.\w+ SET \(LOCK_ESCALATION = DISABLE\);")
 TABLE = re.compile(
@@ -57,11 +45,10 @@ def parse(sql: str) -> Any:
 
 @dataclass(frozen=True)
 class Text:
-    """A statement, the types of its parameters and of the columns of all tables."""
+    """A statement, and the names of the parameters that may be bound."""
 
     sql: str
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    indexed: Collection[str] = ()
+    parameters: Collection[str] = ()
 
     def all(self, *kinds: str) -> Iterator[Any]:
         """Every segment of some kinds."""
@@ -136,64 +123,21 @@ def output_has_its_columns(text: Text) -> Iterator[str]:
 # ---------------------------------------------------------------- types
 
 
-def columns_of(segments: Iterator[Any]) -> dict[str, str]:
-    """The columns that are declared, with their types and collations."""
-    found = {}
-    for column in segments:
-        name, kind, *_ = code(column)
-        collation = re.search(r" COLLATE \w+", column.raw)
-        found[name.raw.strip("[]")] = kind.raw.split("(")[0] + (collation[0] if collation else "")
-    return found
-
-
-def indexed_columns(sql: str) -> set[str]:
-    """The columns of the keys of the indexes that a text creates."""
-    lists = re.findall(r"(?:PRIMARY KEY(?: CLUSTERED)?|INDEX \w+)(?: ON \S+)?\s*\(([^)]*)\)", sql)
-    return {each.split()[0] for text in lists for each in text.split(",")}
-
-
-def kind_of(operand: Any, text: Text) -> str:
-    """The type of an operand; empty for a literal, which takes the column's."""
-    name = operand.raw.split(".")[-1].strip("[]")
-    if operand.is_type("parameter", "column_reference"):
-        declared = re.search(rf"DECLARE[^;]*{name} (\w+)", text.sql)
-        cast = re.search(rf"CAST\([^()]*(?:\(\w*\))?[^()]* AS (\w+)\) AS {name}\b", text.sql)
-        local = columns_of(text.all("column_definition")).get(name)
-        local = local or (cast and cast[1]) or (name[0] == "@" and declared and declared[1])
-        return local or text.kinds.get(name, "unknown")
-    cast = re.search(r" AS (\w+)(?:\(\w+\))?\)$", operand.raw)
-    return FUNCTIONS.get(operand.raw, cast[1] if cast else "")
-
-
-def conversion(column: str, other: str) -> str:
-    """Why a comparison converts a column; empty if it does not."""
-    first, second = column.split(maxsplit=1)[0], other.split(maxsplit=1)[0]
-    if second not in PRECEDENCE:
-        return "the other type is not known"
-    lower = PRECEDENCE.index(second) > PRECEDENCE.index(first)
-    return "the column is converted" if lower and (first, second) not in HARMLESS else ""
-
-
 def indexes_are_not_converted(text: Text) -> Iterator[str]:
-    """An indexed column is compared with its own type, or with a type below it."""
-    for name, kind in columns_of(text.all("column_definition")).items():
-        if name in text.indexed and kind != text.kinds[name]:
-            yield f"{name} is declared as {kind}"
-    for expression in text.all("expression"):
-        parts = code(expression)
-        for left, operator, right in zip(parts, parts[1:], parts[2:], strict=False):
-            if operator.is_type("comparison_operator") or operator.raw.upper() == "BETWEEN":
-                for column, other in ((left, right), (right, left)):
-                    indexed = column.raw.split(".")[-1] in text.indexed
-                    against = kind_of(other, text) if indexed else ""
-                    if against and (reason := conversion(kind_of(column, text), against)):
-                        yield f"{column.raw} and {other.raw} ({against}): {reason}"
+    """What is compared with an indexed column has its type, its collation and its clock."""
+    # a value of OPENJSON is nvarchar
+    yield from re.findall(r"(?:SELECT|DISTINCT|,)\s+value AS \w+", text.sql)
+    yield from re.findall(r"(?:Expires|Due) \S+ (?!GETUTCDATE|@)\w+\(.*", text.sql)
+    for declared in text.all("declare_segment"):
+        yield from re.findall(
+            r"\w+ +n?varchar\(\d+\)(?!\s+COLLATE).*", declared.raw.partition("TABLE")[2]
+        )
 
 
 def parameters_are_declared(text: Text) -> Iterator[str]:
     """Each is bound with a known type, or declared in the text, or is a procedure's own."""
     declared = " ".join(each.raw for each in text.all("declare_segment"))
-    known = {*re.findall(r"@\w+", declared), *text.kinds}
+    known = {*re.findall(r"@\w+", declared), *text.parameters}
     bare = re.sub(r"N?'(?:[^']|'')*'", "''", text.sql)
     bare = re.sub(r"EXEC .*?;", lambda call: re.sub(r"@\w+ =", "", call[0]), bare, flags=re.DOTALL)
     yield from {*re.findall(r"(?<![@\w])@\w+", bare)} - known

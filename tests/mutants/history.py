@@ -355,7 +355,7 @@ RETURNING""",
         file="database/sqlserver/numbers.py",
         old='8645: r"A time ?out occurred while waiting for memory resources",',
         new="",
-        tests=["tds/test_failover.py::test_a_shortage_runs_the_transaction_again"],
+        tests=["tds/test_drivers.py::test_a_shortage_runs_the_transaction_again"],
     ),
     Fault(
         id="code-of-untrusted-owner",

@@ -88,7 +88,9 @@ def driver(
                 load(ODBC, "apt-get download libodbc2; dpkg-deb -x libodbc2_*.deb .")
                 (folder / "odbcinst.ini").write_text(settings)
                 patch.setenv("ODBCSYSINI", str(folder))
-            _ = drivers.pyodbc(drivers.ODBC) if name == drivers.PYODBC else drivers.mssql_python()
+                drivers.pyodbc(drivers.ODBC)
+            else:
+                drivers.mssql_python()
         except (OSError, subprocess.SubprocessError, StopIteration, drivers.NotHere) as error:
             pytest.skip(f"{name} cannot be loaded: {error!r}")
         yield name

@@ -1,27 +1,34 @@
-"""What the real drivers make of an error, and what the package makes of that."""
+"""What the real drivers make of an error, and what sessions of the package make of that."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
+import stamina
+from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database import sessions, transaction
+from sqlq_spark.database.sqlserver import connection, drivers
+from sqlq_spark.options.source import SourceOptions
 from sqlq_spark.wire.address import QueueAddress
 
 from .messages import OPENING, STATEMENT, TEXTS
 from .server import COLUMNS, END_OF_VALUE, SEQ, error, row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
-    from sqlq_spark.database import Row
-    from sqlq_spark.database.sqlserver.connection import Connection
+    from sqlq_spark.database import Connection, Row
 
     from .server import Script
+
+    Connect = Callable[..., Connection]
+    Run = Callable[..., list[Row]]
 
 QUEUE = QueueAddress("orders")
 WHOLE = COLUMNS + row(1, b"x" * 9000)
@@ -29,7 +36,7 @@ UNKNOWN = 0xFFFFFFFFFFFFFFFE  # the length of a value that is sent in chunks
 IN_VALUE = WHOLE + row(2, b"y" * 9000, UNKNOWN) + END_OF_VALUE
 BROKEN_VALUE = WHOLE + row(2, b"y" * 99, 90_000)
 SMALL_ROWS = SEQ + b"".join(map(row, range(5000)))
-VICTIM, ABSENT = (error(number, TEXTS[number]) for number in (1205, 208))
+VICTIM = error(1205, TEXTS[1205])
 
 
 def read_rows(session: Connection) -> list[Row]:
@@ -51,9 +58,7 @@ def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
     return None
 
 
-def test_every_error_of_the_server_is_classified(
-    connect: Callable[..., Connection], script: Script
-) -> None:
+def test_every_error_of_the_server_is_classified(connect: Connect, script: Script) -> None:
     """By its number (pyodbc), or by its sentence (mssql-python)."""
     session, found = connect(), {}
     for number, text in TEXTS.items():
@@ -63,9 +68,7 @@ def test_every_error_of_the_server_is_classified(
     assert found == STATEMENT
 
 
-def test_an_error_at_the_login_is_classified(
-    driver: str, connect: Callable[..., Connection], script: Script
-) -> None:
+def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, script: Script) -> None:
     """No wrong login is reported where the server may come back."""
 
     def refused(refusal: bytes) -> type[BaseException] | None:
@@ -86,10 +89,18 @@ def test_an_error_at_the_login_is_classified(
     assert found == OPENING | ({} if numbered else {18456: errors.LoginUnclear})
 
 
+def test_a_closed_port_is_not_reachable(driver: str) -> None:
+    """The error names the server, and no password."""
+    url = f"sqlserver://bo:hush@127.0.0.1:1/shop?driver={driver}"
+    with pytest.raises(errors.NotReachable, match=r"sqlserver://127\.0\.0\.1:1/shop") as found:
+        connection.connect(url, application="test", timeout=1, state="sqlqueue")
+
+    assert "hush" not in f"{found.value} {found.value.__cause__}"
+
+
 ANSWERS = {
     "error in mid-result": (WHOLE + VICTIM, "failed", errors.Deadlock),
     "error in mid-value": (IN_VALUE + VICTIM, "failed", errors.Deadlock),
-    "lasting error in mid-value": (IN_VALUE + ABSENT, "failed", errors.QueueNotFound),
     # whole rows before a break are not all rows; mssql-python may raise nothing between small rows
     "break before any result": (b"", "cut", errors.ConnectionLost),
     "break before any row": (COLUMNS, "cut", errors.ConnectionLost),
@@ -111,7 +122,7 @@ def test_an_answer_that_breaks_off_is_an_error(
     answer: str,
     read: Callable[[Connection], object],
     driver: str,
-    connect: Callable[..., Connection],
+    connect: Connect,
     script: Script,
 ) -> None:
     """Wherever it breaks; after a timeout the session goes on."""
@@ -129,7 +140,7 @@ def test_an_answer_that_breaks_off_is_an_error(
 
 
 def test_a_statement_is_one_request_and_its_answer_is_read_whole(
-    connect: Callable[..., Connection], script: Script
+    connect: Connect, script: Script
 ) -> None:
     """The request also gives up what the driver prepared for the statement before."""
     script.prepare(WHOLE)
@@ -144,3 +155,105 @@ def test_a_statement_is_one_request_and_its_answer_is_read_whole(
     assert script.count("calls") - before == 20
     assert found == [(1, b"x" * 9000)]
     assert table.to_pylist() == [{"seq": 1, "body": b"x" * 9000}]
+
+
+# ---------------------------------------------------------------- sessions across a failover
+
+SEVEN = SEQ + row(7)
+
+
+def errors_of(*numbers: int) -> bytes:
+    return b"".join(error(number, TEXTS[number]) for number in numbers)
+
+
+@pytest.fixture
+def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
+    monkeypatch.setattr(sessions, "reached", set())
+    options = SourceOptions.parse({"url": url, "queue": "orders"})
+
+    def once(opened: Connection) -> list[Row]:
+        with transaction(opened, timeout=30):
+            try:
+                return read_rows(opened)
+            finally:
+                script.prepare(SEVEN)
+
+    with (
+        stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True),
+        sessions.Session(options, "tests") as session,
+    ):
+        yield lambda: session.run_with_retries(once)
+
+
+@pytest.mark.parametrize("numbers", [(4060, 18456), (4060,), (18401,), (983, 4060), (40613,), ()])
+def test_a_failover_is_waited_for(numbers: tuple[int, ...], run: Run, script: Script) -> None:
+    """The server was reached before, ends the session, and refuses the next two logins."""
+    run()
+    script.prepare(SEQ, "cut")
+    script.refuse(errors_of(*numbers), errors_of(*numbers))
+
+    assert run() == [(7,)]
+    assert script.count("connections") == 4
+
+
+def test_a_wrong_url_is_not_waited_for(run: Run, script: Script) -> None:
+    """A server that was never reached refuses the login once; 18401 says that it is there."""
+    for number in (4060, 18456, 18487):
+        script.refuse(errors_of(number))
+        with pytest.raises((errors.DatabaseNotFound, errors.LoginRefused)):
+            run()
+    assert script.count("connections") == 3
+
+    script.refuse(errors_of(18401))
+    run()
+    assert script.count("connections") == 5
+
+
+@pytest.mark.parametrize(
+    "number", [701, 802, 1101, 1105, 1204, 1205, 1222, 8645, 8651, 9002, 40544, 976, 978, 3906]
+)
+def test_a_shortage_runs_the_transaction_again(number: int, run: Run, script: Script) -> None:
+    """In the same session: the server rolled back. From a standby (976 on) in another one."""
+    script.prepare(errors_of(number), "failed")
+
+    assert run() == [(7,)]
+    assert script.count("connections") == (2 if number in {976, 978, 3906} else 1)
+
+
+def test_a_transaction_that_is_idle_for_too_long_ends_with_its_session(
+    connect: Connect, script: Script
+) -> None:
+    """The next statement is a lost connection. After a commit no timer runs."""
+    script.prepare(SEVEN)
+    session, threads = connect(), threading.active_count()
+    with transaction(session, timeout=30):
+        read_rows(session)
+        assert threading.active_count() == threads + 1
+    until(lambda: threading.active_count() == threads)
+
+    def stand_still() -> None:
+        with transaction(session, timeout=0.2):
+            assert read_rows(session) == [(7,)]
+            until(lambda: script.count("open") == 0)
+            read_rows(session)
+
+    with pytest.raises(errors.ConnectionLost, match=r"idle for 0.2 s \(queryTimeout\)"):
+        stand_still()
+
+
+def test_the_limit_counts_from_the_end_of_the_last_statement() -> None:
+    """A statement that runs is not ended, however long it takes; it has a timeout of its own."""
+    now, ended = [0.0], []
+    watchdog = drivers.Watchdog(lambda: ended.append(now[0]), clock=lambda: now[0])
+    watchdog.watch(1000)
+    with watchdog.statement():
+        looking = threading.Thread(target=watchdog.look)
+        now[0] = 5000
+        looking.start()
+    looking.join()
+    for now[0] in (5999, 6000, 6000):
+        watchdog.look()
+    watchdog.watch(None)
+
+    assert ended == [6000]
