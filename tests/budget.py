@@ -28,8 +28,8 @@ BUDGET = {
     "other files in tests": {"files": 4, "lines": 529},
     "package": {"files": 113, "lines": 21365, "tokens": 123211},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 219, "lines": 38651, "tokens": 265841},
-    "words": {"words": 69947},
+    "tests": {"files": 216, "lines": 38461, "tokens": 264452},
+    "words": {"words": 69952},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
