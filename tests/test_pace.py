@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -35,25 +36,13 @@ from sqlq_spark.wire.address import QueueAddress
 MIB = 1 << 20
 
 
-def limits(messages: int = 100_000, size: int | None = None, **more: Any) -> SourceOptions:
-    """Options with these limits."""
-    known = {"max_trigger_delay": 900.0, "max_concurrency": 8} | more
-    least = known.pop("least", None)
-    return SourceOptions(
-        url="postgresql://host/shop",
-        queue=QueueAddress("orders"),
-        max_messages=messages,
-        max_bytes=size,
-        min_messages=least and min(least, messages),
-        **known,
-    )
-
-
+ORDERS: dict[str, Any] = {"url": "postgresql://host/shop", "queue": QueueAddress("orders")}
+limits = partial(SourceOptions, **ORDERS, max_trigger_delay=900.0, max_concurrency=8)
 LIMITS = st.builds(
     limits,
-    st.integers(1, 10**6),
-    st.none() | st.integers(1, 10**10),
-    least=st.none() | st.integers(1, 10**6),
+    max_messages=st.integers(1, 10**6),
+    max_bytes=st.none() | st.integers(1, 10**10),
+    min_messages=st.sampled_from([None, 1]),
     max_trigger_delay=st.floats(0, 1e6),
     max_concurrency=st.integers(1, 64),
 )
@@ -61,13 +50,13 @@ BYTES, TASKS = st.floats(0.01, 1e9), st.none() | st.integers(1, 3)
 QUEUES = st.lists(st.builds(Backlog, st.integers(0, 10**7), BYTES, TASKS), min_size=1, max_size=8)
 RAMPS = st.builds(Ramp, st.integers(1, 64), st.integers(0, 20), st.integers(0, 20))
 
-LEAST = limits(least=100)
+LEAST = limits(min_messages=100)
 PLANS: list[tuple[list[Any], SourceOptions, float, list[tuple[int, int] | None]]] = [
     # one queue: a task for each thousand messages or MiB, and one at least
     ([(2000,)], limits(), 0, [(2000, 2)]),
     ([(1_000_000,)], limits(), 0, [(100_000, 8)]),
-    ([(10, MIB)], limits(size=4 * MIB), 0, [(4, 4)]),
-    ([(10, 1e300)], limits(size=10**9), 0, [(1, 1)]),
+    ([(10, MIB)], limits(max_bytes=4 * MIB), 0, [(4, 4)]),
+    ([(10, 1e300)], limits(max_bytes=10**9), 0, [(1, 1)]),
     # minMessagesPerTrigger, over all queues, with maxTriggerDelay
     ([(60,), (39,), (0,)], LEAST, 0, [None] * 3),
     ([(60,), (40,), (0,)], LEAST, 0, [(60, 1), (40, 1), None]),
@@ -75,9 +64,9 @@ PLANS: list[tuple[list[Any], SourceOptions, float, list[tuple[int, int] | None]]
     ([(99,)], LEAST, 900.0, [(99, 1)]),
     # several queues: messages and bytes by water filling, tasks by weight
     ([(100_000,), (10,)], limits(), 0, [(99_990, 7), (10, 1)]),
-    ([(9,)] * 3, limits(2), 0, [(1, 1), (1, 1), None]),
+    ([(9,)] * 3, limits(max_messages=2), 0, [(1, 1), (1, 1), None]),
     ([(50_000,), (50_000, 100, 1)], limits(), 0, [(50_000, 7), (50_000, 1)]),
-    ([(50, MIB), (1000,)], limits(size=9 * MIB), 0, [(8, 7), (1000, 1)]),
+    ([(50, MIB), (1000,)], limits(max_bytes=9 * MIB), 0, [(8, 7), (1000, 1)]),
 ]
 
 
