@@ -1,19 +1,13 @@
-"""
-Tables that nobody named: commands and streams find them, and run no code of their owners.
-
-`mallory` owns a schema with code that writes into `loot` who ran it.
-"""
+"""Tables that nobody named: commands and streams find them, and run no code of their owners."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
+from cli.conftest import run
 
 from sqlq_spark.admin import checks
-from sqlq_spark.cli import main
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SubscriptionsRefused
@@ -22,9 +16,12 @@ from sqlq_spark.send.subscriptions import Subscription, check_table, list_subscr
 from sqlq_spark.wire.address import POSTGRESQL
 
 if TYPE_CHECKING:
+    from cli.commands import Run
     from conftest import Place
 
     from .conftest import Tenant, Tenants
+
+__all__ = ["run"]  # the fixture
 
 SPY = """
 CREATE TABLE {0}.loot (who text);
@@ -37,6 +34,13 @@ QUEUE = (
     "CREATE TABLE {0}.{1} (id uuid PRIMARY KEY, expires timestamp, headers text NOT NULL, "
     "body bytea, seq serial UNIQUE)"
 )
+TRAP = """
+CREATE FUNCTION {0}.code() RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS
+    $$BEGIN PERFORM {0}.steal(); RETURN 1; END$$;
+INSERT INTO {0}.trap (id, headers) VALUES (gen_random_uuid(), '{{}}');
+CREATE INDEX ON {0}.trap (({0}.code()));
+TRUNCATE {0}.loot; GRANT EXECUTE ON FUNCTION {0}.code() TO PUBLIC
+"""
 DELAYED = 'CREATE TABLE {0}."{1}.Delayed" (headers text NOT NULL, body bytea, due timestamptz)'
 DELAYED_VIEW = (
     """CREATE VIEW {0}."good.Delayed" AS SELECT '{{}}'::text AS headers, NULL::bytea AS body, """
@@ -45,9 +49,9 @@ DELAYED_VIEW = (
 
 
 @pytest.fixture
-def mallory(tenants: Tenants) -> Tenant:
+def mallory(tenant: Tenants) -> Tenant:
     """Give an attacker with a schema of its own, and code there."""
-    made = tenants.tenant("Mallory")
+    made = tenant("Mallory")
     made.sql(SPY.format(made.login))
     return made
 
@@ -61,22 +65,10 @@ def good(mallory: Tenant, place: Place) -> str:
     return name
 
 
-def add_stream(tenant: Tenant, place: Place, queue: str) -> None:
+def add_stream(reader: Tenant, place: Place, queue: str) -> None:
     """Add a row of a stream, as any reader may."""
     columns = f'"{place.state}".stream (stream, queue, driver)'
-    tenant.sql(f"INSERT INTO {columns} VALUES (%s, %s, 'd')", queue, queue)
-
-
-def run(place: Place, *words: str, code: int | None = None) -> list[dict[str, Any]]:
-    """Run a command as the superuser; its JSON lines."""
-    return run_anywhere(place, *words, "--state-schema", place.state, code=code)
-
-
-def run_anywhere(place: Place, *words: str, code: int | None = None) -> list[dict[str, Any]]:
-    """Run a command as the superuser that is given no state schema; its JSON lines."""
-    result = CliRunner().invoke(main.app, [*words, "--json"], env={"SQLQUEUE_URL": place.url})
-    assert result.exit_code in ({0, 1} if code is None else {code}), result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    reader.sql(f"INSERT INTO {columns} VALUES (%s, %s, 'd')", queue, queue)
 
 
 def loot(tenant: Tenant) -> list[str]:
@@ -84,52 +76,52 @@ def loot(tenant: Tenant) -> list[str]:
     return [who for (who,) in tenant.sql(f"SELECT who FROM {tenant.login}.loot")]
 
 
-# ---------------------------------------------------------------- delayed messages
+# ---------------------------------------------------------------- queues, delayed messages
 
 
-def test_a_view_in_place_of_delayed_messages_is_not_read(
-    place: Place, mallory: Tenant, good: str
+def test_queues_and_delayed_messages_that_run_code_are_not_read(
+    run: Run, mallory: Tenant, good: str
 ) -> None:
-    """Its queue is, and says so; who names the queue reads the view."""
+    """stats, doctor and report say why; who names the queue reads it."""
+    for name in ("trap", "sound"):
+        mallory.sql(QUEUE.format(mallory.login, name))
+    mallory.sql(TRAP.format(mallory.login))
     mallory.sql(DELAYED_VIEW.format(mallory.login))
+    mallory.sql(DELAYED.format(mallory.login, "sound"))
+    mallory.sql(f"INSERT INTO {mallory.login}.\"sound.Delayed\" VALUES ('{{}}', NULL, now())")
 
-    (look,) = run(place, "stats")
-    run(place, "doctor")
-    run(place, "report")
+    (look,) = run("stats", "--json").objects
+    doctor = run("doctor", "--json").objects
+    run("report", "--json")
 
     assert loot(mallory) == []
-    (found,) = [each for each in look["queues"] if each["queue"] == good]
-    assert (found["read"], found["delayed"]) == (True, None)
-    assert found["state"] == "delayed not read"
+    names = {f'"{mallory.login}"."{name}"': name for name in ("good", "trap", "sound")}
+    found = {names[each["queue"]]: each for each in look["queues"] if each["queue"] in names}
+    assert {name: (its["read"], its["delayed"], its["state"]) for name, its in found.items()} == {
+        "good": (True, None, "delayed not read"),
+        "trap": (False, None, "not read"),
+        "sound": (True, 1, "ok"),
+    }
     assert any("a view" in each["found"] for each in look["problems"])
-    run(place, "stats", good)
-    assert loot(mallory) != []
-
-
-def test_delayed_messages_of_another_owner_without_code_are_counted(
-    place: Place, mallory: Tenant, good: str
-) -> None:
-    """They are sound."""
-    mallory.sql(DELAYED.format(mallory.login, "good"))
-    mallory.sql(f"INSERT INTO {mallory.login}.\"good.Delayed\" VALUES ('{{}}', NULL, now())")
-
-    (look,) = run(place, "stats")
-
-    (found,) = [each for each in look["queues"] if each["queue"] == good]
-    assert (found["delayed"], found["state"]) == (1, "ok")
+    reasons = [each["found"] for each in doctor if each["name"] == "not_read"]
+    assert any("it could run code of its owner" in each for each in reasons)
+    for name in (good, f'"{mallory.login}"."trap"'):
+        run("stats", name)
+        assert loot(mallory) != []
+        mallory.sql(f"TRUNCATE {mallory.login}.loot")
 
 
 # ---------------------------------------------------------------- rows of streams
 
 
 def test_a_stream_row_that_names_no_address_is_a_finding(
-    place: Place, mallory: Tenant, good: str
+    run: Run, place: Place, mallory: Tenant, good: str
 ) -> None:
     """`doctor` checks everything else as without the row."""
     add_stream(mallory, place, '"a')
     mallory.sql(f"DROP TABLE {good}")
 
-    found = {each["where"]: each for each in run(place, "doctor", code=1)}
+    found = {each["where"]: each for each in run("doctor", "--json").objects}
 
     assert found['"a']["name"] == "no_address"
     assert good in found
@@ -138,7 +130,9 @@ def test_a_stream_row_that_names_no_address_is_a_finding(
 # ---------------------------------------------------------------- state tables
 
 
-def test_state_tables_of_an_untrusted_owner_are_not_read(place: Place, mallory: Tenant) -> None:
+def test_state_tables_of_an_untrusted_owner_are_not_read(
+    run: Run, place: Place, mallory: Tenant
+) -> None:
     """`doctor` and `retire` name their schema; it runs no code, and keeps no queue."""
     queue = f'"{place.schema}"."gone"'
     place.sql(QUEUE.format(f'"{place.schema}"', '"gone"'))
@@ -147,8 +141,8 @@ def test_state_tables_of_an_untrusted_owner_are_not_read(place: Place, mallory: 
         mallory.sql(text.format(mallory.login, table))
         mallory.sql(f"GRANT ALL ON {mallory.login}.{table} TO PUBLIC")
 
-    found = run_anywhere(place, "doctor")
-    (retired,) = run_anywhere(place, "retire", queue, "--yes", code=0)
+    found = run("doctor", "--json", own=False).objects
+    (retired,) = run("retire", queue, "--yes", "--json", own=False).objects
 
     assert loot(mallory) == []
     (unread,) = [each["found"] for each in found if each["name"] == "state_unread"]
@@ -163,30 +157,15 @@ def test_state_tables_of_an_untrusted_owner_are_not_read(place: Place, mallory: 
 # what an owner can put in place of the transport's table, {0} is its schema and {1} the table
 SUBSCRIPTIONS = {
     "view": "CREATE VIEW {1} AS SELECT 'q'::text AS queueaddress, 'e'::text AS endpoint, "
-    "'Shop.Placed'::text AS topic WHERE {0}.steal()",
+    "'Shop.Placed'::text AS topic WHERE {0}.steal(); GRANT ALL ON {1} TO PUBLIC",
     "policy": "CREATE TABLE {1} (queueaddress text, endpoint text, topic text);"
-    "INSERT INTO {1} VALUES ('q', 'e', 'Shop.Placed');"
-    "ALTER TABLE {1} ENABLE ROW LEVEL SECURITY;"
-    "CREATE POLICY p ON {1} USING ({0}.steal())",
-}
-GRANTS = {
-    "table": "GRANT ALL ON {1} TO PUBLIC",
-    "columns": "GRANT SELECT (topic, endpoint, queueaddress) ON {1} TO PUBLIC",
-}
-PLAIN = (
-    "CREATE TABLE {1} (queueaddress varchar(200) NOT NULL, endpoint varchar(200) NOT NULL, "
+    "INSERT INTO {1} VALUES ('q', 'e', 'Shop.Placed'); ALTER TABLE {1} ENABLE ROW LEVEL SECURITY;"
+    "CREATE POLICY p ON {1} USING ({0}.steal());"
+    "GRANT SELECT (topic, endpoint, queueaddress) ON {1} TO PUBLIC",
+    "none": "CREATE TABLE {1} (queueaddress varchar(200) NOT NULL, endpoint varchar(200) NOT NULL,"
     "topic varchar(200) NOT NULL, PRIMARY KEY (endpoint, topic));"
-    "INSERT INTO {1} VALUES ('\"nowhere\"', 'e', 'Shop.Placed'); GRANT SELECT ON {1} TO PUBLIC"
-)
-
-
-def add_subscriptions(mallory: Tenant, place: Place, *texts: str) -> str:
-    """Let the attacker make the table of subscriptions beside the shop's queue; its address."""
-    table = f'"{place.schema}"."SubscriptionRouting"'
-    place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')
-    for text in texts:
-        mallory.sql(text.format(mallory.login, table))
-    return table
+    "INSERT INTO {1} VALUES ('q', 'e', 'Shop.Placed'); GRANT SELECT ON {1} TO PUBLIC",
+}
 
 
 def publish(place: Place, url: str, table: str) -> list[Subscription]:
@@ -197,56 +176,38 @@ def publish(place: Place, url: str, table: str) -> list[Subscription]:
         return list_subscriptions(session.open(), options.subscription_address)
 
 
-def start(place: Place, tenant: Tenant) -> None:
-    """Check a stream's queue as at its start."""
-    options = SourceOptions.parse(
-        {"url": tenant.url, "queue": tenant.queue, "stateSchema": place.state}
-    )
-    with Session(options, "test") as session:
-        checks.at_start(session.open(), options)
-
-
-@pytest.mark.parametrize("grant", GRANTS)
 @pytest.mark.parametrize("kind", SUBSCRIPTIONS)
 def test_subscriptions_that_run_code_are_not_read(
-    place: Place, tenants: Tenants, mallory: Tenant, kind: str, grant: str
+    run: Run, place: Place, tenant: Tenants, mallory: Tenant, kind: str
 ) -> None:
-    """Neither by a stream's start, which goes on, nor by a publisher or a command, which fail."""
-    shop = tenants.tenant("Shop")
+    """Neither by a stream's start, nor by a publisher or a command; those that run nothing are."""
+    shop, table = tenant("Shop"), f'"{place.schema}"."SubscriptionRouting"'
     add_stream(shop, place, shop.queue)
-    table = add_subscriptions(mallory, place, SUBSCRIPTIONS[kind], GRANTS[grant])
-    text = f"SELECT topic, endpoint, queueaddress FROM {table}"
-    shop.sql(text)
+    place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')
+    mallory.sql(SUBSCRIPTIONS[kind].format(mallory.login, table))
+    if kind == "none":
+        view = f'"{place.schema}".all_subscriptions'
+        place.sql(f"CREATE VIEW {view} AS SELECT * FROM {table}; GRANT SELECT ON {view} TO PUBLIC")
+        expected = [Subscription("Shop.Placed", "e", "q")]
+        assert publish(place, shop.url, table) == publish(place, shop.url, view) == expected
+        return
+    shop.sql(f"SELECT topic, endpoint, queueaddress FROM {table}")
     assert loot(mallory) == [shop.login]
     place.sql(f"TRUNCATE {mallory.login}.loot")
 
-    start(place, shop)
-    with pytest.raises(SubscriptionsRefused):
-        publish(place, shop.url, table)
-    with Session(SinkOptions.parse({"url": shop.url}), "test") as session:
+    given = {"url": shop.url, "queue": shop.queue, "stateSchema": place.state}
+    with Session(options := SourceOptions.parse(given), "test") as session:
+        checks.at_start(session.open(), options)
+        with pytest.raises(SubscriptionsRefused):
+            publish(place, shop.url, table)
         with pytest.raises(SubscriptionsRefused):
             check_table(session.open(), POSTGRESQL.parse_address(table))
         with pytest.raises(SubscriptionsRefused):
             unsubscribe(session.open(), POSTGRESQL.parse_address(table), "Shop.Placed", "e")
-    words = ("doctor", "--subscription-table", table)
-    named = [run(place, *words, *more) for more in ([shop.queue], [])]
+    named = [run("doctor", "--json", *more).objects for more in ([shop.queue], [])]
 
     assert loot(mallory) == []
     if kind == "view":  # a superuser has no policies
         for found in named:
             (refused,) = [each for each in found if each["name"] == "subscribers_refused"]
             assert refused["where"] == table
-
-
-def test_subscriptions_of_another_owner_without_code_are_read(
-    place: Place, tenants: Tenants, mallory: Tenant
-) -> None:
-    """As of a .NET endpoint's own login; and a view that a superuser made."""
-    shop = tenants.tenant("Shop")
-    table = add_subscriptions(mallory, place, PLAIN)
-    view = f'"{place.schema}".all_subscriptions'
-    place.sql(f"CREATE VIEW {view} AS SELECT * FROM {table}")
-    place.sql(f"GRANT SELECT ON {view} TO PUBLIC")
-
-    expected = [Subscription("Shop.Placed", "e", '"nowhere"')]
-    assert publish(place, shop.url, table) == publish(place, shop.url, view) == expected

@@ -400,7 +400,7 @@ RETURNING""",
         old="danger = inspect.danger(connection, table) if unnamed else None",
         new="danger = None",
         tests=[
-            "hostile/test_tables_of_others.py::test_a_view_in_place_of_delayed_messages_is_not_read"
+            "hostile/test_tables_of_others.py::test_queues_and_delayed_messages_that_run_code_are_not_read"
         ],
     ),
     Fault(
@@ -536,7 +536,7 @@ RETURNING""",
         file="cli/screen.py",
         old="each if each.isprintable() else json.dumps(each)[1:-1] for each in text",
         new="text",
-        tests=["cli/test_send.py::test_json_holds_no_character_that_a_terminal_obeys"],
+        tests=["cli/test_messages.py::test_a_browse_obeys_no_character_and_can_be_sent_again"],
     ),
     Fault(
         id="code-of-descendants",
