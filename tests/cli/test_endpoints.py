@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pyarrow as pa
 import pytest
 from conformance.dba import as_login
+from hostile.streams import Writer
 from psycopg import errors
 from waiting import until
 
 from sqlq_spark.cli import endpoints
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import dispatch
-from sqlq_spark.send.sender import Sender
 from sqlq_spark.send.throttle import find_backlog
 
 from .database import (
@@ -103,7 +100,7 @@ def url_of(place: Place, name: str) -> str:
 
 def script(run: Run, place: Place, *words: str) -> str:
     """Print the script for a queue and the roles of the test."""
-    roles = [word for each in ROLES for word in (f"--{each}", role(place, each))]
+    roles = [f"--{each}={role(place, each)}" for each in ROLES]
     state = () if "--state-schema" in words else ("--state-schema", "sqlqueue")
     return run("script", *words, *state, *roles).out
 
@@ -150,6 +147,9 @@ def test_create_and_the_script_make_all_queues_of_an_endpoint(run: Run, place: P
     place.sql(script(run, place, *more))
     assert place.sql(SHAPE) == created
     assert "in schema sqlqueue_bank of" in run("install", "--domain", "bank", own=False).out
+    reads = run("script", QUEUE, LATER, "--error", "error", "--no-sender", "--domain", "bank").out
+    assert reads.count('CREATE TABLE IF NOT EXISTS "public"."error"') == 1
+    assert ('"bank_reader"' in reads, "sender" in reads) == (True, False)
 
 
 # ---------------------------------------------------------------- who runs the script
@@ -223,18 +223,6 @@ def test_a_script_that_fails_changes_nothing(
     assert place.sql("SELECT to_regclass(%s)", QUEUE) == [(None,)]
 
 
-def test_a_team_that_only_reads_several_queues_has_no_sender(run: Run) -> None:
-    """The error queue is created once; the script says what the team can do."""
-    words = ("--error", "error", "--no-sender", "--domain", "bank")
-
-    text = run("script", QUEUE, LATER, *words).out
-
-    assert text.count('CREATE TABLE IF NOT EXISTS "public"."error"') == 1
-    assert ('"bank_reader"' in text, "sender" in text) == (True, False)
-    said = "each can read, change and return what the others received"
-    assert said in text.replace("\n-- ", " ")
-
-
 # ---------------------------------------------------------------- what each role may do
 
 
@@ -254,16 +242,12 @@ def test_each_role_does_its_work(run: Run, place: Place) -> None:
     assert "_reader may not delay messages" in run("doctor", QUEUE, *as_reader).out
 
     assert run("subscribe", *topic, "--queue", QUEUE).code == 0
-    batch = pa.RecordBatch.from_pydict({"body": [b"x"]})
-    for sink, to in enumerate(({"queue": QUEUE}, {"topics": "Shop.Placed"})):
-        given = {"url": as_sender[1], "subscriptionTable": ROUTING}
-        options = SinkOptions.parse(given | to)
-        with StateSession(options, "sender") as session:
-            chunks = Sender(options=options, partition=0).chunks([batch])
-            staged = dispatch.stage(session, chunks, sink=f"app:{sink}", batch=0)
-            dispatch.dispatch(session.open(), [staged], options)
-            backlog = find_backlog(session.open(), options, {("queue", QUEUE)})
+    writer = Writer(place, as_sender[1], QUEUE)
+    assert (writer.send(b"x", 0), writer.send(b"x", 0)) == (1, 0)
+    assert run("send", "--topic", "Shop.Placed", *as_sender, stdin='{"body": "x"}').code == 0
     assert place.sql(f"SELECT body FROM {QUEUE}") == [(b"x",)] * 2
+    with StateSession(writer.options, "sender") as session:
+        backlog = find_backlog(session.open(), writer.options, {("queue", QUEUE)})
     assert str(backlog).startswith("2 messages wait in ")
     refused = run("subscribe", *topic, "--queue", QUEUE, *as_sender)
     assert f"GRANT SELECT, INSERT, UPDATE ON {ROUTING} TO the_user" in refused.err

@@ -8,6 +8,7 @@ the rights of whoever inserts. What that code does is seen in `loot`.
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -186,7 +187,7 @@ class Scene:
     place: Place
     shop: Tenant
     mallory: Tenant
-    stack: list[Session]
+    stack: ExitStack
 
     @property
     def trap(self) -> str:
@@ -224,11 +225,9 @@ class Scene:
 
     def connection(self, url: str | None = None) -> Any:
         """Give a connection of the stream's login, or of another."""
-        session = Session(self.source(url), "test")
-        self.stack.append(session)
-        return session.open()
+        return self.stack.enter_context(Session(self.source(url), "test")).open()
 
-    def receive(self, connection: Any = None, *, errors: bool = True, **raw: str) -> pa.Table:
+    def receive(self, *, errors: bool = True, **raw: str) -> pa.Table:
         """Receive all of the queue as one task."""
         options = self.source(**raw)
         task = Task(
@@ -241,8 +240,7 @@ class Scene:
             messages=1000,
             options=options if errors else replace(options, error_address=None),
         )
-        connection = connection or self.connection()
-        return receive(connection, task, origin=Origin())
+        return receive(self.connection(), task, origin=Origin())
 
     def send(
         self, queue: str | None, connection: Any = None, topics: Any = None, /, **raw: str
@@ -274,11 +272,11 @@ class Scene:
 @pytest.fixture
 def scene(place: Place, tenant: Tenants) -> Iterator[Scene]:
     """Give a stream's login with an error queue, and an attacker without a right of theirs."""
-    made = Scene(place, tenant("Shop", error="error", delayed=True), tenant("Mallory"), [])
-    place.sql(f"CREATE TABLE {made.table('audit')} (LIKE {made.shop.queue} INCLUDING ALL)")
-    yield made
-    for session in made.stack:
-        session.close()
+    shop, mallory = tenant("Shop", error="error", delayed=True), tenant("Mallory")
+    with ExitStack() as stack:
+        made = Scene(place, shop, mallory, stack)
+        place.sql(f"CREATE TABLE {made.table('audit')} (LIKE {shop.queue} INCLUDING ALL)")
+        yield made
 
 
 # ---------------------------------------------------------------- forwards

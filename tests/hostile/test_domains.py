@@ -127,14 +127,6 @@ def rows(team: Team) -> dict[str, list[tuple[Any, ...]]]:
     return {name: team.place.sql(f"SELECT * FROM {name}") for name in (*names, team.queue)}
 
 
-def notes(url: str) -> list[str]:
-    """The state schemas that `doctor` names as not looked into."""
-    result = CliRunner().invoke(main.app, ["doctor", "--json"], env={"SQLQUEUE_URL": url})
-    found = [json.loads(line) for line in result.stdout.splitlines()]
-    unread = [each["found"].split()[2] for each in found if each["name"] == "state_unread"]
-    return [each for each in unread if each != "sqlqueue"]
-
-
 def test_a_team_can_do_nothing_with_the_tables_of_another(teams: tuple[Team, Team]) -> None:
     """By no statement, on no table of its schema, and not on its queue; nor does it join it."""
     a, b = teams
@@ -181,6 +173,10 @@ def test_no_option_or_command_leads_a_team_to_the_state_of_another(
         a.stream(end=theirs.end).receive()
     with pytest.raises(RightMissing, match=f'GRANT .* ON "public"."{b.name}"'):
         Stream(a.place, a.url, b.queue).plan()
+    result = CliRunner().invoke(main.app, ["doctor", "--json"], env={"SQLQUEUE_URL": a.url})
+    found = map(json.loads, result.stdout.splitlines())
+    unread = [each["found"].split()[2] for each in found if each["name"] == "state_unread"]
+    assert unread == [b.state]
     stream = f"--stream {theirs.name} --yes"
     for line in (
         *("receipts list", f"receipts return {stream}", f"receipts drop {stream}", "trail"),
@@ -237,18 +233,6 @@ def test_no_lock_of_a_team_makes_another_wait(
         assert b.writer().send(b"sent", 7) == 1
 
     assert bodies(b.place, b.queue) == [b"sent"]
-
-
-def test_one_operator_may_enter_several_domains(teams: tuple[Team, Team]) -> None:
-    """Each script that names its role grants one more; `doctor` and `retire` look at all these."""
-    a, b = teams
-    operator = f"{a.name}_operator"
-    a.place.sql(printed(a.name, "--operator", operator))
-    url = make_login(a.place, f"{operator}_login", operator)
-    one = notes(url)
-    a.place.sql(printed(b.name, "--operator", operator))
-
-    assert (one, notes(url)) == ([b.state], [])
 
 
 def test_a_login_that_may_read_everything_dumps_and_restores_the_database(

@@ -18,7 +18,6 @@ from cli.conftest import run
 from cli.database import own_database
 from proxy import relayed
 
-from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.receive.offset import INITIAL
 
@@ -162,17 +161,24 @@ def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
 
 
 def test_the_script_of_a_dba_runs_none_either(
-    place: Place, mallory: psycopg.Connection[Any]
+    place: Place, mallory: psycopg.Connection[Any], run: Run
 ) -> None:
     """A superuser runs it, so a function of another login would make that one a superuser."""
     name = place.connection.info.dbname
-    text = script(
-        endpoint(place.url, '"shop"."Shop.Orders"', error='"shop"."error"'),
-        state=place.state,
-        roles=Roles(reader=f"{name}_reader", sender=f"{name}_sender", operator=f"{name}_operator"),
-        body_string=True,
-        delayed=True,
+    roles = [
+        word
+        for each in ("reader", "sender", "operator")
+        for word in (f"--{each}", f"{name}_{each}")
+    ]
+    words = (
+        "--error",
+        '"shop"."error"',
+        "--body-string",
+        "--delayed",
+        "--state-schema",
+        "sqlqueue",
     )
+    text = run("script", '"shop"."Shop.Orders"', *words, *roles).out
     trap(mallory)
 
     for _ in range(2):

@@ -27,27 +27,11 @@ from sqlq_spark.send.dispatch import lock_exclusive
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from conftest import Place
 
     from .conftest import Login, Tenant, Tenants
-
-    Streams = Callable[..., Stream]
-
-
-@pytest.fixture
-def streams(place: Place) -> Iterator[Streams]:
-    """Give what makes streams, which end with the test."""
-    made: list[Stream] = []
-
-    def make(url: str, queue: str, **more: Any) -> Stream:
-        made.append(Stream(place, url, queue, **more))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 @pytest.fixture
@@ -59,9 +43,9 @@ def shop(place: Place, tenant: Tenants) -> Tenant:
 
 
 @pytest.fixture
-def stream(shop: Tenant, streams: Streams) -> Stream:
+def stream(place: Place, shop: Tenant) -> Stream:
     """Give the shop's stream."""
-    return streams(shop.url, shop.queue)
+    return Stream(place, shop.url, shop.queue)
 
 
 def plan(*queues: str, **more: object) -> str:
@@ -144,19 +128,19 @@ def test_no_lock_that_a_login_without_rights_can_take_delays_anyone(
 
 
 def test_a_stream_and_a_sink_go_on_under_another_login_of_their_role(
-    place: Place, shop: Tenant, login: Login, streams: Streams, caplog: pytest.LogCaptureFixture
+    place: Place, shop: Tenant, login: Login, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each batch is received and sent once, whoever does it; the log names who began the sink."""
     colleague = login(shop.reader, shop.sender)
     large = secrets.token_bytes(1 << 20)  # its receipt and its chunk are in pages
     place.sql(PUT.format(shop.queue), large)
-    first = streams(shop.url, shop.queue)
+    first = Stream(place, shop.url, shop.queue)
     assert first.batch() == [b"order", large]
-    second = streams(colleague, shop.queue, end=first.end)
+    second = Stream(place, colleague, shop.queue, end=first.end)
     assert second.receive() == [b"order", large]
     place.sql(PUT.format(shop.queue), b"third")
     assert second.batch() == [b"third"]
-    third = streams(shop.url, shop.queue, end=second.end)
+    third = Stream(place, shop.url, shop.queue, end=second.end)
     assert third.receive() == [b"third"]
     assert third.plan() == second.end
     rows = f'SELECT count(*), max(login) FROM "{place.state}".stream'
@@ -175,10 +159,10 @@ def test_a_stream_and_a_sink_go_on_under_another_login_of_their_role(
 
 
 def test_a_session_of_another_login_is_not_ended_but_named(
-    place: Place, shop: Tenant, login: Login, streams: Streams
+    place: Place, shop: Tenant, login: Login
 ) -> None:
     """The server hides what it waits for. The error has the statement with which a DBA ends it."""
-    stream = streams(shop.url, shop.queue, queryTimeout="1s")
+    stream = Stream(place, shop.url, shop.queue, queryTimeout="1s")
     stream.batch()
     colleague, name = login(shop.reader), f"sqlqueue {stream.name} 1/0"
     with psycopg.connect(colleague, application_name=name) as other:
@@ -197,9 +181,7 @@ def test_a_session_of_another_login_is_not_ended_but_named(
     stream.plan()
 
 
-def test_one_login_installs_receives_and_sends(
-    place: Place, login: Login, streams: Streams
-) -> None:
+def test_one_login_installs_receives_and_sends(place: Place, login: Login) -> None:
     """The owner of the tables needs no other right."""
     database = place.sql("SELECT quote_ident(current_database())")[0][0]
     url = login(f"CREATE ON DATABASE {database}", f'ALL ON SCHEMA "{place.schema}"')
@@ -211,7 +193,7 @@ def test_one_login_installs_receives_and_sends(
             schema.create_queue(session.open(), options.address)
 
     assert Writer(place, url, queue).send(b"sent", 0) == 1
-    stream = streams(url, queue)
+    stream = Stream(place, url, queue)
     assert stream.batch() == [b"sent"]
     assert stream.plan() is stream.end
 
