@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -27,33 +27,20 @@ if TYPE_CHECKING:
 
     from .commands import Run
 
-PROGRAM = """
-import atexit, sys
-from sqlq_spark.cli.main import main
-
-atexit.register(lambda: print("LOADED", *sys.modules))
-sys.argv = ["sqlqueue", *sys.argv[1:]]
-main()
-"""
-
 
 @pytest.fixture(scope="module")
-def shared(server: str) -> Iterator[Place]:
+def place(server: str) -> Iterator[Place]:
     """Give one place to all tests here: what one test changes, no other needs."""
     with placed(server) as made:
         yield made
 
 
-@pytest.fixture
-def place(shared: Place) -> Place:
-    """Give the shared place to `run`."""
-    return shared
-
-
 @pytest.fixture(scope="module")
-def ready(shared: Place) -> dict[str, str]:
+def ready(place: Place) -> dict[str, str]:
     """Make what the calls work on."""
-    return prepare(shared)
+    at = place.connection.info
+    nobody = f"postgresql://nobody:hunter2@{at.host}:{at.port}/{at.dbname}"
+    return prepare(place) | {"NOBODY": nobody, "VERSION": f'"{place.state}"."version"'}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -91,7 +78,7 @@ def test_the_page_and_the_errors_name_what_there_is() -> None:
     assert set(NAMED_OPTIONS) <= set(cli.FLAGS)
 
 
-FAILURES = [
+FAILURES: list[tuple[Any, ...]] = [
     (1, ("receipts", "return", "--stream", "nobody", "--yes"), "has no such receipt"),
     (1, ("receipts", "show", STREAM, "--message", "M-3"), "holds message M-3"),
     (2, ("send", "q", "--time-to-be-received", "soon"), "option --time-to-be-received is 'soon'"),
@@ -124,21 +111,39 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda each: " ".join(each[1][:3]))
+# the third line that `send` reads; the second is blank
+LINES = {
+    "{": "it is not JSON",
+    '{"body": null}': "it has no body",
+    '{"body": ""}': "queue is null, topics too, and ",
+    '{"body": "", "bdoy": 1}': "'bdoy' is not known; expected one of body",
+    '{"body": "", "headers": {"a": "\\ud800"}}': "expected an object of texts",
+    '{"body": "\\ud800"}': "text without half of a surrogate pair",
+    '{"bodyBase64": "?"}': 'bodyBase64 is "?": expected base64',
+    '{"body": "", "topics": "Shop.A"}': "expected an array of texts",
+    '{"body": "", "topics": ["A"], "queue": "q"}': "both a queue and topics",
+    '{"body": "", "deliverAt": "2030-01-01T00:00:00"}': "expected a time with its zone",
+    '{"body": "", "deliverAt": "0001-01-01T00:00:00+14:00"}': "outside of the years 1900 to",
+}
+SEND = ("send", "--url", "postgresql://127.0.0.1:1/shop")  # the error comes before a connection
+
+
+@pytest.mark.parametrize("failure", FAILURES + [(2, SEND, LINES[each], each) for each in LINES])
 def test_what_fails_ends_by_its_exit_code_with_one_sentence(
-    run: Run, ready: dict[str, str], place: Place, failure: tuple[int, tuple[str, ...], str]
+    run: Run, ready: dict[str, str], failure: tuple[Any, ...]
 ) -> None:
     """It names the option in the command's spelling, says what to do, and has no password."""
-    code, words, sentence = failure
-    info = psycopg.conninfo.conninfo_to_dict(place.url)
-    nobody = f"postgresql://nobody:hunter2@{info['host']}:{info['port']}/{info['dbname']}"
-    names = ready | {"NOBODY": nobody, "VERSION": f'"{place.state}"."version"'}
+    code, words, sentence, *lines = failure
+    given = "\n\n".join(('{"body": "good", "queue": "q"}', *lines))
 
-    failed = run(*filled(words, names), stdin='{"body": ""}')
+    failed = run(*filled(words, ready), stdin=given)
 
     assert failed.code == code
     assert sentence in failed.err
     assert "hunter2" not in failed.out + failed.err
+    if lines:
+        assert failed.err.startswith("line 3 cannot be sent: ")
+        assert failed.err.endswith(". Nothing was sent.\n")
 
 
 # ---------------------------------------------------------------- Ctrl-C
@@ -204,30 +209,17 @@ def test_ctrl_c_during_work_is_130_and_reports_the_progress(
 # ---------------------------------------------------------------- what is loaded
 
 
-@pytest.mark.parametrize(
-    ("words", "variables", "shown"),
-    [
-        (["browse", "--help"], {}, "table@[schema]"),  # no markup
-        (["--version"], {}, "sqlqueue "),
-        ([], {"COMP_WORDS": "sqlqueue unsub", "COMP_CWORD": "1"}, "unsubscribe"),
-    ],
-)
-def test_help_and_completion_import_neither_pyarrow_nor_the_demo(
-    words: list[str], variables: dict[str, str], shown: str
-) -> None:
-    """Because people wait for them."""
-    asked = {"_SQLQUEUE_COMPLETE": "complete_bash", **variables} if variables else {}
-
+def test_help_imports_neither_pyarrow_nor_the_demo() -> None:
+    """Because people wait for it; and the brackets of an address are no markup."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        env={**os.environ, **asked, "TERMINAL_WIDTH": "100"},
+        [sys.executable, "-X", "importtime", "-m", "sqlq_spark", "browse", "--help"],
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     )
 
-    out, _, loaded = done.stdout.rpartition("LOADED ")
-    assert shown in out, done.stderr
-    assert "sqlq_spark.cli.main" in loaded.split()
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     slow = {"pyarrow", "psycopg", "numpy", "pyspark", "jinja2", "sqlq_spark.demo"}
-    assert slow & set(loaded.split()) == set()
+    assert "table@[schema]" in done.stdout
+    assert "sqlq_spark.cli.main" in loaded
+    assert slow & loaded == set()

@@ -6,8 +6,6 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import pytest
-
 from sqlq_spark.wire import headers as wire
 
 from .commands import json_lines
@@ -67,34 +65,6 @@ def test_lines_become_messages(run: Run, orders: str, place: Place, tmp_path: Pa
     soon, then = place.sql(f'SELECT body, headers, due FROM {orders[:-1]}.Delayed" ORDER BY body')
     assert (soon[0], then[0], then[2]) == (b"soon", b"then", datetime.fromisoformat(moment))
     assert json.loads(then[1])[wire.DELIVER_AT] == "2345-06-07 08:09:10:111213 Z"
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("{", "it is not JSON"),
-        ('{"body": null}', "it has no body"),
-        ('{"body": "", "bdoy": 1}', "'bdoy' is not known; expected one of body"),
-        ('{"body": "", "headers": {"a": "\\ud800"}}', "expected an object of texts"),
-        ('{"body": "\\ud800"}', "text without half of a surrogate pair"),
-        ('{"bodyBase64": "?"}', 'bodyBase64 is "?": expected base64'),
-        ('{"body": "", "topics": "Shop.A"}', "expected an array of texts"),
-        ('{"body": "", "topics": ["A"], "queue": "q"}', "both a queue and topics"),
-        ('{"body": ""}', "queue is null, topics too, and "),
-        ('{"body": "", "deliverAt": "2030-01-01T00:00:00"}', "expected a time with its zone"),
-        ('{"body": "", "deliverAt": "0001-01-01T00:00:00+14:00"}', "outside of the years 1900 to"),
-    ],
-)
-def test_nothing_is_sent_if_one_line_is_wrong(run: Run, line: str, reason: str) -> None:
-    """The error names the line, and counts blank ones; it comes before any connection."""
-    good = '{"body": "good", "queue": "q"}'
-    nowhere = ("--url", "postgresql://127.0.0.1:1/shop")
-    sent = run("send", *nowhere, stdin=f"{good}\n\n{line}\n")
-
-    assert (sent.code, sent.out) == (2, "")
-    assert sent.err.startswith("line 3 cannot be sent: ")
-    assert reason in sent.err
-    assert sent.err.endswith(". Nothing was sent.\n")
 
 
 # ---------------------------------------------------------------- browse

@@ -60,10 +60,6 @@ COLUMNS = "id uuid, expires timestamp, headers text NOT NULL, body bytea, seq se
 KINDS = {
     "insert own": {
         "trigger": "CREATE TRIGGER t BEFORE INSERT ON {trap} {spy}",
-        "trigger of the statement": "CREATE TRIGGER t AFTER INSERT ON {trap} {run} {0}.spy()",
-        "deferred trigger": """
-            CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {trap} DEFERRABLE INITIALLY DEFERRED {spy}
-        """,
         "condition of a trigger": """
             CREATE TRIGGER t BEFORE INSERT ON {trap} FOR EACH ROW
                 WHEN ({0}.steal('x') IS NULL) {run} suppress_redundant_updates_trigger()

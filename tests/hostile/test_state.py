@@ -181,23 +181,6 @@ def test_a_session_of_another_login_is_not_ended_but_named(
     stream.plan()
 
 
-def test_one_login_installs_receives_and_sends(place: Place, login: Login) -> None:
-    """The owner of the tables needs no other right."""
-    database = place.sql("SELECT quote_ident(current_database())")[0][0]
-    url = login(f"CREATE ON DATABASE {database}", f'ALL ON SCHEMA "{place.schema}"')
-    queue = f'"{place.schema}".mine'
-    options = SourceOptions.parse({"url": url, "queue": queue, "stateSchema": place.state})
-    with Session(options, "install") as session:
-        for _ in range(2):
-            schema.install(session.open())
-            schema.create_queue(session.open(), options.address)
-
-    assert Writer(place, url, queue).send(b"sent", 0) == 1
-    stream = Stream(place, url, queue)
-    assert stream.batch() == [b"sent"]
-    assert stream.plan() is stream.end
-
-
 # ---------------------------------------------------------------- install and script
 
 
