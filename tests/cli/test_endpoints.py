@@ -20,16 +20,7 @@ from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.send.throttle import find_backlog
 
-from .database import (
-    STREAM,
-    address,
-    as_role,
-    count,
-    own_database,
-    put,
-    received,
-    tables,
-)
+from .database import STREAM, address, as_role, count, own_database, put, received, tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,15 +17,9 @@ from typer.testing import CliRunner
 from sqlq_spark.cli import main
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.errors import (
-    NotAQueue,
-    RightMissing,
-    StateRightMissing,
-    StreamNotFound,
-)
+from sqlq_spark.errors import NotAQueue, RightMissing, StateRightMissing, StreamNotFound
 from sqlq_spark.receive import task as receive
 from sqlq_spark.send.dispatch import lock_exclusive
-from sqlq_spark.testing.embedded import _programs as programs
 
 from .conftest import make_login
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies
@@ -34,7 +27,6 @@ from .streams import PUT, TIMEOUT, Stream, Writer, bodies
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from conftest import Place
 
@@ -233,23 +225,3 @@ def test_no_lock_of_a_team_makes_another_wait(
         assert b.writer().send(b"sent", 7) == 1
 
     assert bodies(b.place, b.queue) == [b"sent"]
-
-
-def test_a_login_that_may_read_everything_dumps_and_restores_the_database(
-    teams: tuple[Team, Team], server: str, tmp_path: Path
-) -> None:
-    """`pg_dump` needs no right but `pg_read_all_data`, and leaves out no row."""
-    _, b = teams
-    busy(b)
-    url, file = make_login(b.place, f"{b.name}_backup", "pg_read_all_data"), str(tmp_path / "dump")
-    with own_database(server, more="TEMPLATE template0") as copy:
-        program("pg_dump", "--format=custom", f"--file={file}", url)
-        program("pg_restore", f"--dbname={copy.url}", "--exit-on-error", file)
-
-        assert rows(replace(b, place=replace(b.place, connection=copy.connection))) == rows(b)
-
-
-def program(name: str, *words: str) -> None:
-    """Run a program of PostgreSQL."""
-    done = subprocess.run([programs() / name, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -14,12 +14,7 @@ from psycopg import sql
 from sqlq_spark.admin.script import endpoint, script
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.errors import (
-    BadPlan,
-    DispatchLogAhead,
-    StateOfOther,
-    TimedOut,
-)
+from sqlq_spark.errors import BadPlan, DispatchLogAhead, StateOfOther, TimedOut
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import task as receive
 from sqlq_spark.send.dispatch import lock_exclusive
