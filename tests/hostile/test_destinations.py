@@ -586,9 +586,6 @@ def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: S
     assert scene.rows(scene.shop.queue) == [b"forged"]
 
 
-# ---------------------------------------------------------------- publish, delay
-
-
 def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     """Any endpoint may write one; the error names it, or the message in the error queue does."""
     scene.arm()
@@ -629,9 +626,6 @@ def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: boo
         mover.move(scene.connection(scene.place.url))
 
     assert scene.loot() == []
-
-
-# ---------------------------------------------------------------- what stays allowed
 
 
 def test_a_trigger_of_the_queues_owner_runs(scene: Scene) -> None:

@@ -1,28 +1,36 @@
-"""State tables that the logins of a team share: what goes on, and what is refused."""
+"""State tables that the logins of a team share, and those of two teams, which share nothing."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from psycopg import sql
+from cli.database import own_database
+from typer.testing import CliRunner
 
+from sqlq_spark import errors
 from sqlq_spark.admin.script import endpoint, script
+from sqlq_spark.cli import main
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.errors import BadPlan, DispatchLogAhead, StateOfOther, TimedOut
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import task as receive
 from sqlq_spark.send.dispatch import lock_exclusive
 
+from .conftest import make_login
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from conftest import Place
 
@@ -79,7 +87,7 @@ def test_a_stored_plan_that_cannot_be_read_is_a_clear_error(place: Place, stream
     for wrong in ("{}", "[1]", "[" * 100_000, *parts):
         place.sql(f'UPDATE "{place.state}".stream SET plan = %s, plan_batch = 2', wrong)
 
-        with pytest.raises(BadPlan, match=f"the plan of batch 2 of stream {stream.name}"):
+        with pytest.raises(errors.BadPlan, match=f"the plan of batch 2 of stream {stream.name}"):
             stream.plan()
 
 
@@ -91,7 +99,7 @@ def test_a_dispatch_log_that_is_ahead_is_an_error(place: Place, shop: Tenant) ->
 
     place.sql(f'UPDATE "{place.state}".dispatch_log SET batch = 9000000000')
 
-    with pytest.raises(DispatchLogAhead, match=r"app:billing is at batch 5, .* 9000000000"):
+    with pytest.raises(errors.DispatchLogAhead, match=r"app:billing is at batch 5, .* 9000000000"):
         writer.send(b"second", 5)
     assert bodies(place, shop.queue) == [b"order", b"first"]
 
@@ -163,7 +171,7 @@ def test_a_session_of_another_login_is_not_ended_but_named(
     with psycopg.connect(colleague, application_name=name) as other:
         other.execute(f'SELECT FROM "{place.state}".stream FOR SHARE'.encode())
         idle = psycopg.connect(colleague, application_name=name)  # holds nothing
-        with idle, pytest.raises(TimedOut) as caught:
+        with idle, pytest.raises(errors.TimedOut) as caught:
             stream.plan()
 
         assert str(caught.value).count("of login") == 1
@@ -187,16 +195,6 @@ CREATE TRIGGER trap BEFORE INSERT ON {schema}.version EXECUTE FUNCTION {schema}.
 OWNED = "{schema}.version OWNER TO {login}"
 
 
-@pytest.fixture
-def squatter(place: Place, login: Login) -> Iterator[psycopg.Connection[Any]]:
-    """Give a session of a login that may make schemas, and has made the one of the state tables."""
-    database = place.sql("SELECT quote_ident(current_database())")[0][0]
-    url = login(f"CREATE ON DATABASE {database}")
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(place.state)))
-        yield connection
-
-
 def install(place: Place, url: str = "") -> None:
     """Install, as a superuser or another login."""
     given = {"url": url or place.url, "queue": "q", "stateSchema": place.state}
@@ -207,7 +205,7 @@ def install(place: Place, url: str = "") -> None:
 
 def refused(place: Place, match: str) -> None:
     """Make sure that neither an install nor the printed script does anything."""
-    with pytest.raises(StateOfOther, match=match):
+    with pytest.raises(errors.StateOfOther, match=match):
         install(place)
     with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
         place.sql(script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state))
@@ -216,17 +214,20 @@ def refused(place: Place, match: str) -> None:
 
 
 def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_runs(
-    place: Place, squatter: psycopg.Connection[Any]
+    place: Place, login: Login
 ) -> None:
     """Without tables, too; the error names the schema's owner and the trigger."""
-    login = squatter.info.user
-    refused(place, f"belongs to {login}")
-    text = "CREATE TABLE {schema}.version (version integer PRIMARY KEY);" + TRAP
-    squatter.execute(text.format(schema=place.state, login=login).encode())
+    ((database,),) = place.sql("SELECT quote_ident(current_database())")
+    with psycopg.connect(login(f"CREATE ON DATABASE {database}"), autocommit=True) as squatter:
+        name = squatter.info.user
+        squatter.execute(f"CREATE SCHEMA {place.state}".encode())
+        refused(place, f"belongs to {name}")
+        text = "CREATE TABLE {schema}.version (version integer PRIMARY KEY);" + TRAP
+        squatter.execute(text.format(schema=place.state, login=name).encode())
 
-    refused(place, f"(?s)belongs to {login}.*trigger trap")
+    refused(place, f"(?s)belongs to {name}.*trigger trap")
 
-    assert place.sql("SELECT rolsuper FROM pg_roles WHERE rolname = %s", login) == [(False,)]
+    assert place.sql("SELECT rolsuper FROM pg_roles WHERE rolname = %s", name) == [(False,)]
 
 
 @pytest.mark.parametrize(
@@ -267,10 +268,211 @@ def test_an_install_beside_tables_of_another_login_trusts_the_owner_of_the_datab
         " WHERE datname = current_database()"
     )
 
-    with pytest.raises(StateOfOther, match=f"the schema belongs to {owner}"):
+    with pytest.raises(errors.StateOfOther, match=f"the schema belongs to {owner}"):
         install(place, reader)
     place.sql(f"ALTER DATABASE {database} OWNER TO {owner}")
     try:
         install(place, reader)
     finally:
         place.sql(f"ALTER DATABASE {database} OWNER TO {before}")
+
+
+# ---------------------------------------------------------------- two teams, each with --domain
+
+TABLES = """
+SELECT c.oid::regclass::text
+  FROM pg_class AS c
+ WHERE c.relnamespace = %s::text::regnamespace AND c.relkind = 'r'
+ ORDER BY c.relname
+"""
+MODES = ("ACCESS EXCLUSIVE", "ROW EXCLUSIVE", "ACCESS SHARE")
+# what one may try on a table; of each some need a right of their own
+ATTACKS = (
+    "SELECT count(*) FROM {0}",
+    "DELETE FROM {0}",
+    "INSERT INTO {0} DEFAULT VALUES",
+    "TRUNCATE {0}",
+    "LOCK TABLE {0} IN ACCESS SHARE MODE",
+    "ALTER TABLE {0} ADD COLUMN x int",
+    "GRANT SELECT ON {0} TO PUBLIC",
+)
+
+
+@dataclass(frozen=True)
+class Team:
+    """A team of one login, with a queue that belongs to the superuser, as after a DBA's script."""
+
+    name: str
+    place: Place  # with its state schema
+    url: str  # as its login
+    queue: str
+    connection: psycopg.Connection[Any]  # of its login
+
+    @property
+    def state(self) -> str:
+        """Its state schema."""
+        return self.place.state
+
+    def stream(self, **raw: Any) -> Stream:
+        """Begin a stream of its queue, or go on with one."""
+        return Stream(self.place, self.url, self.queue, errorQueue=f"{self.name}_error", **raw)
+
+    def writer(self, **raw: str) -> Writer:
+        """Give its writer into its queue."""
+        return Writer(self.place, self.url, self.queue, **raw)
+
+    def refuses(self, text: str) -> None:
+        """Make sure that its login may not run a statement."""
+        refused = pytest.raises(psycopg.errors.InsufficientPrivilege)
+        with refused, self.connection.transaction():
+            self.connection.execute(text.encode())
+
+
+@pytest.fixture
+def teams(server: str) -> Iterator[tuple[Team, Team]]:
+    """Give two teams in a database of their own, each with a message."""
+    with own_database(server) as made, ExitStack() as stack:
+        found = []
+        for letter in "ab":
+            name = f"{made.connection.info.dbname}_{letter}"
+            made.sql(printed(name))
+            login = make_login(made, name, f"{name}_reader", f"{name}_sender")
+            connection = stack.enter_context(psycopg.connect(login, autocommit=True))
+            place, queue = replace(made, state=f"sqlqueue_{name}"), f'"public"."{name}"'
+            found.append(Team(name, place, login, queue, connection))
+            made.sql(PUT.format(queue), b"order")
+        yield found[0], found[1]
+
+
+def printed(name: str, *more: str) -> str:
+    """Print the script for a team's queue, which has the team's name."""
+    words = ("script", name, "--error", f"{name}_error", "--delayed", "--domain", name, *more)
+    result = CliRunner().invoke(main.app, words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def busy(team: Team) -> Stream:
+    """Let a team have rows in its state tables: a receipt, a sink, and what it has staged."""
+    stream = team.stream()
+    assert stream.batch() == [b"order"]
+    assert team.writer().send(b"sent", 1) == 1
+    team.writer().stage(b"staged", 2)
+    return stream
+
+
+def rows(team: Team) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of a team's tables, as the superuser sees them."""
+    names = [name for (name,) in team.place.sql(TABLES, team.state)]
+    assert len(names) > 5
+    return {name: team.place.sql(f"SELECT * FROM {name}") for name in (*names, team.queue)}
+
+
+def test_a_team_can_do_nothing_with_the_tables_of_another(teams: tuple[Team, Team]) -> None:
+    """By no statement, on no table of its schema, and not on its queue; nor does it join it."""
+    a, b = teams
+    busy(b)
+    before = rows(b)
+    a.place.sql("ANALYZE")
+
+    for table in before:
+        for attack in ATTACKS:
+            a.refuses(attack.format(table))
+    a.refuses(f"CREATE TABLE {b.state}.extra (x int)")
+    a.refuses(f"CREATE FUNCTION {b.state}.extra() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    a.refuses(f"DROP SCHEMA {b.state} CASCADE")
+    for role in ("reader", "sender"):
+        a.refuses(f"SET ROLE {b.name}_{role}")
+        a.refuses(f"GRANT {b.name}_{role} TO {a.name}")
+    seen = "SELECT * FROM pg_stats WHERE schemaname = %s OR tablename = %s"
+    assert a.connection.execute(seen, [b.state, b.name]).fetchall() == []
+    assert rows(b) == before
+
+
+def test_no_option_or_command_leads_a_team_to_the_state_of_another(
+    teams: tuple[Team, Team],
+) -> None:
+    """Nothing changes. An error has no GRANT, and names the roles of the team that one may ask."""
+    a, b = teams
+    theirs = busy(b)
+    before = rows(b)
+    receipt, state = f'"{b.state}"."receipt"', {"stateSchema": b.state}
+
+    for work in (
+        a.stream(**state).plan,
+        a.stream(**state, end=theirs.end).receive,
+        lambda: a.writer(**state).send(b"x", 2),
+        Stream(a.place, a.url, receipt).plan,
+        lambda: Writer(a.place, a.url, receipt).send(b"x", 2),
+    ):
+        with pytest.raises(
+            errors.StateRightMissing, match=rf"\({b.name}_reader, {b.name}_sender\)"
+        ) as no:
+            work()
+        assert "GRANT" not in str(no.value)
+    with pytest.raises(errors.NotAQueue):
+        Stream(a.place, a.url, a.queue, errorQueue=receipt).plan()
+    with pytest.raises(errors.StreamNotFound):
+        a.stream(end=theirs.end).receive()
+    with pytest.raises(errors.RightMissing, match=f'GRANT .* ON "public"."{b.name}"'):
+        Stream(a.place, a.url, b.queue).plan()
+    result = CliRunner().invoke(main.app, ["doctor", "--json"], env={"SQLQUEUE_URL": a.url})
+    found = map(json.loads, result.stdout.splitlines())
+    unread = [each["found"].split()[2] for each in found if each["name"] == "state_unread"]
+    assert unread == [b.state]
+    stream = f"--stream {theirs.name} --yes"
+    for line in (
+        *("receipts list", f"receipts return {stream}", f"receipts drop {stream}", "trail"),
+        *("install", "doctor", f"doctor {receipt}"),
+    ):
+        words = [*line.split(), "--state-schema", b.state]
+        result = CliRunner().invoke(main.app, words, env={"SQLQUEUE_URL": a.url})
+        said = f"{result.output}{result.exception}"
+        assert (result.exit_code, b.state in said) == (1, True), line
+        assert not re.search(rf"GRANT.*{b.state}", said), line
+    assert rows(b) == before
+
+
+@contextmanager
+def open_transactions(a: Team) -> Iterator[None]:
+    """Hold what a task and a dispatch of a team hold before they commit."""
+    stream = a.stream()
+    stream.plan()
+    (task,) = stream.loop.tasks(stream.end)
+    with StateSession(a.writer().options, "holds") as session:
+        holder = session.open()
+        with transaction(holder, timeout=TIMEOUT):
+            receive.fence(holder, task)
+            lock_exclusive(holder, Writer.sink)
+            yield
+
+
+@contextmanager
+def strongest_locks(a: Team) -> Iterator[None]:
+    """Hold the strongest lock that a team's login can take on each table."""
+    names = [name for (name,) in a.place.sql(TABLES, a.state)]
+    held: list[str] = []
+    with psycopg.connect(a.url) as session, session.transaction():
+        for name, mode in product((*names, a.queue), MODES):
+            with suppress(psycopg.errors.InsufficientPrivilege), session.transaction():
+                session.execute(f"LOCK TABLE {name} IN {mode} MODE".encode())
+                held.append(mode)
+        assert held.count("ACCESS EXCLUSIVE") > 2
+        yield
+
+
+@pytest.mark.parametrize("hold", [open_transactions, strongest_locks])
+def test_no_lock_of_a_team_makes_another_wait(
+    teams: tuple[Team, Team], hold: Callable[[Team], AbstractContextManager[None]]
+) -> None:
+    """Neither its streams nor its writes, although both have one txnAppId."""
+    a, b = teams
+    stream = b.stream()
+
+    with hold(a):
+        assert stream.batch() == [b"order"]
+        b.place.sql(PUT.format(b.queue), b"second")
+        assert stream.batch() == [b"second"]
+        assert b.writer().send(b"sent", 7) == 1
+
+    assert bodies(b.place, b.queue) == [b"sent"]

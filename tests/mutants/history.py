@@ -269,7 +269,7 @@ RETURNING""",
         old="; SET LOCAL search_path = pg_catalog, pg_temp",
         new="",
         tests=[
-            "hostile/test_search_path.py::test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs"
+            "hostile/test_code_of_others.py::test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs"
         ],
     ),
     Fault(
@@ -390,7 +390,7 @@ RETURNING""",
             raise SubscriptionsRefused""",
         new="""        for code in find_code(connection, {}, "select").values():
             raise SubscriptionsRefused""",
-        tests=["hostile/test_tables_of_others.py::test_subscriptions_that_run_code_are_not_read"],
+        tests=["hostile/test_code_of_others.py::test_subscriptions_that_run_code_are_not_read"],
     ),
     Fault(
         id="delayed-table-of-others-read",
@@ -400,7 +400,7 @@ RETURNING""",
         old="danger = inspect.danger(connection, table) if unnamed else None",
         new="danger = None",
         tests=[
-            "hostile/test_tables_of_others.py::test_queues_and_delayed_messages_that_run_code_are_not_read"
+            "hostile/test_code_of_others.py::test_queues_and_delayed_messages_that_run_code_are_not_read"
         ],
     ),
     Fault(
@@ -422,7 +422,7 @@ RETURNING""",
         old="except errors.BadOption as error:",
         new="except errors.RightMissing as error:",
         tests=[
-            "hostile/test_tables_of_others.py::test_a_stream_row_that_names_no_address_is_a_finding"
+            "hostile/test_code_of_others.py::test_queues_and_delayed_messages_that_run_code_are_not_read"
         ],
     ),
     Fault(
