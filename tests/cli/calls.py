@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.send import subscriptions
 from sqlq_spark.wire import headers as wire
 
-from .database import STREAM, address, received
+from .database import STREAM, address, put, received
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -46,9 +45,9 @@ CALLS: dict[str, tuple[str, ...]] = {
     "receipts drop": (*OWN, "--batch", "2"),
     "trail": STATE,
     "subscribe": ("Shop.New", "--endpoint", "Lake", "--queue", "QUEUE", *TABLE),
-    "unsubscribe": ("Shop.Old", "--endpoint", "Lake", "--yes", *TABLE),
-    "retire": ("GONE", "--yes", *TABLE, *STATE),
     "subscribers": TABLE,
+    "unsubscribe": ("Shop.New", "--endpoint", "Lake", "--yes", *TABLE),
+    "retire": ("GONE", "--yes", *TABLE, *STATE),
     "retry": ("ERROR", "--all", "--yes"),
 }
 
@@ -59,7 +58,7 @@ def filled(call: tuple[str, ...], words: dict[str, str]) -> list[str]:
 
 
 def prepare(place: Place) -> dict[str, str]:
-    """Make queues with messages, receipts, subscribers and something to fix; the place's names."""
+    """Make queues with messages, receipts and something to fix; the place's names."""
     words = {word: address(place, name) for word, name in NAMES.items()} | {"STATE": place.state}
     raw = {"url": place.url, "queue": words["QUEUE"], "stateSchema": place.state}
     options = SourceOptions.parse(raw)
@@ -69,23 +68,11 @@ def prepare(place: Place) -> dict[str, str]:
         schema.create_delayed(connection, options.address)
         for name in ("QUEUE", "OTHER", "GONE", "ERROR"):
             schema.create_queue(connection, connection.names.parse_address(words[name]))
-        subscriptions.subscribe(
-            connection,
-            connection.names.parse_address(words["TABLE"]),
-            topics=("Shop.Old", "Shop.Heard"),
-            endpoint="Lake",
-            queue=options.address,
-        )
     failed = wire.dumps({wire.FAILED_Q: words["QUEUE"]})
-    for name, headers, body, messages in (
-        ("QUEUE", "{}", b"1", 4),
-        ("QUEUE", "corrupt", b"\xff", 1),
-        ("OTHER", "{}", b"1", 4),
-        ("ERROR", failed, b"1", 1),
-    ):
-        row = "SELECT gen_random_uuid(), %s, %s FROM generate_series(1, %s)"
-        insert = f"INSERT INTO {words[name]} (id, headers, body) {row}"
-        place.sql(insert, headers, body, messages)
+    put(place, words["QUEUE"], body=b"1", times=4)
+    put(place, words["QUEUE"], "corrupt", b"\xff")
+    put(place, words["OTHER"], body=b"1", times=4)
+    put(place, words["ERROR"], failed, b"1")
     ids = place.sql(f"SELECT id::text FROM {words['QUEUE']} ORDER BY seq")
     words["MESSAGE"] = ids[2][0]  # of the receipt that no other call returns or drops
     columns = "(action, queue, messages)"

@@ -29,8 +29,8 @@ class Result(NamedTuple):
 class Run(Protocol):
     """Runs one command in this process."""
 
-    def __call__(self, *words: str, stdin: str | bytes = b"") -> Result:
-        """Run it to its end."""
+    def __call__(self, *words: str, stdin: str = "", own: bool = True) -> Result:
+        """Run it to its end, with the test's own state schema and subscriptions or without."""
 
 
 def json_lines(*objects: dict[str, Any]) -> str:

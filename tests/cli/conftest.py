@@ -10,7 +10,7 @@ import pytest
 
 from sqlq_spark.cli import main
 
-from .commands import Result
+from .commands import COMMANDS, Result, options
 from .database import address
 
 if TYPE_CHECKING:
@@ -23,33 +23,27 @@ if TYPE_CHECKING:
 def run(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Give a way to run one command on the test's database."""
     monkeypatch.setenv("SQLQUEUE_URL", place.url)
+    names = {
+        "--state-schema": place.state,
+        "--subscription-table": address(place, "SubscriptionRouting"),
+    }
 
-    def run(*words: str, stdin: str | bytes = b"") -> Result:
-        given = stdin.encode() if isinstance(stdin, str) else stdin
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    def run(*words: str, stdin: str = "", own: bool = True) -> Result:
+        name = " ".join(words[: 2 if words[0] == "receipts" else 1])
+        known, given = options(name) if name in COMMANDS else set(), list(words)
+        for option, value in names.items() if own and "--url" in known else ():
+            given += [option, value] if option in known - {*words} else []
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         with pytest.raises(SystemExit) as ended:
-            main.main(words)
+            main.main(given)
         return Result(int(ended.value.code or 0), *capsys.readouterr())
 
     return run
 
 
 @pytest.fixture
-def state(place: Place) -> tuple[str, str]:
-    """Give the words that name the schema of the state tables."""
-    return "--state-schema", place.state
-
-
-@pytest.fixture
-def queue(place: Place, run: Run) -> str:
-    """Give the address of a new queue."""
-    made = address(place, "Shop.Orders")
-    assert run("create", made).code == 0
-    return made
-
-
-@pytest.fixture
-def orders(queue: str, run: Run, state: tuple[str, str]) -> str:
+def orders(place: Place, run: Run) -> str:
     """Give the address of a new queue, beside state tables."""
-    assert run("install", *state).code == 0
-    return queue
+    made = address(place, "Shop.Orders")
+    assert run("create", made).code == run("install").code == 0
+    return made

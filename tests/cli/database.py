@@ -1,13 +1,16 @@
-"""Queues, receipts and roles in the schema of a test."""
+"""Queues, receipts and roles of a test, and databases of its own."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from psycopg import sql
+import psycopg
+from bench.postgresql import uri
+from conftest import Place
 
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SourceOptions
@@ -17,8 +20,6 @@ from sqlq_spark.wire.rows import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from conftest import Place
 
 STREAM = "0f0e0d0c-0000-4000-8000-000000000001"
 
@@ -38,6 +39,12 @@ def messages(place: Place, queue: str) -> list[tuple[dict[str, str | None], byte
     """Headers and bodies of a queue, by seq."""
     found = place.sql(f"SELECT headers, body FROM {queue} ORDER BY seq")
     return [(json.loads(headers), bytes(body)) for headers, body in found]
+
+
+def put(place: Place, queue: str, headers: str = "{}", body: bytes = b"", times: int = 1) -> None:
+    """Insert messages, as an endpoint does."""
+    row = "SELECT gen_random_uuid(), %s, %s FROM generate_series(1, %s)"
+    place.sql(f"INSERT INTO {queue} (id, headers, body) {row}", headers, body, times)
 
 
 def count(place: Place, table: str) -> int:
@@ -70,8 +77,7 @@ def received(
             messages=messages,
             options=options,
         )
-        rows = receive.receive(connection, task, origin=Origin())
-        bodies: list[bytes] = rows["body"].to_pylist()
+        bodies: list[bytes] = receive.receive(connection, task, origin=Origin())["body"].to_pylist()
         return bodies
 
 
@@ -81,13 +87,16 @@ def as_role(url: str, role: str) -> str:
 
 
 @contextmanager
-def executed(place: Place, script: str, *roles: str) -> Iterator[None]:
-    """Execute a DBA's script twice, because it may be run again; drop its roles after the test."""
-    try:
-        for _ in range(2):
-            place.connection.execute(script.encode())
-        yield
-    finally:
-        for role in map(sql.Identifier, roles):
-            place.connection.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(role))
-            place.connection.execute(sql.SQL("DROP ROLE {}").format(role))
+def own_database(server: str, schema: str = "public", more: str = "") -> Iterator[Place]:
+    """Give a place in a database of its own; it goes with the roles whose names begin as its."""
+    name = f"own_{secrets.token_hex(4)}"
+    with psycopg.connect(server, autocommit=True) as dba:
+        dba.execute(f"CREATE DATABASE {name} {more}".encode())
+        url = uri(server, name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
+            yield Place(url=url, schema=schema, state="sqlqueue", connection=connection)
+        dba.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        made = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s)"
+        for (role,) in dba.execute(made, [f"{name}_"]).fetchall():
+            dba.execute(f"DROP ROLE {role}".encode())

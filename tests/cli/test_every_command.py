@@ -1,200 +1,225 @@
-"""What all commands have in common: options, help, JSON, exit codes, and their page."""
+"""What all commands have in common: options, JSON, exit codes, time limits, errors and Ctrl-C."""
 
 from __future__ import annotations
 
-import re
-import shlex
+import os
 import signal
-from pathlib import Path
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from conftest import Place, placed
 from pages.page import table
+from waiting import PATIENCE, until
 
-from sqlq_spark import __version__, demo
-from sqlq_spark.cli import options as cli_options
+from sqlq_spark.cli import options as cli
+from sqlq_spark.errors import NAMED_OPTIONS
 
-from .calls import CALLS, STATE, TABLE, filled, prepare
+from .calls import CALLS, filled, prepare
 from .commands import COMMANDS, options
+from .database import STREAM, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.progress import Progress
-
     from .commands import Run
-
-PAGE = Path(__file__).parents[2] / "docs" / "commandline.md"
-NOWHERE = "postgresql://127.0.0.1:1/shop"
-CONNECTING = [name for name in sorted(COMMANDS) if "--url" in options(name)]
 
 
 @pytest.fixture(scope="module")
-def shared(server: str) -> Iterator[Place]:
+def place(server: str) -> Iterator[Place]:
     """Give one place to all tests here: what one test changes, no other needs."""
     with placed(server) as made:
         yield made
 
 
-@pytest.fixture
-def place(shared: Place) -> Place:
-    """Give the shared place to `run`."""
-    return shared
-
-
 @pytest.fixture(scope="module")
-def ready(shared: Place) -> dict[str, str]:
+def ready(place: Place) -> dict[str, str]:
     """Make what the calls work on."""
-    return prepare(shared)
-
-
-# ---------------------------------------------------------------- options and help
+    at = place.connection.info
+    nobody = f"postgresql://nobody:hunter2@{at.host}:{at.port}/{at.dbname}"
+    return prepare(place) | {"NOBODY": nobody, "VERSION": f'"{place.state}"."version"'}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_has_the_common_options(run: Run, name: str) -> None:
-    """--json, a timeout if it connects, help of 80 columns, and 2 for an unknown option."""
-    refused = run(*name.split(), "--no-such-option")
-
-    assert (refused.code, refused.out) == (2, "")
-    assert "--no-such-option" in refused.err
+def test_every_command_has_json_yes_and_a_database_that_may_be_away(
+    run: Run, ready: dict[str, str], name: str
+) -> None:
+    """Without --yes a program is refused; an unreachable database is 3, and shows no password."""
+    known, call = options(name), filled(CALLS.get(name, ()), ready)
     assert name in CALLS or name == "demo"
-    assert "--json" in options(name)
-    assert ("--url" in options(name)) == ("--query-timeout" in options(name))
-    assert ("--url" in options(name)) == ("--credentials" in options(name))
-    # line breaks are kept below the first paragraph: a longer line would be broken twice
-    _, *below = (COMMANDS[name].help or "").split("\n\n")
-    assert [line for line in "\n".join(below).splitlines() if len(line) > 78] == []
+    assert "--json" in known
+    assert len(known & {"--url", "--query-timeout", "--credentials"}) in {0, 3}
+
+    if "--yes" in known:
+        words = [word for word in call if word != "--yes"]
+        refused = run(*name.split(), *words, "--json", stdin="y\n")
+        assert (refused.code, refused.out) == (2, "")
+        assert refused.err.endswith("expected --yes with it, because a program cannot be asked\n")
+    if "--url" in known:
+        more = ("--json", "--url", "postgresql://a:hunter2@127.0.0.1:1/shop")
+        failed = run(*name.split(), *call, *more)
+        assert (failed.code, failed.out) == (3, "")
+        assert failed.err.startswith("no connection to postgresql://127.0.0.1:1/shop: ")
+        assert "hunter2" not in failed.err
+        assert len(failed.err.splitlines()) == 1
 
 
-def test_help_shows_brackets_and_the_version_is_printed(run: Run) -> None:
-    """Brackets of an address are no markup."""
-    assert "table@[schema]" in run("browse", "--help").out
-    assert run("--version") == (0, f"sqlqueue {__version__}\n", "")
-
-
-def test_the_script_for_a_shell_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By --show-completion; --install-completion installs it."""
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-
-    script = run("--show-completion", "bash")
-
-    assert script.code == 0
-    assert "complete -o default -F" in script.out
-    assert "--install-completion" in run("--help").out
-
-
-def test_a_command_waits_no_longer_than_its_timeout(
-    run: Run, ready: dict[str, str], place: Place
-) -> None:
-    """Also for a lock; the error names the option to raise. stats shows who has the lock."""
-    queue = ready["OTHER"]
-    place.sql(f"BEGIN; LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE")
-
-    shown = run("stats", queue, "--query-timeout", "1s")
-    purged = run("purge", queue, "--yes", "--query-timeout", "1s")
-    place.sql("ROLLBACK")
-
-    assert shown.code == 0
-    assert f"{queue}: session " in shown.out
-    assert purged.code == 3
-    assert purged.err.startswith("stats took longer than 1 s: ")
-    assert purged.err.endswith("Raise the option --query-timeout.\n")
-
-
-# ---------------------------------------------------------------- JSON and exit codes
-
-
-ASKING = [
-    *("purge", "receipts return", "receipts drop", "retire", "retry", "selftest", "unsubscribe"),
-]
-
-
-@pytest.mark.parametrize("name", ASKING)
-def test_a_program_must_say_yes(run: Run, ready: dict[str, str], name: str) -> None:
-    """Without --yes nothing is done."""
-    call = [word for word in filled(CALLS[name], ready) if word != "--yes"]
-
-    refused = run(*name.split(), *call, "--json", stdin="y\n")
-
-    assert (refused.code, refused.out) == (2, "")
-    assert refused.err.endswith("expected --yes with it, because a program cannot be asked\n")
-
-
-@pytest.mark.parametrize("name", CONNECTING)
-def test_an_unreachable_database_is_exit_code_3(run: Run, name: str) -> None:
-    """One sentence says where it was looked for."""
-    words = filled(CALLS[name], {"QUEUE": "q", "STATE": "s", "TABLE": "t"})
-    report = ["--json"] if name == "report" else []  # it must be asked for a form
-
-    failed = run(*name.split(), *words, *report, "--url", NOWHERE)
-
-    assert (failed.code, failed.out) == (3, "")
-    assert failed.err.startswith(f"no connection to {NOWHERE}: ")
-    assert len(failed.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        ("doctor", "QUEUE", *STATE),
-        ("unsubscribe", "a", "--endpoint", "b", *TABLE),
-        ("receipts", "return", "--stream", "nobody", *STATE, "--yes"),
-        ("receipts", "drop", "--stream", "nobody", *STATE, "--yes"),
-    ],
-)
-def test_a_problem_or_nothing_to_work_on_is_exit_code_1(
-    run: Run, ready: dict[str, str], call: tuple[str, ...]
-) -> None:
-    """As is the answer no."""
-    assert run(*filled(call, ready)).code == 1
-
-
-def test_the_demo_prints_its_figures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no bars; a result stands in for the minute that it takes."""
-    figures = {"sent": 9, "received": 9, "lost": 0, "repeated": 0, "strange": 0, "left": 0}
-    result = demo.Result(**figures, kills=2, sent_each_second=1, received_each_second=1)
-
-    def run_demo(bars: Progress, **_: object) -> demo.Result:
-        with bars:
-            bars.add_task("send", total=None, count="")
-            bars.console.print("SIGKILL")
-        return result
-
-    monkeypatch.setattr(demo, "run", run_demo)
-    endings = (signal.SIGTERM, signal.SIGHUP)  # the demo handles these signals
-    before = [signal.getsignal(ending) for ending in endings]
-
-    printed = run("demo", "--json")
-    for ending, handler in zip(endings, before, strict=True):
-        signal.signal(ending, handler)
-
-    assert (printed.code, printed.err) == (0, "")
-    (found,) = printed.objects
-    assert found | figures == found
-    assert found["good"] is True
-
-
-# ---------------------------------------------------------------- docs/commandline.md
-
-
-def test_the_page_has_a_row_for_each_command_and_exit_code() -> None:
-    """None is missing and none is made up."""
+def test_the_page_and_the_errors_name_what_there_is() -> None:
+    """A row for each command and exit code; each option of an error in the commands' spelling."""
     rows = [name.strip("`") for name in table("docs/commandline.md", "commands").column()]
     codes = {int(code) for code in table("docs/commandline.md", "exit-codes").column()}
 
-    found = cli_options
     assert sorted(rows) == sorted(COMMANDS)
-    assert codes == {0, found.FOUND, found.USAGE, found.DATABASE, found.STOPPED}
+    assert codes == {0, cli.FOUND, cli.USAGE, cli.DATABASE, cli.STOPPED}
+    assert set(cli.FLAGS.values()) <= {each for name in COMMANDS for each in options(name)}
+    assert set(NAMED_OPTIONS) <= set(cli.FLAGS)
+
+
+FAILURES: list[tuple[Any, ...]] = [
+    (1, ("receipts", "return", "--stream", "nobody", "--yes"), "has no such receipt"),
+    (1, ("receipts", "show", STREAM, "--message", "M-3"), "holds message M-3"),
+    (2, ("send", "q", "--time-to-be-received", "soon"), "option --time-to-be-received is 'soon'"),
+    (2, ("send", "q", "--header", "novalue"), "expected KEY=VALUE"),
+    (2, ("send", "q", __file__, "--file", __file__), "no file of JSON lines with it"),
+    (2, ("send", "q", "--topic", "A"), "option --topic is 'A'"),
+    (2, ("script", "q", "--dialect", "mysql"), "option --dialect is 'mysql'"),
+    (2, ("script", "q", "--reader", "clerk"), "expected --domain or --state-schema with it"),
+    (2, ("script", "q", "r", "--instance", "web1"), "expected one with --instance"),
+    (2, ("script", "q", "--sender", "s", "--no-sender", "--domain", "d"), "no --no-sender with"),
+    (2, ("script", "q@[dbo]@[shop]", "--dialect", "sqlserver"), "run the script in its database"),
+    (2, ("stats", "q", "--count", "2"), "option --count is '2': expected --watch with it\n"),
+    (2, ("stats", "--openmetrics", "/"), "option --openmetrics is '/': expected a file to write ("),
+    (2, ("stats", "--openmetrics", "-", "--json"), "expected no --json with it"),
+    (2, ("stats", "--url", ""), "option --url is missing: give postgresql://user@host:5432/data"),
+    (2, ("stats", "--url", "mysql://someone:hunter2@127.0.0.1/shop"), "sqlserver://"),
+    (2, ("stats", "--url", "hunter2"), "sqlserver://"),
+    (2, ("move-due", "QUEUE", "--endpoint-time-zone", "Mars"), "zone is 'Mars': expected the time"),
+    (2, ("subscribe", "a", "--endpoint", "b", "--queue", '"q'), "option --queue is '\"q'"),
+    (2, ("retry", "q"), "option --all is 'false': expected either this, or the messages by ID"),
+    (2, ("retry", "q", "--until", "2026-06-30T11:00"), "option --until is '2026-06-30T11:00': exp"),
+    (3, ("stats", "nowhere"), 'queue "public"."nowhere" was not found'),
+    (3, ("stats", "--url", "NOBODY"), "refused the login"),
+    (3, ("receipts", "list", "--state-schema", "nowhere"), "Run `sqlqueue install` once"),
+    (3, ("create", '"not there"."q"'), 'schema "not there" does not exist. Ask a DBA to create'),
+    (3, ("move-due", "OTHER"), "Create it with `sqlqueue create QUEUE --delayed`"),
+    (3, ("subscribers",), "the subscription table"),
+    (3, ("subscribe", "a", "--endpoint", "b", "--queue", "no"), "sqlqueue create"),
+    (3, ("retire", "VERSION", "--yes"), "is not a queue: it has no column body"),
+]
+
+
+# the third line that `send` reads; the second is blank
+LINES = {
+    "{": "it is not JSON",
+    '{"body": null}': "it has no body",
+    '{"body": ""}': "queue is null, topics too, and ",
+    '{"body": "", "bdoy": 1}': "'bdoy' is not known; expected one of body",
+    '{"body": "", "headers": {"a": "\\ud800"}}': "expected an object of texts",
+    '{"body": "\\ud800"}': "text without half of a surrogate pair",
+    '{"bodyBase64": "?"}': 'bodyBase64 is "?": expected base64',
+    '{"body": "", "topics": "Shop.A"}': "expected an array of texts",
+    '{"body": "", "topics": ["A"], "queue": "q"}': "both a queue and topics",
+    '{"body": "", "deliverAt": "2030-01-01T00:00:00"}': "expected a time with its zone",
+    '{"body": "", "deliverAt": "0001-01-01T00:00:00+14:00"}': "outside of the years 1900 to",
+}
+SEND = ("send", "--url", "postgresql://127.0.0.1:1/shop")  # the error comes before a connection
+
+
+@pytest.mark.parametrize("failure", FAILURES + [(2, SEND, LINES[each], each) for each in LINES])
+def test_what_fails_ends_by_its_exit_code_with_one_sentence(
+    run: Run, ready: dict[str, str], failure: tuple[Any, ...]
+) -> None:
+    """It names the option in the command's spelling, says what to do, and has no password."""
+    code, words, sentence, *lines = failure
+    given = "\n\n".join(('{"body": "good", "queue": "q"}', *lines))
+
+    failed = run(*filled(words, ready), stdin=given)
+
+    assert failed.code == code
+    assert sentence in failed.err
+    assert "hunter2" not in failed.out + failed.err
+    if lines:
+        assert failed.err.startswith("line 3 cannot be sent: ")
+        assert failed.err.endswith(". Nothing was sent.\n")
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+
+def test_ctrl_c_at_a_question_is_130(ready: dict[str, str], place: Place) -> None:
+    """In a process of its own; nothing was done."""
+    question = b"Continue? [y/N]: "
+    with subprocess.Popen(
+        [sys.executable, "-m", "sqlq_spark", "purge", ready["OTHER"]],
+        env={**os.environ, "SQLQUEUE_URL": place.url},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.read(len(question)) == question
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+
+    assert count(place, ready["OTHER"]) == 4
+
+
+def interrupted(place: Place) -> threading.Thread:
+    """Send this process a Ctrl-C as soon as a session of ours waits for a lock."""
+    waiting = (
+        "SELECT application_name FROM pg_stat_activity"
+        " WHERE application_name LIKE 'sqlqueue %' AND wait_event_type = 'Lock'"
+    )
+
+    def strike() -> None:
+        with psycopg.connect(place.url, autocommit=True) as other:
+            until(lambda: other.execute(waiting).fetchall())
+        os.kill(os.getpid(), signal.SIGINT)  # else the command has ended, and we would
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    return thread
 
 
 @pytest.mark.parametrize(
-    "line", re.findall(r"\bsqlqueue [a-z][^`\n]*", PAGE.read_text(encoding="utf-8"))
+    ("command", "stopped"),
+    [
+        (("purge", "OTHER"), "0 of 4 messages deleted"),
+        (("receipts", "return", "--stream", STREAM), "0 of 3 messages returned"),
+    ],
 )
-def test_the_commands_have_the_options_of_each_line_of_the_page(line: str) -> None:
-    """In the same spelling."""
-    words = shlex.split(line)[1:]
-    name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+def test_ctrl_c_during_work_is_130_and_reports_the_progress(
+    run: Run, ready: dict[str, str], place: Place, command: tuple[str, ...], stopped: str
+) -> None:
+    """What was under way is undone."""
+    table = ready["OTHER"] if command[0] == "purge" else f"{place.state}.stream"
+    place.sql(f"BEGIN; SELECT FROM {table} FOR UPDATE")
 
-    assert {word for word in words if word.startswith("--")} <= options(name)
+    striker = interrupted(place)
+    ended = run(*filled(command, ready), "--yes")
+    striker.join()
+    place.sql("ROLLBACK")
+
+    assert (ended.code, ended.err.splitlines()[-1]) == (130, f"stopped: {stopped}")
+    assert (count(place, ready["OTHER"]), count(place, f"{place.state}.receipt")) == (4, 3)
+
+
+# ---------------------------------------------------------------- what is loaded
+
+
+def test_help_imports_neither_pyarrow_nor_the_demo() -> None:
+    """Because people wait for it; and the brackets of an address are no markup."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "sqlq_spark", "browse", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    slow = {"pyarrow", "psycopg", "numpy", "pyspark", "jinja2", "sqlq_spark.demo"}
+    assert "table@[schema]" in done.stdout
+    assert "sqlq_spark.cli.main" in loaded
+    assert slow & loaded == set()

@@ -1,8 +1,4 @@
-"""
-Tenants: ordinary logins, each with the roles that `sqlqueue script` makes for its own queue.
-
-A tenant's roles, login and queues are its own. All tenants of a test share the state tables.
-"""
+"""Tenants: ordinary logins, each with a queue and the roles that `sqlqueue script` makes for it."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ if TYPE_CHECKING:
     from conftest import Place
 
     Login = Callable[..., str]
+    Tenants = Callable[..., "Tenant"]
 
 
 def make_login(place: Place, name: str, *rights: str) -> str:
@@ -39,7 +36,7 @@ def drop_roles(place: Place, *names: str) -> None:
         place.sql(f"DROP ROLE {name}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tenant:
     """An ordinary login that may receive from, send to and operate one queue."""
 
@@ -56,23 +53,13 @@ class Tenant:
         return [] if cursor.description is None else cursor.fetchall()
 
 
-class Tenants:
-    """Makes tenants in one place, and removes them."""
+@pytest.fixture
+def tenant(place: Place) -> Iterator[Tenants]:
+    """Give what makes a tenant with a queue of a table name in the place's schema."""
+    made: list[Tenant] = []
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.made: list[Tenant] = []
-
-    def tenant(self, queue: str, *, error: str | None = None, delayed: bool = False) -> Tenant:
-        """
-        Make a tenant with a queue of that table name in the place's schema.
-
-        Args:
-            queue: its table's name.
-            error: table name of its error queue.
-            delayed: whether it has a table of delayed messages.
-        """
-        place, login = self.place, f"tenant_{secrets.token_hex(4)}"
+    def make(queue: str, *, error: str | None = None, delayed: bool = False) -> Tenant:
+        login = f"tenant_{secrets.token_hex(4)}"
         reader, sender = f"{login}_r", f"{login}_s"
         address = f'"{place.schema}"."{queue}"'
         errors = f'"{place.schema}"."{error}"' if error else None
@@ -85,32 +72,14 @@ class Tenants:
         place.sql(text)
         url = make_login(place, login, reader, sender)
         place.sql(f"CREATE SCHEMA {login} AUTHORIZATION {login}")
-        tenant = Tenant(
-            login=login,
-            reader=reader,
-            sender=sender,
-            url=url,
-            queue=address,
-            connection=psycopg.connect(url, autocommit=True),
-        )
-        self.made.append(tenant)
-        return tenant
+        connection = psycopg.connect(url, autocommit=True)
+        made.append(Tenant(login, reader, sender, url, address, connection))
+        return made[-1]
 
-    def remove(self) -> None:
-        """Drop what was made for the tenants; their queues go with the place."""
-        for tenant in self.made:
-            tenant.connection.close()
-            drop_roles(self.place, tenant.login, tenant.reader, tenant.sender)
-
-
-@pytest.fixture
-def tenants(place: Place) -> Iterator[Tenants]:
-    """Give the place's tenants; none is made yet."""
-    made = Tenants(place)
-    try:
-        yield made
-    finally:
-        made.remove()
+    yield make
+    for each in made:
+        each.connection.close()
+        drop_roles(place, each.login, each.reader, each.sender)
 
 
 @pytest.fixture
@@ -122,7 +91,5 @@ def login(place: Place) -> Iterator[Login]:
         made.append(f"login_{secrets.token_hex(4)}")
         return make_login(place, made[-1], *rights)
 
-    try:
-        yield make
-    finally:
-        drop_roles(place, *made)
+    yield make
+    drop_roles(place, *made)

@@ -31,19 +31,11 @@ class Stream:
     """A stream of one login; `end` is the last offset that it was given."""
 
     def __init__(
-        self,
-        place: Place,
-        url: str,
-        queue: str,
-        *,
-        more: str = "",
-        end: Offset = INITIAL,
-        **raw: str,
+        self, place: Place, url: str, queue: str, *, end: Offset = INITIAL, **raw: str
     ) -> None:
-        """Begin, or go on after an offset of a checkpoint; `more` is another queue."""
-        queues = {"queues": f"{queue}, {more}"} if more else {"queue": queue}
-        given = {"url": url, "stateSchema": place.state, "queryTimeout": f"{TIMEOUT}s"}
-        self.options = SourceOptions.parse(given | queues | raw)
+        """Begin, or go on after an offset of a checkpoint."""
+        given = {"url": url, "queue": queue, "stateSchema": place.state}
+        self.options = SourceOptions.parse(given | {"queryTimeout": f"{TIMEOUT}s"} | raw)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
         self.loop = StreamDriver(self.options, lambda: next(ticks), checks.at_start)
         self.end = end

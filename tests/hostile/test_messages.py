@@ -1,21 +1,24 @@
-"""One message is one loss: neither a large one nor bytes that are no text stop a stream."""
+"""One message is one loss: large ones, bytes that are no text and forgeries stop no stream."""
 
 from __future__ import annotations
 
-import secrets
+import struct
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
-from bench.postgresql import uri
-from conformance.conftest import Bench
+from cli.database import own_database
+from conformance.conftest import TIMEOUT, Bench
+from conformance.test_send import chunk, dispatch, stage
 from conformance.transport import PostgreSQL
-from conftest import placed
+from payloads import forged
 
 from sqlq_spark.admin import checks, inspect, report, watch
-from sqlq_spark.database import schema
+from sqlq_spark.database import schema, transaction
+from sqlq_spark.errors import PayloadRefused
 from sqlq_spark.receive import browse
+from sqlq_spark.receive.receipts import drop, return_
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.payload import pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +36,7 @@ def bench_at(place: Place) -> Bench:
     """Give a queue, an error queue and state tables there."""
     dotnet = PostgreSQL.at(place)
     queue, errors = (QueueAddress(name, place.schema) for name in ("orders", "error"))
-    bench = Bench(dotnet, queue, errors, name=secrets.token_hex(4))
+    bench = Bench(dotnet, queue, errors, name=place.schema)
     dotnet.create(queue)
     dotnet.create(errors)
     schema.install(bench.desk)
@@ -139,17 +142,11 @@ def test_a_browse_leaves_out_what_is_too_large(
 @pytest.fixture
 def ascii_bench(server: str) -> Iterator[Bench]:
     """Give a bench in a database that takes any bytes for text."""
-    name = f"ascii_{secrets.token_hex(4)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(
-            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' "
-            "LC_CTYPE 'C'".encode()
-        )
-        with placed(uri(server, name)) as place:
-            made = bench_at(place)
-            yield made
-            made.close()
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    more = "TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+    with own_database(server, more=more) as place:
+        made = bench_at(place)
+        yield made
+        made.close()
 
 
 def put_bytes(bench: Bench, headers: bytes, body: str) -> None:
@@ -162,12 +159,17 @@ BAD, GOOD = b'{"a":"\xff\xfe"}', b'{"a":"\xc3\xa9"}'
 
 
 def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) -> None:
-    """The next message is fine, and so are the looks at the queue."""
+    """The next message is fine, and so are all looks; without an error queue they have U+FFFD."""
     bench, sent = ascii_bench, b'{"NServiceBus.TimeSent":"\xff"}'
+    for headers in (BAD, GOOD):
+        put_bytes(bench, headers, "")
+    task = bench.task(bench.new_stream())
+    rows = bench.receive(task)
+    assert rows["headers"].to_pylist() == ['{"a":"\ufffd\ufffd"}', '{"a":"é"}']
+    assert bench.receive(task).equals(rows)
     for headers, body in ((BAD, "bad"), (GOOD, "good"), (b"[]", "poison"), (sent, "sent")):
         put_bytes(bench, headers, body)
-    options = bench.source()
-    look = watch.look(bench.desk, [bench.printed], options)
+    look = watch.look(bench.desk, [bench.printed], bench.source())
     list(report.read_headers(bench.desk, look.queues[0].depth, is_named=True))
     checks.run_all_checks(bench.desk, [bench.queue])
     shown = [*inspect.messages(bench.desk, bench.queue, limit=9)]
@@ -181,15 +183,47 @@ def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) 
     assert bench.dotnet.execute(text) == [(BAD, b"bad"), (b"[]", b"poison"), (sent, b"sent")]
 
 
-def test_without_an_error_queue_unreadable_bytes_come_as_replacement_characters(
-    ascii_bench: Bench,
+# ----- what someone wrote into a receipt or a staged chunk ----------------------------------------
+
+ROW = [
+    *(None, b"i" * 16, b"\x00", bytes(8), None, struct.pack("<2i", 0, 2), b"{}"),
+    *(None, struct.pack("<2i", 0, 4000), b"abc", None, bytes(8)),
+]
+
+
+def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
+    place: Place, bench: Bench
 ) -> None:
-    """U+FFFD; and a replay of the receipt is the same."""
-    put_bytes(ascii_bench, BAD, "bad")
-    put_bytes(ascii_bench, GOOD, "good")
-    task = ascii_bench.task(ascii_bench.new_stream())
+    """It can be dropped; an operator may return a large body that says how large it is."""
+    bomb = [*ROW[:8], struct.pack("<2i", 0, 1 << 30), bytes(1 << 30), None, bytes(8)]
+    large = forged([(1, bomb)])  # 200 kB that become 1 GB
+    outside = forged([(1, ROW)])  # a body from outside of the payload
+    text = f'UPDATE "{place.state}".receipt SET payload = %s, unpacked = %s, messages = 1'
+    for payload, size in ((outside, 57), (large, 57), (b"garbage", 57), (large, (1 << 30) + 54)):
+        bench.dotnet.send(bench.queue, body=b"true")
+        stream = bench.new_stream()
+        task = bench.task(stream, messages=10, max_message_bytes=1 << 20)
+        bench.receive(task)
+        place.sql(text, payload, size)
 
-    rows = ascii_bench.receive(task)
+        with pytest.raises(PayloadRefused, match=f"the payload of receipt {stream}/1/0 in the"):
+            bench.receive(task)
+        if size == 57:
+            with pytest.raises(PayloadRefused), transaction(bench.desk, timeout=TIMEOUT):
+                return_(bench.desk, (stream, 1, 0), bench.queue)
+        with transaction(bench.desk, timeout=TIMEOUT):
+            assert drop(bench.desk, (stream, 1, 0)) == 1
+        assert bench.seqs() == []
 
-    assert rows["headers"].to_pylist() == ['{"a":"\ufffd\ufffd"}', '{"a":"é"}']
-    assert ascii_bench.receive(task).equals(rows)
+
+@pytest.mark.parametrize("kind", ["garbage", "another good one"])
+def test_a_rewritten_chunk_is_not_sent(place: Place, bench: Bench, kind: str) -> None:
+    """Also where it is a good one: the driver knows from the task what that has staged."""
+    staged = stage(bench, chunk(b"true"))
+    other = pack(chunk(b"forged")).bytes.to_pybytes()
+    text = f'UPDATE "{place.state}".staging SET payload = %s'
+    place.sql(text, b"garbage" if kind == "garbage" else other)
+
+    with pytest.raises(PayloadRefused, match="the payload of staged chunk 0 of attempt"):
+        dispatch(bench, staged)
+    assert bench.seqs() == []

@@ -1,91 +1,54 @@
-"""State tables that the logins of a team share: what goes on, and what is refused."""
+"""State tables that the logins of a team share, and those of two teams, which share nothing."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from psycopg import sql
-from waiting import until
+from cli.database import own_database
+from typer.testing import CliRunner
 
-from sqlq_spark.admin import inspect
-from sqlq_spark.admin.script import Roles, endpoint, script
+from sqlq_spark import errors
+from sqlq_spark.admin.script import endpoint, script
+from sqlq_spark.cli import main
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.errors import (
-    BadPlan,
-    DispatchLogAhead,
-    StateOfOther,
-    TimedOut,
-)
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receive
-from sqlq_spark.send.dispatch import advance, lock_exclusive
+from sqlq_spark.send.dispatch import lock_exclusive
 
-from .conftest import drop_roles
+from .conftest import make_login
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from conftest import Place
 
-    from sqlq_spark.database import Connection
-
     from .conftest import Login, Tenant, Tenants
 
-    Streams = Callable[..., Stream]
-
 
 @pytest.fixture
-def streams(place: Place) -> Iterator[Streams]:
-    """Give what makes streams, which end with the test."""
-    made: list[Stream] = []
-
-    def make(url: str, queue: str, **more: Any) -> Stream:
-        made.append(Stream(place, url, queue, **more))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
-def shop(place: Place, tenants: Tenants) -> Tenant:
+def shop(place: Place, tenant: Tenants) -> Tenant:
     """Give a tenant in whose queue an order waits."""
-    made = tenants.tenant("Shop")
+    made = tenant("Shop")
     place.sql(PUT.format(made.queue), b"order")
     return made
 
 
 @pytest.fixture
-def stream(shop: Tenant, streams: Streams) -> Stream:
+def stream(place: Place, shop: Tenant) -> Stream:
     """Give the shop's stream."""
-    return streams(shop.url, shop.queue)
-
-
-@pytest.fixture
-def writer(place: Place, shop: Tenant) -> Writer:
-    """Give the shop's writer, into its own queue, where nothing waits any more."""
-    place.sql(f"DELETE FROM {shop.queue}")
-    return Writer(place, shop.url, shop.queue)
-
-
-@pytest.fixture
-def payroll(place: Place, shop: Tenant) -> str:
-    """Give a queue with a message that the shop may receive, and that it does not read."""
-    queue = f'"{place.schema}"."payroll"'
-    place.sql(f"CREATE TABLE {queue} (LIKE {shop.queue} INCLUDING ALL)")
-    place.sql(PUT.format(queue), b"salaries")
-    place.sql(f"GRANT SELECT, DELETE, UPDATE ON {queue} TO {shop.login}")
-    return queue
+    return Stream(place, shop.url, shop.queue)
 
 
 def plan(*queues: str, **more: object) -> str:
@@ -98,9 +61,13 @@ def plan(*queues: str, **more: object) -> str:
 
 
 def test_a_stored_plan_receives_only_from_queues_that_the_options_name(
-    place: Place, shop: Tenant, stream: Stream, payroll: str
+    place: Place, shop: Tenant, stream: Stream
 ) -> None:
     """The batch is empty, and stays so when it is done again."""
+    payroll = f'"{place.schema}"."payroll"'
+    place.sql(f"CREATE TABLE {payroll} (LIKE {shop.queue} INCLUDING ALL)")
+    place.sql(PUT.format(payroll), b"salaries")
+    place.sql(f"GRANT SELECT, DELETE, UPDATE ON {payroll} TO {shop.login}")
     assert stream.batch() == [b"order"]
 
     wrong = plan(payroll, shop.queue)
@@ -113,49 +80,28 @@ def test_a_stored_plan_receives_only_from_queues_that_the_options_name(
     assert place.sql(rows) == [(0, 0), (1, 1)]
 
 
-def test_a_queue_that_the_options_name_no_more_hands_out_its_receipt(
-    place: Place, tenants: Tenants, shop: Tenant, streams: Streams
-) -> None:
-    """What was received before the options changed is not lost."""
-    more = tenants.tenant("More")
-    place.sql(f"GRANT {more.reader} TO {shop.login}")
-    place.sql(PUT.format(more.queue), b"more")
-    before = streams(shop.url, shop.queue, more=more.queue)
-    expected = before.batch()
-    assert sorted(expected) == [b"more", b"order"]
-
-    after = streams(shop.url, shop.queue, end=before.end)
-
-    assert after.receive() == expected
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["[", "{}", "[1]", "[" * 100_000, plan("q", bounds=[1]), plan("q", bytes="9"), plan("q", x=1)],
-)
-def test_a_stored_plan_that_cannot_be_read_is_a_clear_error(
-    place: Place, stream: Stream, wrong: str
-) -> None:
+def test_a_stored_plan_that_cannot_be_read_is_a_clear_error(place: Place, stream: Stream) -> None:
     """It names the stream and the batch."""
     stream.batch()
-    place.sql(f'UPDATE "{place.state}".stream SET plan = %s, plan_batch = 2', wrong)
+    parts = (plan("q", bounds=[1]), plan("q", bytes="9"), plan("q", x=1))
+    for wrong in ("{}", "[1]", "[" * 100_000, *parts):
+        place.sql(f'UPDATE "{place.state}".stream SET plan = %s, plan_batch = 2', wrong)
 
-    with pytest.raises(BadPlan, match=f"the plan of batch 2 of stream {stream.name}"):
-        stream.plan()
+        with pytest.raises(errors.BadPlan, match=f"the plan of batch 2 of stream {stream.name}"):
+            stream.plan()
 
 
-def test_a_dispatch_log_that_is_ahead_is_an_error(
-    place: Place, shop: Tenant, writer: Writer
-) -> None:
+def test_a_dispatch_log_that_is_ahead_is_an_error(place: Place, shop: Tenant) -> None:
     """A new batch is not dropped as one that was sent; a replay of the one before still is."""
+    writer = Writer(place, shop.url, shop.queue)
     writer.send(b"first", 4)
     assert writer.send(b"replay", 3) == 0
 
     place.sql(f'UPDATE "{place.state}".dispatch_log SET batch = 9000000000')
 
-    with pytest.raises(DispatchLogAhead, match=r"app:billing is at batch 5, .* 9000000000"):
+    with pytest.raises(errors.DispatchLogAhead, match=r"app:billing is at batch 5, .* 9000000000"):
         writer.send(b"second", 5)
-    assert bodies(place, shop.queue) == [b"first"]
+    assert bodies(place, shop.queue) == [b"order", b"first"]
 
 
 def test_no_lock_that_a_login_without_rights_can_take_delays_anyone(
@@ -184,63 +130,48 @@ def test_no_lock_that_a_login_without_rights_can_take_delays_anyone(
 # ---------------------------------------------------------------- who shares
 
 
-def test_a_stream_goes_on_under_another_login_of_its_role(
-    place: Place, shop: Tenant, login: Login, stream: Stream, streams: Streams
+def test_a_stream_and_a_sink_go_on_under_another_login_of_their_role(
+    place: Place, shop: Tenant, login: Login, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each batch is received once, whoever runs its tasks or acknowledges it."""
+    """Each batch is received and sent once, whoever does it; the log names who began the sink."""
     colleague = login(shop.reader, shop.sender)
-    large = secrets.token_bytes(1 << 20)  # its receipt is in pages
+    large = secrets.token_bytes(1 << 20)  # its receipt and its chunk are in pages
     place.sql(PUT.format(shop.queue), large)
-    assert stream.batch() == [b"order", large]
-
-    second = streams(colleague, shop.queue, end=stream.end)
+    first = Stream(place, shop.url, shop.queue)
+    assert first.batch() == [b"order", large]
+    second = Stream(place, colleague, shop.queue, end=first.end)
     assert second.receive() == [b"order", large]
     place.sql(PUT.format(shop.queue), b"third")
     assert second.batch() == [b"third"]
-
-    third = streams(shop.url, shop.queue, end=second.end)
+    third = Stream(place, shop.url, shop.queue, end=second.end)
     assert third.receive() == [b"third"]
     assert third.plan() == second.end
-    assert place.sql(f'SELECT count(*) FROM "{place.state}".receipt') == [(0,)]
     rows = f'SELECT count(*), max(login) FROM "{place.state}".stream'
     assert place.sql(rows) == [(1, shop.login)]
 
-
-def test_a_sink_goes_on_under_another_login_of_its_role(
-    place: Place,
-    shop: Tenant,
-    login: Login,
-    writer: Writer,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Each batch is sent once, whoever staged it or sends it; the log names who began the sink."""
-    colleague = login(shop.reader, shop.sender)
-    large = secrets.token_bytes(1 << 20)
-    second = Writer(place, colleague, shop.queue)
-
-    assert writer.send(b"first", 0) == 1
+    own, other = (Writer(place, url, shop.queue) for url in (shop.url, colleague))
+    assert own.send(b"first", 0) == 1
     with caplog.at_level(logging.INFO, "sqlq_spark"):
-        assert second.send(b"again", 0) == 0
+        assert other.send(b"again", 0) == 0
     assert f"batch 0: was sent before; login {shop.login} began this sink" in caplog.text
-    staged = second.stage(large, 1)
-    assert writer.dispatch(staged) == 1
-    assert second.dispatch(staged) == 0
-
+    staged = other.stage(large, 1)
+    assert own.dispatch(staged) == 1
+    assert other.dispatch(staged) == 0
     assert bodies(place, shop.queue) == [b"first", large]
     assert place.sql(f'SELECT login, batch FROM "{place.state}".dispatch_log') == [(shop.login, 1)]
 
 
 def test_a_session_of_another_login_is_not_ended_but_named(
-    place: Place, shop: Tenant, login: Login, streams: Streams
+    place: Place, shop: Tenant, login: Login
 ) -> None:
     """The server hides what it waits for. The error has the statement with which a DBA ends it."""
-    stream = streams(shop.url, shop.queue, queryTimeout="1s")
+    stream = Stream(place, shop.url, shop.queue, queryTimeout="1s")
     stream.batch()
     colleague, name = login(shop.reader), f"sqlqueue {stream.name} 1/0"
     with psycopg.connect(colleague, application_name=name) as other:
         other.execute(f'SELECT FROM "{place.state}".stream FOR SHARE'.encode())
         idle = psycopg.connect(colleague, application_name=name)  # holds nothing
-        with idle, pytest.raises(TimedOut) as caught:
+        with idle, pytest.raises(errors.TimedOut) as caught:
             stream.plan()
 
         assert str(caught.value).count("of login") == 1
@@ -253,77 +184,6 @@ def test_a_session_of_another_login_is_not_ended_but_named(
     stream.plan()
 
 
-def test_two_logins_of_a_role_make_one_row_for_a_new_sink(
-    place: Place, shop: Tenant, login: Login
-) -> None:
-    """At once: the second waits for the first, and finds its row."""
-    writers = [Writer(place, url, shop.queue) for url in (shop.url, login(shop.sender))]
-    sessions = [StateSession(each.options, f"at once {at}") for at, each in enumerate(writers)]
-    first, second = (session.open() for session in sessions)
-
-    def enter(connection: Connection) -> bool:
-        lock_exclusive(connection, "app:billing")
-        return advance(connection, "app:billing", 0)
-
-    def enter_second() -> bool:
-        with transaction(second, timeout=TIMEOUT):
-            return enter(second)
-
-    waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND wait_event = %s"
-    with ThreadPoolExecutor(1) as pool:
-        with transaction(first, timeout=TIMEOUT):
-            assert enter(first)
-            other = pool.submit(enter_second)
-            until(lambda: place.sql(waits, "sqlqueue at once 1", "transactionid") == [(1,)])
-        assert other.result() is False
-    for session in sessions:
-        session.close()
-
-    assert place.sql(f'SELECT login FROM "{place.state}".dispatch_log') == [(shop.login,)]
-
-
-def test_an_operator_sees_all_receipts_and_returns_them(
-    place: Place, shop: Tenant, login: Login, stream: Stream
-) -> None:
-    """Of every login; the list names the one that wrote it."""
-    stream.batch()
-    name = f"{shop.login}_o"
-    roles = Roles(reader=shop.reader, sender=shop.sender, operator=name)
-    place.sql(script(endpoint(place.url, shop.queue), state=place.state, roles=roles))
-    try:
-        given = {"url": login(name), "queue": shop.queue, "stateSchema": place.state}
-        options = SourceOptions.parse(given)
-        with StateSession(options, "operator") as session:
-            connection = session.open()
-            (found,) = inspect.receipts(connection)
-            with transaction(connection, timeout=TIMEOUT):
-                receipts.return_(connection, found.key, options.address)
-    finally:
-        drop_roles(place, name)
-
-    assert found.login == shop.login
-    assert bodies(place, shop.queue) == [b"order"]
-
-
-def test_one_login_installs_receives_and_sends(
-    place: Place, login: Login, streams: Streams
-) -> None:
-    """The owner of the tables needs no other right."""
-    database = place.sql("SELECT quote_ident(current_database())")[0][0]
-    url = login(f"CREATE ON DATABASE {database}", f'ALL ON SCHEMA "{place.schema}"')
-    queue = f'"{place.schema}".mine'
-    options = SourceOptions.parse({"url": url, "queue": queue, "stateSchema": place.state})
-    with Session(options, "install") as session:
-        for _ in range(2):
-            schema.install(session.open())
-            schema.create_queue(session.open(), options.address)
-
-    assert Writer(place, url, queue).send(b"sent", 0) == 1
-    stream = streams(url, queue)
-    assert stream.batch() == [b"sent"]
-    assert stream.plan() is stream.end
-
-
 # ---------------------------------------------------------------- install and script
 
 
@@ -332,30 +192,7 @@ CREATE FUNCTION {schema}.take() RETURNS trigger LANGUAGE plpgsql AS
     $$BEGIN EXECUTE 'ALTER ROLE {login} SUPERUSER'; RETURN new; END$$;
 CREATE TRIGGER trap BEFORE INSERT ON {schema}.version EXECUTE FUNCTION {schema}.take()
 """
-FUNCTION = "CREATE FUNCTION {schema}.f() RETURNS int LANGUAGE sql AS 'SELECT 9';"
-
-
-@pytest.fixture
-def squatter(place: Place, login: Login) -> Iterator[psycopg.Connection[Any]]:
-    """Give a session of a login that may make schemas, and has made the one of the state tables."""
-    database = place.sql("SELECT quote_ident(current_database())")[0][0]
-    url = login(f"CREATE ON DATABASE {database}")
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(place.state)))
-        yield connection
-
-
-def trap(place: Place, connection: psycopg.Connection[Any]) -> None:
-    """Make a table of versions whose trigger makes its owner a superuser."""
-    named = {"schema": f'"{place.state}"', "login": connection.info.user}
-    text = "CREATE TABLE {schema}.version (version integer PRIMARY KEY);" + TRAP
-    connection.execute(text.format(**named).encode())
-
-
-def superuser(place: Place, connection: psycopg.Connection[Any]) -> bool:
-    """Whether the session's login has become one."""
-    asked = "SELECT rolsuper FROM pg_roles WHERE rolname = %s"
-    return bool(place.sql(asked, connection.info.user)[0][0])
+OWNED = "{schema}.version OWNER TO {login}"
 
 
 def install(place: Place, url: str = "") -> None:
@@ -366,107 +203,276 @@ def install(place: Place, url: str = "") -> None:
         schema.install(session.open())
 
 
-def test_install_refuses_a_schema_of_another_and_runs_no_code_of_its_owner(
-    place: Place, squatter: psycopg.Connection[Any]
-) -> None:
-    """
-    The error names the owner of the schema and the trigger.
-
-    Without tables, too: the schema's owner could drop and replace what is made in it.
-    """
-    with pytest.raises(StateOfOther, match=f"belongs to {squatter.info.user}"):
-        install(place)
-    trap(place, squatter)
-
-    with pytest.raises(StateOfOther) as caught:
-        install(place)
-
-    assert f"belongs to {squatter.info.user}" in str(caught.value)
-    assert "has the trigger trap" in str(caught.value)
-    assert not superuser(place, squatter)
-
-
-def test_a_printed_script_runs_no_code_of_who_made_the_schema_before(
-    place: Place, squatter: psycopg.Connection[Any]
-) -> None:
-    """It ends, and nothing of it was done."""
-    trap(place, squatter)
-    text = script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state)
-
-    with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
-        place.sql(text)
-    place.connection.rollback()
-
-    assert not superuser(place, squatter)
-    assert place.sql("SELECT to_regclass(%s)", f'"{place.schema}"."Shop"') == [(None,)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        TRAP,
-        "CREATE RULE r AS ON INSERT TO {schema}.version DO ALSO NOTHING",
-        f"{FUNCTION} ALTER TABLE {{schema}}.version ALTER version SET DEFAULT {{schema}}.f()",
-        f"{FUNCTION} ALTER TABLE {{schema}}.version ADD CHECK ({{schema}}.f() > version)",
-        f"{FUNCTION} CREATE POLICY p ON {{schema}}.version USING ({{schema}}.f() > version)",
-        f"{FUNCTION} CREATE INDEX ON {{schema}}.version ((version + {{schema}}.f()))",
-        "CREATE DOMAIN {schema}.d AS int; ALTER TABLE {schema}.version ADD extra {schema}.d",
-        "DROP TABLE {schema}.version; CREATE VIEW {schema}.version AS SELECT 2 AS version",
-        "CREATE VIEW {schema}.more AS SELECT 2 AS version",
-        "ALTER TABLE {schema}.version OWNER TO {login}",
-        "ALTER SCHEMA {schema} OWNER TO {login}",
-    ],
-)
-def test_install_and_script_refuse_tables_that_run_code(
-    place: Place, login: Login, text: str
-) -> None:
-    """Their own, too: someone with a right on them may have put it there."""
-    name = psycopg.conninfo.conninfo_to_dict(login())["user"]
-    install(place)
-    place.sql(text.format(schema=f'"{place.state}"', login=name))
-
-    with pytest.raises(StateOfOther):
+def refused(place: Place, match: str) -> None:
+    """Make sure that neither an install nor the printed script does anything."""
+    with pytest.raises(errors.StateOfOther, match=match):
         install(place)
     with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
         place.sql(script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state))
     place.connection.rollback()
+    assert place.sql("SELECT to_regclass(%s)", f'"{place.schema}"."Shop"') == [(None,)]
 
 
-def test_what_only_uses_the_state_tables_is_no_fault(place: Place) -> None:
-    """A view of a monitor, a sequence and a foreign key elsewhere run nothing in them."""
+def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_runs(
+    place: Place, login: Login
+) -> None:
+    """Without tables, too; the error names the schema's owner and the trigger."""
+    ((database,),) = place.sql("SELECT quote_ident(current_database())")
+    with psycopg.connect(login(f"CREATE ON DATABASE {database}"), autocommit=True) as squatter:
+        name = squatter.info.user
+        squatter.execute(f"CREATE SCHEMA {place.state}".encode())
+        refused(place, f"belongs to {name}")
+        text = "CREATE TABLE {schema}.version (version integer PRIMARY KEY);" + TRAP
+        squatter.execute(text.format(schema=place.state, login=name).encode())
+
+    refused(place, f"(?s)belongs to {name}.*trigger trap")
+
+    assert place.sql("SELECT rolsuper FROM pg_roles WHERE rolname = %s", name) == [(False,)]
+
+
+@pytest.mark.parametrize(
+    "text", [TRAP, f"ALTER TABLE {OWNED}", "ALTER SCHEMA {schema} OWNER TO {login}"]
+)
+def test_install_and_script_refuse_tables_that_run_code(
+    place: Place, login: Login, text: str
+) -> None:
+    """Their own, too; what only uses them is no fault: a monitor's view, a sequence, a key."""
     install(place)
-    place.sql(f'CREATE VIEW "{place.schema}".monitor AS SELECT stream FROM "{place.state}".stream')
-    place.sql(f'CREATE TABLE "{place.schema}".known (v int REFERENCES "{place.state}".version)')
-    place.sql(f'CREATE SEQUENCE "{place.state}".numbers')
-
+    place.sql(f"""
+        CREATE VIEW {place.schema}.monitor AS SELECT stream FROM {place.state}.stream;
+        CREATE TABLE {place.schema}.known (v int REFERENCES {place.state}.version);
+        CREATE SEQUENCE {place.state}.numbers
+    """)
     install(place)
+    place.sql(script(endpoint(place.url, f'"{place.schema}"."Sound"'), state=place.state))
+    name = psycopg.conninfo.conninfo_to_dict(login())["user"]
+    place.sql(text.format(schema=place.state, login=name))
 
-    place.sql(script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state))
+    refused(place, "")
 
 
-@pytest.mark.parametrize("trusted", [True, False])
 def test_an_install_beside_tables_of_another_login_trusts_the_owner_of_the_database(
-    place: Place, login: Login, *, trusted: bool
+    place: Place, login: Login
 ) -> None:
     """It changes nothing, and raises for any other owner."""
-    owner, reader = login(), login()
-    names = [psycopg.conninfo.conninfo_to_dict(url)["user"] for url in (owner, reader)]
+    reader = login()
+    owner, name = (psycopg.conninfo.conninfo_to_dict(url)["user"] for url in (login(), reader))
     install(place)
     for (table,) in place.sql("SELECT tablename FROM pg_tables WHERE schemaname = %s", place.state):
-        place.sql(f'ALTER TABLE "{place.state}".{table} OWNER TO {names[0]}')
-    place.sql(f'ALTER SCHEMA "{place.state}" OWNER TO {names[0]}')
-    place.sql(f'GRANT USAGE ON SCHEMA "{place.state}" TO {names[1]}')
-    place.sql(f'GRANT SELECT ON "{place.state}".version TO {names[1]}')
+        place.sql(f'ALTER TABLE "{place.state}".{table} OWNER TO {owner}')
+    place.sql(f'ALTER SCHEMA "{place.state}" OWNER TO {owner}')
+    place.sql(f'GRANT USAGE ON SCHEMA "{place.state}" TO {name}')
+    place.sql(f'GRANT SELECT ON "{place.state}".version TO {name}')
     ((database, before),) = place.sql(
         "SELECT quote_ident(datname), pg_get_userbyid(datdba) FROM pg_database"
         " WHERE datname = current_database()"
     )
+
+    with pytest.raises(errors.StateOfOther, match=f"the schema belongs to {owner}"):
+        install(place, reader)
+    place.sql(f"ALTER DATABASE {database} OWNER TO {owner}")
     try:
-        if trusted:
-            place.sql(f"ALTER DATABASE {database} OWNER TO {names[0]}")
-            install(place, reader)
-        else:
-            with pytest.raises(StateOfOther, match=f"the schema belongs to {names[0]}"):
-                install(place, reader)
+        install(place, reader)
     finally:
         place.sql(f"ALTER DATABASE {database} OWNER TO {before}")
+
+
+# ---------------------------------------------------------------- two teams, each with --domain
+
+TABLES = """
+SELECT c.oid::regclass::text
+  FROM pg_class AS c
+ WHERE c.relnamespace = %s::text::regnamespace AND c.relkind = 'r'
+ ORDER BY c.relname
+"""
+MODES = ("ACCESS EXCLUSIVE", "ROW EXCLUSIVE", "ACCESS SHARE")
+# what one may try on a table; of each some need a right of their own
+ATTACKS = (
+    "SELECT count(*) FROM {0}",
+    "DELETE FROM {0}",
+    "INSERT INTO {0} DEFAULT VALUES",
+    "TRUNCATE {0}",
+    "LOCK TABLE {0} IN ACCESS SHARE MODE",
+    "ALTER TABLE {0} ADD COLUMN x int",
+    "GRANT SELECT ON {0} TO PUBLIC",
+)
+
+
+@dataclass(frozen=True)
+class Team:
+    """A team of one login, with a queue that belongs to the superuser, as after a DBA's script."""
+
+    name: str
+    place: Place  # with its state schema
+    url: str  # as its login
+    queue: str
+    connection: psycopg.Connection[Any]  # of its login
+
+    @property
+    def state(self) -> str:
+        """Its state schema."""
+        return self.place.state
+
+    def stream(self, **raw: Any) -> Stream:
+        """Begin a stream of its queue, or go on with one."""
+        return Stream(self.place, self.url, self.queue, errorQueue=f"{self.name}_error", **raw)
+
+    def writer(self, **raw: str) -> Writer:
+        """Give its writer into its queue."""
+        return Writer(self.place, self.url, self.queue, **raw)
+
+    def refuses(self, text: str) -> None:
+        """Make sure that its login may not run a statement."""
+        refused = pytest.raises(psycopg.errors.InsufficientPrivilege)
+        with refused, self.connection.transaction():
+            self.connection.execute(text.encode())
+
+
+@pytest.fixture
+def teams(server: str) -> Iterator[tuple[Team, Team]]:
+    """Give two teams in a database of their own, each with a message."""
+    with own_database(server) as made, ExitStack() as stack:
+        found = []
+        for letter in "ab":
+            name = f"{made.connection.info.dbname}_{letter}"
+            made.sql(printed(name))
+            login = make_login(made, name, f"{name}_reader", f"{name}_sender")
+            connection = stack.enter_context(psycopg.connect(login, autocommit=True))
+            place, queue = replace(made, state=f"sqlqueue_{name}"), f'"public"."{name}"'
+            found.append(Team(name, place, login, queue, connection))
+            made.sql(PUT.format(queue), b"order")
+        yield found[0], found[1]
+
+
+def printed(name: str, *more: str) -> str:
+    """Print the script for a team's queue, which has the team's name."""
+    words = ("script", name, "--error", f"{name}_error", "--delayed", "--domain", name, *more)
+    result = CliRunner().invoke(main.app, words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def busy(team: Team) -> Stream:
+    """Let a team have rows in its state tables: a receipt, a sink, and what it has staged."""
+    stream = team.stream()
+    assert stream.batch() == [b"order"]
+    assert team.writer().send(b"sent", 1) == 1
+    team.writer().stage(b"staged", 2)
+    return stream
+
+
+def rows(team: Team) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of a team's tables, as the superuser sees them."""
+    names = [name for (name,) in team.place.sql(TABLES, team.state)]
+    assert len(names) > 5
+    return {name: team.place.sql(f"SELECT * FROM {name}") for name in (*names, team.queue)}
+
+
+def test_a_team_can_do_nothing_with_the_tables_of_another(teams: tuple[Team, Team]) -> None:
+    """By no statement, on no table of its schema, and not on its queue; nor does it join it."""
+    a, b = teams
+    busy(b)
+    before = rows(b)
+    a.place.sql("ANALYZE")
+
+    for table in before:
+        for attack in ATTACKS:
+            a.refuses(attack.format(table))
+    a.refuses(f"CREATE TABLE {b.state}.extra (x int)")
+    a.refuses(f"CREATE FUNCTION {b.state}.extra() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    a.refuses(f"DROP SCHEMA {b.state} CASCADE")
+    for role in ("reader", "sender"):
+        a.refuses(f"SET ROLE {b.name}_{role}")
+        a.refuses(f"GRANT {b.name}_{role} TO {a.name}")
+    seen = "SELECT * FROM pg_stats WHERE schemaname = %s OR tablename = %s"
+    assert a.connection.execute(seen, [b.state, b.name]).fetchall() == []
+    assert rows(b) == before
+
+
+def test_no_option_or_command_leads_a_team_to_the_state_of_another(
+    teams: tuple[Team, Team],
+) -> None:
+    """Nothing changes. An error has no GRANT, and names the roles of the team that one may ask."""
+    a, b = teams
+    theirs = busy(b)
+    before = rows(b)
+    receipt, state = f'"{b.state}"."receipt"', {"stateSchema": b.state}
+
+    for work in (
+        a.stream(**state).plan,
+        a.stream(**state, end=theirs.end).receive,
+        lambda: a.writer(**state).send(b"x", 2),
+        Stream(a.place, a.url, receipt).plan,
+        lambda: Writer(a.place, a.url, receipt).send(b"x", 2),
+    ):
+        with pytest.raises(
+            errors.StateRightMissing, match=rf"\({b.name}_reader, {b.name}_sender\)"
+        ) as no:
+            work()
+        assert "GRANT" not in str(no.value)
+    with pytest.raises(errors.NotAQueue):
+        Stream(a.place, a.url, a.queue, errorQueue=receipt).plan()
+    with pytest.raises(errors.StreamNotFound):
+        a.stream(end=theirs.end).receive()
+    with pytest.raises(errors.RightMissing, match=f'GRANT .* ON "public"."{b.name}"'):
+        Stream(a.place, a.url, b.queue).plan()
+    result = CliRunner().invoke(main.app, ["doctor", "--json"], env={"SQLQUEUE_URL": a.url})
+    found = map(json.loads, result.stdout.splitlines())
+    unread = [each["found"].split()[2] for each in found if each["name"] == "state_unread"]
+    assert unread == [b.state]
+    stream = f"--stream {theirs.name} --yes"
+    for line in (
+        *("receipts list", f"receipts return {stream}", f"receipts drop {stream}", "trail"),
+        *("install", "doctor", f"doctor {receipt}"),
+    ):
+        words = [*line.split(), "--state-schema", b.state]
+        result = CliRunner().invoke(main.app, words, env={"SQLQUEUE_URL": a.url})
+        said = f"{result.output}{result.exception}"
+        assert (result.exit_code, b.state in said) == (1, True), line
+        assert not re.search(rf"GRANT.*{b.state}", said), line
+    assert rows(b) == before
+
+
+@contextmanager
+def open_transactions(a: Team) -> Iterator[None]:
+    """Hold what a task and a dispatch of a team hold before they commit."""
+    stream = a.stream()
+    stream.plan()
+    (task,) = stream.loop.tasks(stream.end)
+    with StateSession(a.writer().options, "holds") as session:
+        holder = session.open()
+        with transaction(holder, timeout=TIMEOUT):
+            receive.fence(holder, task)
+            lock_exclusive(holder, Writer.sink)
+            yield
+
+
+@contextmanager
+def strongest_locks(a: Team) -> Iterator[None]:
+    """Hold the strongest lock that a team's login can take on each table."""
+    names = [name for (name,) in a.place.sql(TABLES, a.state)]
+    held: list[str] = []
+    with psycopg.connect(a.url) as session, session.transaction():
+        for name, mode in product((*names, a.queue), MODES):
+            with suppress(psycopg.errors.InsufficientPrivilege), session.transaction():
+                session.execute(f"LOCK TABLE {name} IN {mode} MODE".encode())
+                held.append(mode)
+        assert held.count("ACCESS EXCLUSIVE") > 2
+        yield
+
+
+@pytest.mark.parametrize("hold", [open_transactions, strongest_locks])
+def test_no_lock_of_a_team_makes_another_wait(
+    teams: tuple[Team, Team], hold: Callable[[Team], AbstractContextManager[None]]
+) -> None:
+    """Neither its streams nor its writes, although both have one txnAppId."""
+    a, b = teams
+    stream = b.stream()
+
+    with hold(a):
+        assert stream.batch() == [b"order"]
+        b.place.sql(PUT.format(b.queue), b"second")
+        assert stream.batch() == [b"second"]
+        assert b.writer().send(b"sent", 7) == 1
+
+    assert bodies(b.place, b.queue) == [b"sent"]

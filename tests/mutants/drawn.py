@@ -206,7 +206,7 @@ DRAWN = [
         file="admin/inspect.py",
         old="return found[0].danger if found else ABSENT",
         new="return found[1].danger if found else ABSENT",
-        tests=["cli/test_all_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
+        tests=["cli/test_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
     ),
     Fault(
         id="admin-3",
@@ -248,7 +248,7 @@ DRAWN = [
         file="admin/watch.py",
         old='Column("due", "delayed.due"),',
         new='Column("due", "delayed.messages"),',
-        tests=["cli/test_stats.py::test_stats_shows_delayed_messages"],
+        tests=["cli/test_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
     ),
     Fault(
         id="cli-2",
@@ -258,7 +258,7 @@ DRAWN = [
         queues""",
         new="""    if not (planned.messages):
         queues""",
-        tests=["cli/test_retry.py::test_all_messages_return_to_the_queues_where_they_failed"],
+        tests=["cli/test_messages.py::test_failed_messages_return_to_the_queues_where_they_failed"],
     ),
     Fault(
         id="cli-3",
@@ -268,7 +268,7 @@ DRAWN = [
                 screen.print_json(shown)""",
         new="""            if not shared.as_json:
                 screen.print_json(shown)""",
-        tests=["cli/test_receipts.py::test_show_finds_a_message_by_either_of_its_ids"],
+        tests=["cli/test_messages.py::test_show_finds_a_message_by_either_of_its_ids"],
     ),
     Fault(
         id="cli-4",
@@ -276,7 +276,9 @@ DRAWN = [
         file="cli/messages.py",
         old="fits = file is None or source is None",
         new="fits = file is not None or source is None",
-        tests=["cli/test_errors.py::test_an_error_of_the_user_is_one_sentence_and_exit_code_2"],
+        tests=[
+            "cli/test_every_command.py::test_what_fails_ends_by_its_exit_code_with_one_sentence"
+        ],
     ),
     Fault(
         id="jobs-2",

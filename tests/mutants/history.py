@@ -267,7 +267,7 @@ RETURNING""",
         old="; SET LOCAL search_path = pg_catalog, pg_temp",
         new="",
         tests=[
-            "hostile/test_search_path.py::test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs"
+            "hostile/test_code_of_others.py::test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs"
         ],
     ),
     Fault(
@@ -388,7 +388,7 @@ RETURNING""",
             raise SubscriptionsRefused""",
         new="""        for code in find_code(connection, {}, "select").values():
             raise SubscriptionsRefused""",
-        tests=["hostile/test_tables_of_others.py::test_subscriptions_that_run_code_are_not_read"],
+        tests=["hostile/test_code_of_others.py::test_subscriptions_that_run_code_are_not_read"],
     ),
     Fault(
         id="delayed-table-of-others-read",
@@ -398,7 +398,7 @@ RETURNING""",
         old="danger = inspect.danger(connection, table) if unnamed else None",
         new="danger = None",
         tests=[
-            "hostile/test_tables_of_others.py::test_a_view_in_place_of_delayed_messages_is_not_read"
+            "hostile/test_code_of_others.py::test_queues_and_delayed_messages_that_run_code_are_not_read"
         ],
     ),
     Fault(
@@ -420,7 +420,7 @@ RETURNING""",
         old="except errors.BadOption as error:",
         new="except errors.RightMissing as error:",
         tests=[
-            "hostile/test_tables_of_others.py::test_a_stream_row_that_names_no_address_is_a_finding"
+            "hostile/test_code_of_others.py::test_queues_and_delayed_messages_that_run_code_are_not_read"
         ],
     ),
     Fault(
@@ -534,7 +534,7 @@ RETURNING""",
         file="cli/screen.py",
         old="each if each.isprintable() else json.dumps(each)[1:-1] for each in text",
         new="text",
-        tests=["cli/test_send.py::test_json_holds_no_character_that_a_terminal_obeys"],
+        tests=["cli/test_messages.py::test_a_browse_obeys_no_character_and_can_be_sent_again"],
     ),
     Fault(
         id="code-of-descendants",
