@@ -1,4 +1,4 @@
-"""Fixtures of the tests of jobs: a queue with state tables, and a folder to submit from."""
+"""The fixture of the tests of jobs: a queue with state tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from spark.stand import Queue
 
-from jobs.submit import Desk
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Place
 
 
@@ -22,9 +18,3 @@ def queue(place: Place) -> Queue:
     made.install()
     made.create()
     return made
-
-
-@pytest.fixture
-def desk(tmp_path: Path, place: Place) -> Desk:
-    """Give a folder to submit jobs from, which use the test's database."""
-    return Desk(tmp_path, {"SQLQUEUE_URL": place.url})

@@ -1,7 +1,7 @@
 """
-A job as its users run it: `spark-submit jobs/<job>.py --settings …`, in a session of its own.
+Jobs as their users run them: by `spark-submit`, in a session of their own.
 
-A test may kill it at a moment: JVM, Python and workers at once, by SIGKILL.
+A test may kill them at a moment: JVM, Python and workers at once, by SIGKILL.
 The rerun is in the session of the tests, because a start of Spark costs ten seconds.
 What a job wrote is read from Delta's log and Parquet files, which needs no session.
 """
@@ -16,17 +16,11 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import (
-    AbstractContextManager,
-    contextmanager,
-    redirect_stderr,
-    redirect_stdout,
-)
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
@@ -35,20 +29,19 @@ from processes import kill_session
 from spark.driver import SHORT_LIVED, delta_jars
 from waiting import until
 
-from . import gate
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from spark.stand import Queue
+
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
-PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 TIMEOUT = 300.0  # seconds for a whole job, on a busy machine
 SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "1g",
+    "spark.driver.memory": "2g",
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
@@ -58,7 +51,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended."""
+    """How a program ended."""
 
     code: int
     out: str
@@ -78,10 +71,6 @@ class Running:
 
     process: subprocess.Popen[bytes]
     folder: Path
-
-    def kill(self) -> None:
-        """End all its processes at once."""
-        kill_session(self.process)
 
     def read(self, name: str) -> str:
         """The text of `out` or `log`."""
@@ -115,57 +104,48 @@ def started(words: list[str], folder: Path, environment: dict[str, str]) -> Iter
             stderr=log,
             start_new_session=True,
         )
-    running = Running(process, folder)
     try:
-        yield running
+        yield Running(process, folder)
     finally:
-        running.kill()
+        kill_session(process)
 
 
-@dataclass(frozen=True)
-class Desk:
-    """Where jobs are submitted from; `environment` is given to each."""
+def settings(
+    job: str, queue: Queue, folder: Path, *, most: int = 1000, **more: Any
+) -> dict[str, Any]:
+    """Settings of a job on a queue and in a folder, and more; `most` is for a batch."""
+    # a job that is to be killed may stand for long
+    state = {"stateSchema": queue.place.state, "queryTimeout": f"{TIMEOUT:.0f}s"}
+    known = {
+        **dict.fromkeys(["url", "source_url", "target_url"], queue.place.url),
+        **dict.fromkeys(["queue", "queues"], queue.name),
+        "error_queue": queue.beside("error").name,
+        "table": str(folder / "table"),
+        "checkpoint": str(folder / "checkpoint"),
+        "source": state | {"maxMessagesPerTrigger": str(most)},
+        "sink": state,
+    }
+    taken = {each.name for each in fields(module(job).Settings)}
+    return {name: given for name, given in known.items() if name in taken} | more
 
-    folder: Path
-    environment: dict[str, str]
 
-    def words(self, job: str, settings: dict[str, Any]) -> list[str]:
-        """Write the settings of a job to a file; gives the flags that name it."""
-        path = self.folder / f"{job}.toml"
-        path.write_text(toml(settings), encoding="utf-8")
-        return ["--settings", str(path)]
+def flags(**given: object) -> list[str]:
+    """Settings as flags; a table of them is a flag that is repeated."""
+    pairs = [
+        (name, f"{key}={text}" if key else text)
+        for name, value in given.items()
+        for key, text in (value.items() if isinstance(value, dict) else [("", value)])
+    ]
+    words = ((f"--{name.replace('_', '-')}", text) for name, text in pairs)
+    return [word if text is True else f"{word}={text}" for word, text in words]
 
-    def running(self, job: str, settings: dict[str, Any]) -> AbstractContextManager[Running]:
-        """Run `jobs/<job>.py` by spark-submit as long as the block lasts."""
-        words = [*command(self.folder), str(ROOT / "jobs" / f"{job}.py")]
-        return started([*words, *self.words(job, settings)], self.folder, environ(self.environment))
 
-    def submit(self, job: str, settings: dict[str, Any]) -> Ended:
-        """Run a job to its end by spark-submit."""
-        with self.running(job, settings) as running:
-            return running.ended()
-
-    def killed_when(self, moment: Callable[[], object], job: str, settings: dict[str, Any]) -> None:
-        """Submit a job and kill it at a moment; a gate keeps it from going on after that."""
-        url = self.environment["SQLQUEUE_URL"]
-        with gate.opened(url, moment) as way:
-            given, environment = (
-                {name: way.url if each == url else each for name, each in some.items()}
-                for some in (settings, self.environment)
-            )
-            with replace(self, environment=environment).running(job, given) as running:
-                running.until(moment)
-
-    def run(self, job: str, settings: dict[str, Any], *flags: str) -> Ended:
-        """Run a job to its end in this process, in its session if there is one."""
-        out, log = io.StringIO(), io.StringIO()
-        with (
-            mock.patch.dict(os.environ, self.environment),
-            redirect_stdout(out),
-            redirect_stderr(log),
-        ):
-            code = module(job).main.main([*self.words(job, settings), *flags])
-        return Ended(code=code, out=out.getvalue(), log=log.getvalue())
+def run(job: str, **given: object) -> Ended:
+    """Run a job to its end in this process, in its session if there is one."""
+    out, log = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(log):
+        code = module(job).main.main(flags(**given))
+    return Ended(code=code, out=out.getvalue(), log=log.getvalue())
 
 
 @contextmanager
@@ -176,35 +156,40 @@ def sigterm_when(moment: Callable[[], object]) -> Iterator[None]:
         until(moment)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    assert threading.current_thread() is threading.main_thread()  # only it receives signals
     ending = threading.Thread(target=work)
     ending.start()
     yield
     ending.join()
 
 
-def command(folder: Path) -> list[str]:
-    """`spark-submit`, with Delta from the cache of jars, or from Maven the first time."""
-    jars = delta_jars()
-    delta = ["--driver-class-path", ":".join(jars)] if jars else ["--packages", PACKAGE]
-    flags = f"-Djava.io.tmpdir={folder} {SHORT_LIVED}"
-    own = {"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
-    pairs = [f"{name}={value}" for name, value in {**SETTINGS, **own}.items()]
-    said = [word for pair in pairs for word in ("--conf", pair)]
+@contextmanager
+def submitted(program: Path, words: list[str], folder: Path) -> Iterator[Running]:
+    """Run a program by spark-submit, with Delta from the cache of jars."""
+    own = {"spark.local.dir": folder, "spark.sql.warehouse.dir": folder / "warehouse"}
+    said = [
+        word
+        for name, value in {**SETTINGS, **own}.items()
+        for word in ("--conf", f"{name}={value}")
+    ]
     # should the tests be killed, the JVM dies with them, and what hangs on it
     bound = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-    start = [*bound, str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"]
-    return [*start, "--driver-java-options", flags, *delta, *said]
+    command = [*bound, str(SPARK_HOME / "bin" / "spark-submit"), *said]
+    command += ["--master", "local[16]"]  # a task that is held keeps no other waiting
+    command += ["--driver-java-options", f"-Djava.io.tmpdir={folder} {SHORT_LIVED}"]
+    command += ["--driver-class-path", ":".join(delta_jars()), str(program), *words]
+    with started(command, folder, environ()) as running:
+        yield running
 
 
-def environ(given: dict[str, str]) -> dict[str, str]:
+def environ(**given: str) -> dict[str, str]:
     """The environment of a job; passwords of ours stay here."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PG")}
+    places = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **kept,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(places),
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LAUNCHER_OPTS": "-XX:-UsePerfData -XX:TieredStopAtLevel=1",
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -217,40 +202,19 @@ def module(job: str) -> Any:
     return import_module(f"sqlq_spark.jobs.{job}")
 
 
-def toml(settings: dict[str, Any]) -> str:
-    """Settings as a file: what JSON writes of a text, a number or a list is TOML too."""
-    lines = [
-        f"{json.dumps(name)} = {json.dumps(given, ensure_ascii=False)}"
-        for name, given in settings.items()
-        if not isinstance(given, dict)
-    ]
-    tables = [
-        f"[{name}]\n{toml(given)}" for name, given in settings.items() if isinstance(given, dict)
-    ]
-    return "\n".join([*lines, *tables]) + "\n"
-
-
 # ---------------------------------------------------------------- what is in a Delta table
-
-
-def delta_actions(table: Path) -> list[dict[str, Any]]:
-    """Everything that a Delta table's log says, in order."""
-    return [
-        json.loads(line)
-        for commit in sorted((table / "_delta_log").glob("*.json"))
-        for line in commit.read_text(encoding="utf-8").splitlines()
-    ]
 
 
 def delta_rows(table: Path) -> list[dict[str, Any]]:
     """The rows of a Delta table; columns of its partitions are text."""
     live: dict[str, dict[str, Any]] = {}
-    for action in delta_actions(table):
-        if "add" in action:
-            assert not action["add"].get("deletionVector"), "not read here"
-            live[action["add"]["path"]] = action["add"]["partitionValues"]
-        elif "remove" in action:
-            live.pop(action["remove"]["path"], None)
+    for commit in sorted((table / "_delta_log").glob("*.json")):
+        for action in map(json.loads, commit.read_text(encoding="utf-8").splitlines()):
+            if "add" in action:
+                assert not action["add"].get("deletionVector"), "not read here"
+                live[action["add"]["path"]] = action["add"]["partitionValues"]
+            elif "remove" in action:
+                live.pop(action["remove"]["path"], None)
     return [
         {**row, **values}
         for path, values in live.items()

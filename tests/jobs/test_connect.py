@@ -3,141 +3,71 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs import together
+from jobs.submit import delta_rows, environ, flags, settings, started
 from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, FAILED_Q, MESSAGE_ID, dumps
-
-from .submit import ROOT, TIMEOUT, delta_rows, environ
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Place
     from spark.stand import Queue
 
 pytestmark = pytest.mark.spark
 
-MESSAGES = 300
 
-
-def flags(**given: object) -> list[str]:
-    """Settings as flags; a table of them is a flag that is repeated."""
-    pairs = [
-        (name, f"{key}={text}" if key else text)
-        for name, value in given.items()
-        for key, text in (value.items() if isinstance(value, dict) else [("", value)])
-    ]
-    return [f"--{name.replace('_', '-')}={text}" for name, text in pairs]
-
-
-def connected(folder: Path, place: Place, *orders: list[str]) -> list[dict[str, Any]]:
-    """Run jobs in a session of Spark Connect; gives the totals of each."""
-    more = {"SPARK_REMOTE": "local[2]", "SQLQUEUE_URL": place.url}
-    more |= {"SQLQUEUE_SOURCE_URL": place.url, "SQLQUEUE_TARGET_URL": place.url}
-    environment = environ(more)
-    environment["PYTHONPATH"] += f":{ROOT / 'tests'}"
-    environment["SPARK_TESTING"] = "1"  # a free port: another test's server may have 15002
-    done = subprocess.run(
-        [sys.executable, "-m", "jobs.connected", json.dumps(orders)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT * 2,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def numbers(table: Path) -> list[int]:
-    """The numbers in the bodies of a table, in their order."""
-    return sorted(json.loads(row["body"])["number"] for row in delta_rows(table))
-
-
-def test_jobs_work_on_spark_connect(queue: Queue, place: Place, tmp_path: Path) -> None:
+def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
     """
-    Every job but maintenance, and queue_to_delta also with a table for each type.
+    Every job but maintenance.
 
-    A second run of a job finds nothing to do: the server reads the checkpoint and its dispatch log.
     The tables for types are written by a process of the server, which also acknowledges a retry,
-    and sends a body that does not fit its schema to an error queue.
+    and sends a body that does not fit its schema to an error queue. A second run finds nothing to
+    do: the server reads the checkpoint and its dispatch log.
     """
-    names = ("sent", "relayed", "split", "unfit")
-    sent, relayed, split, unfit = (queue.another(name) for name in names)
-    for each in (queue, split):
-        each.fill(0, MESSAGES)
-    control = queue.another("control")
+    names = ("sent", "relayed", "unfit", "control", "error")
+    sent, relayed, unfit, control, error = (queue.another(name) for name in names)
     retry = {"UniqueMessageId": "u-1", "AcknowledgementQueue": control.name}
     retried = dumps({f"ServiceControl.Retry.{name}": text for name, text in retry.items()})
-    place.dotnet.send(split.address, retried, b'{"number":%d}' % MESSAGES)
-    place.dotnet.send(split.address, dumps({ENCLOSED_MESSAGE_TYPES: "Shop.PlaceOrder"}))
-    state = {"stateSchema": place.state}
-    source = state | {"maxMessagesPerTrigger": "100"}
-    table, tables = tmp_path / "table", tmp_path / "tables"
-    columns = {"body": "body", "headers": "to_json(headers)"}
-    receive = flags(queues=queue.name, table=table, checkpoint=tmp_path / "1", source=source)
-    send = flags(
-        table=table, checkpoint=tmp_path / "2", queue=sent.name, sink=state, columns=columns
-    )
-    relay = flags(
-        queues=sent.name,
-        targets={sent.name: relayed.name},
-        error_queue=queue.name,
-        checkpoint=tmp_path / "3",
-        source=source,
-        sink=state,
-    )
-    by_type = flags(
-        queues=split.name,
-        table=tables,
-        checkpoint=tmp_path / "4",
-        split="true",
-        schemas={"Shop.PlaceOrder": "number INT NOT NULL"},
-        error_queue=unfit.name,
-        acknowledge_retries="true",
-        source=state,
-    )
-
-    error = queue.another("error")
+    queue.fill(0, 60)
+    queue.put(retried, b'{"number":60}')
+    queue.put(dumps({ENCLOSED_MESSAGE_TYPES: "Shop.PlaceOrder"}))
     for name in ("m-1", "m-2"):
-        error.place.dotnet.send(error.address, dumps({MESSAGE_ID: name, FAILED_Q: queue.name}))
-    failures = {"error_queue": error.name, "table": tmp_path / "failures", "source": state}
-    collect = flags(**failures, checkpoint=tmp_path / "5", sink=state)
-    give_back = flags(**failures, mode="retry", ids="m-2", sink=state)
-    keep = flags(
-        queue=relayed.name, table=tmp_path / "audit", checkpoint=tmp_path / "6", source=source
-    )
+        error.put(dumps({MESSAGE_ID: name, FAILED_Q: queue.name}))
+    orders: list[list[str]] = []
 
-    totals = connected(
-        tmp_path,
-        place,
-        ["queue_to_delta", *receive],
-        ["queue_to_delta", *receive],
-        ["delta_to_queue", *send],
-        ["delta_to_queue", *send],
-        ["relay", *relay],
-        ["queue_to_delta", *by_type],
-        ["audit_to_delta", *keep],
-        ["error_triage", *collect],
-        ["error_triage", *give_back],
-    )
+    def order(job: str, given: Queue, folder: str, **more: Any) -> None:
+        orders.append([job, *flags(**settings(job, given, tmp_path / folder, **more))])
 
-    counts = [MESSAGES, 0, MESSAGES, 0, MESSAGES, MESSAGES + 2, MESSAGES, 2]
-    assert [each["messages"] for each in totals[:-1]] == counts
-    assert totals[0]["batches"] == 3
-    assert numbers(table) == [*range(MESSAGES)]
-    assert sorted(chain(*map(numbers, tables.iterdir()))) == [*range(MESSAGES + 1)]
-    typed = delta_rows(tables / table_name("Shop.PlaceOrder"))
-    assert sorted(row["number"] for row in typed) == [*range(MESSAGES)]
+    typed = {"Shop.PlaceOrder": "number INT NOT NULL"}
+    table = tmp_path / "1" / "table" / table_name("Shop.PlaceOrder")
+    columns = {"body": "body", "headers": "to_json(headers)"}
+    order("queue_to_delta", queue, "1", most=40, split=True, schemas=typed, error_queue=unfit.name)
+    for _ in range(2):
+        order("delta_to_queue", sent, "2", table=table, columns=columns)
+    order("relay", sent, "3", targets={sent.name: relayed.name})
+    order("audit_to_delta", relayed, "4")
+    order("error_triage", queue, "5")
+    order("error_triage", queue, "5", mode="retry", ids="m-2")
+
+    # a free port: another test's server may have 15002
+    environment = environ(SPARK_REMOTE="local[2]", SPARK_TESTING="1")
+    words = [sys.executable, together.__file__, json.dumps([orders])]
+    with started(words, tmp_path, environment) as running:
+        ended = running.ended()
+
+    assert ended.code == 0, f"{ended.out}\n{ended.log[-3000:]}"
+    totals = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
+    assert [each["messages"] for each in totals[:-1]] == [62, 60, 0, 60, 60, 2]
+    assert [totals[0]["batches"], totals[-1]["returned"]] == [2, 1]
+    assert sorted(row["number"] for row in delta_rows(table)) == [*range(60)]
+    (other,) = delta_rows(table.with_name("other"))
+    assert other["body"] == b'{"number":60}'
     assert [control.count(), unfit.count()] == [1, 1]
-    assert sent.count() == split.count() == relayed.count() == error.count() == 0
-    assert len(delta_rows(tmp_path / "audit")) == MESSAGES
-    assert totals[-1]["returned"] == 1
+    assert sent.count() == relayed.count() == error.count() == 0
+    assert len(delta_rows(tmp_path / "4" / "table")) == 60
     assert queue.ids() == ["m-2"]

@@ -188,7 +188,7 @@ DRAWN = [
         file="spark_api.py",
         old="query_batch=None if batch is None else int(batch),",
         new="query_batch=None if not (batch is None) else int(batch),",
-        tests=["spark/test_publish.py::test_a_stream_receives_and_publishes_in_one_commit"],
+        tests=["spark/test_write.py::test_a_stream_receives_and_publishes_in_one_commit"],
     ),
     Fault(
         id="functions-2",
@@ -197,7 +197,7 @@ DRAWN = [
         old="F.regexp_extract(queue, POSTGRESQL_TABLE, 1)",
         new="F.regexp_extract(queue, POSTGRESQL_TABLE, 2)",
         tests=[
-            "spark/test_functions_failed.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"
+            "spark/test_functions.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"
         ],
     ),
     Fault(
@@ -312,7 +312,7 @@ DRAWN = [
         file="jobs/bodies.py",
         old="for each in names.values()}) < len(columns):",
         new="for each in names.values()}) > len(columns):",
-        tests=["spark/test_typed.py::test_a_schema_that_cannot_be_used_is_refused_at_the_start"],
+        tests=["spark/test_jobs.py::test_a_schema_that_cannot_be_used_is_refused_at_the_start"],
     ),
     Fault(
         id="jobs-1",

@@ -1,39 +1,29 @@
-"""Fixtures of the Spark tests: a queue with state tables, and messages of .NET endpoints."""
+"""Fixtures of the Spark tests: a queue with its state tables."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
-from wire import messages
 
-from spark.stand import OtherPlace, SparkQueue
+from spark.stand import SparkQueue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.transport import DotNet
+    from conftest import Place
     from pyspark.sql import SparkSession
 
 
 @pytest.fixture
-def queue(
-    request: pytest.FixtureRequest, dotnet: DotNet, spark: SparkSession, tmp_path: Path
-) -> SparkQueue:
+def queue(dotnet: DotNet, spark: SparkSession, tmp_path: Path) -> SparkQueue:
     """Give an empty queue with its state tables, on each database in turn."""
-    here = dotnet.dialect == "postgresql"
-    place = request.getfixturevalue("place") if here else OtherPlace(dotnet)
-    made = SparkQueue(place, "orders", spark, tmp_path)
+    made = SparkQueue(cast("Place", dotnet), "orders", spark, tmp_path)
     made.install()
     made.create()
     return made
-
-
-@pytest.fixture(scope="session")
-def wire() -> list[tuple[str, bytes]]:
-    """Give headers and bodies of tests/golden that any JSON parser reads."""
-    return messages()
 
 
 @pytest.fixture(autouse=True)

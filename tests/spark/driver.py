@@ -2,7 +2,7 @@
 A driver in a process of its own, to be killed: `python driver.py '{"streams": [{"options": …}]}'`.
 
 It runs streams until they have received what waits: into Delta, or into another queue.
-At the point where a stream is to stop, it touches the file `reached` and waits to be killed.
+With the batch `stop` in Delta, it touches the file `reached` and waits to be killed.
 """
 
 from __future__ import annotations
@@ -98,15 +98,12 @@ def relayed(stream: DataFrame, to: dict[str, str]) -> DataFrame:
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     """Start a stream."""
     stream = spark.readStream.format("sqlqueue").options(**given["options"]).load()
-    stop = given.get("stop"), given.get("batch")
 
     def into_delta(frame: DataFrame, batch: int) -> None:
-        if stop == ("received", batch):
-            frame.collect()
-            wait(given["reached"])
         save(frame, batch, given["table"])
-        if stop == ("written", batch):
-            wait(given["reached"])
+        if batch == given["stop"]:
+            Path(given["reached"]).touch()
+            time.sleep(600)
 
     if given["sink"] == "delta":
         writer = stream.writeStream.foreachBatch(into_delta)
@@ -114,15 +111,7 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
         rows = relayed(stream, given["to"]) if "to" in given else stream.drop("queue")
         writer = rows.writeStream.format("sqlqueue").options(**given["out"])
     writer = writer.option("checkpointLocation", given["checkpoint"])
-    if "every" in given:
-        return writer.trigger(processingTime=given["every"]).start()
     return writer.trigger(availableNow=True).start()
-
-
-def wait(reached: str) -> None:
-    """Report that the point is reached, and wait to be killed."""
-    Path(reached).touch()
-    time.sleep(600)
 
 
 def main(job: dict[str, Any]) -> None:

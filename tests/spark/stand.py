@@ -7,8 +7,6 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from conftest import Place
-
 from sqlq_spark import database
 from sqlq_spark.database import schema
 from sqlq_spark.options.names import names_of
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
     from conformance.dba import DBA
     from conformance.transport import DotNet
+    from conftest import Place
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
@@ -28,29 +27,11 @@ if TYPE_CHECKING:
 TIMEOUT = 60.0  # seconds, for every statement of these tests
 
 
-class OtherPlace(Place):
-    """A place of another database than PostgreSQL, which does not know the SQL of `Place.sql`."""
-
-    def __init__(self, dotnet: DotNet) -> None:
-        super().__init__(url=dotnet.url, schema=dotnet.schema, state=dotnet.state, connection=None)  # type: ignore[arg-type]
-        object.__setattr__(self, "_endpoint", dotnet)  # frozen
-
-    @property
-    def dotnet(self) -> DotNet:
-        """An endpoint there, and its DBA."""
-        found: DotNet = self.__dict__["_endpoint"]
-        return found
-
-    def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
-        """Raise an error: the test must use a method of the DBA instead."""
-        raise NotImplementedError(text, args)
-
-
 @dataclass(frozen=True)
 class Queue:
     """One queue table in a test's place."""
 
-    place: Place
+    place: Place  # or an endpoint there, which has no `sql`
     table: str
 
     @property
@@ -66,7 +47,8 @@ class Queue:
     @property
     def dotnet(self) -> DotNet:
         """An endpoint that uses the queue."""
-        return self.place.dotnet
+        found: DotNet = getattr(self.place, "dotnet", self.place)
+        return found
 
     @property
     def dba(self) -> DBA:
@@ -122,10 +104,8 @@ class Queue:
 
     def rows(self) -> list[tuple[dict[str, str | None], bytes]]:
         """Headers and body of what waits, by seq."""
-        return [
-            (json.loads(row.headers or "{}"), row.body or b"")
-            for row in self.dotnet.rows(self.address)
-        ]
+        stored = self.dotnet.rows(self.address)
+        return [(json.loads(row.headers or "{}"), row.body or b"") for row in stored]
 
     def ids(self) -> list[str]:
         """Message ids of what waits, by seq."""
@@ -138,11 +118,6 @@ class Queue:
     def state(self, table: str) -> int:
         """How many rows one of the state tables has."""
         return self.dba.count(QueueAddress(table, self.place.state))
-
-    def received(self, batch: int) -> int:
-        """How many messages lie in the receipts of a stream's batch; its first is 1."""
-        rows = self.dotnet.state_rows("receipt", "batch, messages")
-        return sum(messages for found, messages in rows if found == batch)
 
 
 @dataclass(frozen=True)
@@ -169,9 +144,14 @@ class SparkQueue(Queue):
         whole = self.database_options | texts(options)
         frame.write.format("sqlqueue").mode("append").options(**whole).save()
 
+    @property
+    def checkpoint(self) -> Path:
+        """Of the streams of `finish`."""
+        return self.folder / "checkpoint"
+
     def finish(self, writer: DataStreamWriter) -> StreamingQuery:
-        """Run a stream until it has received what waits now; its checkpoint is in the folder."""
-        return finish(writer, self.folder / "checkpoint")
+        """Run a stream until it has received what waits now."""
+        return finish(writer, self.checkpoint)
 
     def into_table(self, frame: DataFrame, kind: str = "parquet") -> StreamingQuery:
         """Run a stream into the table of the folder."""
@@ -195,6 +175,12 @@ def finish(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
     finally:
         query.stop()
     return query
+
+
+def forget(checkpoint: Path, folder: str, batch: int) -> None:
+    """Remove an entry of a checkpoint, with the checksum beside it."""
+    (checkpoint / folder / str(batch)).unlink()
+    (checkpoint / folder / f".{batch}.crc").unlink(missing_ok=True)
 
 
 def message_ids(rows: DataFrame | Iterable[Any]) -> list[str]:

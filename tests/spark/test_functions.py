@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import random
 import re
-from contextlib import contextmanager
-from datetime import UTC, datetime
+import socket
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from wire import golden
 
-from spark.stand import finish
+from spark.stand import numbered
 from sqlq_spark import functions
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions import (
@@ -27,6 +30,7 @@ from sqlq_spark.functions import (
     failure,
     forward,
     header,
+    is_retried,
     message_type,
     message_types,
     publish,
@@ -37,13 +41,13 @@ from sqlq_spark.functions import (
     time_sent,
     wire_time,
 )
-from sqlq_spark.functions.expressions import STRICT
+from sqlq_spark.functions.expressions import STRICT, wire_text
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.wire.header_columns import parse_headers
-from sqlq_spark.wire.headers import BadWireTime, full_name, parse_wire_time
+from sqlq_spark.wire.headers import BadTimeSpan, BadWireTime, full_name, parse_wire_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
@@ -51,19 +55,20 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-PAGE = (Path(__file__).parents[2] / "docs" / "functions.md").read_text(encoding="utf-8")
-SETTINGS = [(ansi, zone) for ansi in ("true", "false") for zone in ("UTC", "America/New_York")]
-FORMATS = pytest.mark.parametrize("as_json", [False, True], ids=["map", "json"])
+Headers = dict[str, str | None]
 
-ROW = "0b0b0b0b-0000-4000-8000-000000000001"
+PAGE = (Path(__file__).parents[2] / "docs" / "functions.md").read_text(encoding="utf-8")
+ROW, QUEUE, NOW = "0b0b0b0b-0000-4000-8000-000000000001", '"public"."Shop.Server"', "now"
+SHAPE = "id string, headers {}, body binary, seq bigint, queue string"
 VERSION = "Version=1.4.0.0, Culture=neutral, PublicKeyToken=null"
 GENERIC = f"Shop.Changed`2[[Shop.Order, Shop, {VERSION}],[System.Int32[,], mscorlib]]"
-TRACE: dict[str, str | None] = {
+WHEN = "2026-06-30 17:05:09:123456 Z"
+TRACE: Headers = {
     "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     "tracestate": "shop=1",
     "baggage": "tenant=blue",
 }
-REQUEST: dict[str, str | None] = {
+REQUEST: Headers = {
     "NServiceBus.MessageId": "m-1",
     "NServiceBus.MessageIntent": "Send",
     "NServiceBus.ConversationId": "conversation",
@@ -72,7 +77,7 @@ REQUEST: dict[str, str | None] = {
     "NServiceBus.ReplyToAddress": '"public"."Shop.Web"',
     "NServiceBus.EnclosedMessageTypes": f"Shop.PlaceOrder, Shop, {VERSION}",
     "NServiceBus.ContentType": "text/xml",
-    "NServiceBus.TimeSent": "2026-06-30 17:05:09:123456 Z",
+    "NServiceBus.TimeSent": WHEN,
     "NServiceBus.OriginatingEndpoint": "Shop.Web",
     "none": None,
     "ключ / \"'": "a\nb\u2028🚀",
@@ -82,38 +87,85 @@ CAUSED = TRACE | {
     "NServiceBus.ConversationId": "conversation",
     "NServiceBus.RelatedTo": "m-1",
 }
+INFO = "NServiceBus.ExceptionInfo."
+OLD: Headers = {f"{INFO}{name}": "old" for name in ("StackTrace", "HelpLink", "Data.x", "Source")}
+OLD |= {"NServiceBus.FailedQ": QUEUE, "NServiceBus.TimeOfFailure": WHEN, f"{INFO}Data.y": None}
+MINE: Headers = {"NServiceBus.ExceptionInfos": "kept", "x.FailedQ": "kept"}
+MACHINE: Headers = {
+    "NServiceBus.ProcessingMachine": socket.gethostname(),
+    "$.diagnostics.hostdisplayname": socket.gethostname(),
+    "$.diagnostics.hostid": hashlib.md5(
+        socket.gethostname().encode(), usedforsecurity=False
+    ).hexdigest(),
+}
+FAILED: Headers = MACHINE | {
+    "NServiceBus.ProcessingEndpoint": "Shop.Server",
+    "NServiceBus.FailedQ": QUEUE,
+    "NServiceBus.TimeOfFailure": NOW,
+    f"{INFO}ExceptionType": "Shop.Bad",
+    f"{INFO}Message": "no",
+}
+RETRIED: Headers = {
+    "NServiceBus.MessageId": "m-1",
+    "ServiceControl.Retry.UniqueMessageId": "u-1",
+    "ServiceControl.Retry.AcknowledgementQueue": "ack",
+}
 
 
-@contextmanager
-def settings(spark: SparkSession, ansi: str, zone: str) -> Iterator[None]:
-    """Run a block under other settings of the session."""
-    mine = {"spark.sql.ansi.enabled": ansi, "spark.sql.session.timeZone": zone}
-    before = {name: str(spark.conf.get(name)) for name in mine}
-    try:
-        for name, value in mine.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
+def sessions(spark: SparkSession) -> Iterator[SparkSession]:
+    """Give one with Spark's own settings, and one in another time zone and without ANSI mode."""
+    for ansi, zone in (("true", "UTC"), ("false", "America/New_York")):
+        session = spark.newSession()
+        session.conf.set("spark.sql.ansi.enabled", ansi)
+        session.conf.set("spark.sql.session.timeZone", zone)
+        yield session
 
 
 def messages(
-    spark: SparkSession, headers: Sequence[dict[str, str | None] | None], *, as_json: bool
+    spark: SparkSession, headers: Sequence[Headers | None], *, as_json: bool = False
 ) -> DataFrame:
-    """Rows as a read gives them; `None` is poison."""
-    kind = "string" if as_json else "map<string,string>"
-    rows = [
-        (ROW, ("{" if each is None else json.dumps(each)) if as_json else each, b"{}", 7, "from")
-        for each in headers
-    ]
-    shape = f"id string, headers {kind}, body binary, seq bigint, queue string"
+    """Rows as a read gives them; `None` is poison, and `{}` has no body."""
+    rows = []
+    for each in headers:
+        text = "{" if each is None else json.dumps(each)
+        body = None if each == {} else b"{}"
+        rows.append((ROW, text if as_json else each, body, 7, QUEUE))
+    shape = SHAPE.format("string" if as_json else "map<string,string>")
     return spark.createDataFrame(rows, shape).coalesce(1)
 
 
-def sent(frame: DataFrame, columns: list[Column]) -> list[tuple[dict[str, Any], Row]]:
-    """The headers and all columns of what would be sent."""
-    return [(json.loads(row["headers"]), row) for row in frame.select(*columns).collect()]
+def plain(row: Row) -> dict[str, Any]:
+    """The values of a row: headers parsed, moments in UTC, and NOW for the time of this run."""
+    found = row.asDict()
+    if "headers" in found:
+        found["headers"] = {
+            name: NOW if is_now(text) else text for name, text in json.loads(row.headers).items()
+        }
+    return {
+        name: each.astimezone(UTC) if isinstance(each, datetime) else each
+        for name, each in found.items()
+    }
+
+
+def is_now(text: str | None) -> bool:
+    """Whether a header has a time of the last minutes."""
+    with suppress(BadWireTime):
+        return abs(datetime.now(UTC) - parse_wire_time(text or "")) < timedelta(minutes=10)
+    return False
+
+
+def made(
+    spark: SparkSession,
+    headers: Sequence[Headers | None],
+    columns: Callable[..., Sequence[Column]],
+) -> list[dict[str, Any]]:
+    """What a function makes: the same of a map and of text, in any time zone, ANSI or not."""
+    of_map, of_text = (
+        [*map(plain, messages(each, headers, as_json=text).select(*columns(json=text)).collect())]
+        for each, text in zip(sessions(spark), (False, True), strict=True)
+    )
+    assert of_map == of_text
+    return of_map
 
 
 # ---------------------------------------------------------------- reading
@@ -121,483 +173,371 @@ def sent(frame: DataFrame, columns: list[Column]) -> list[tuple[dict[str, Any], 
 
 def test_a_header_of_any_name_is_found(spark: SparkSession) -> None:
     """No name is read as a path, a pattern or a column."""
-    names = ["a.b", "a'b", 'a"b', "a`b", "a?b", "a\\b", "a[0]", "$", "$.a", "*", "", " ", "é🚀"]
-    names += ["_", "_corrupt_record", "x\0y", "a\nb", "A", "a", "n" * 2000]
-    whole: dict[str, str | None] = {name: f"v:{name}" for name in names}
-    shape = "m map<string,string>, j string"
-    frame = spark.createDataFrame([(whole, json.dumps(whole)), (None, "{bad")], shape)
+    names = [*"$*_Aa ", "", "a.b", "a'b", 'a"b', "a`b", "a?b", "a\\b", "a[0]", "$.a", "é🚀", "a\nb"]
+    names += ["_corrupt_record", "x\0y", "n" * 2000]
+    whole: Headers = {name: f"v:{name}" for name in names}
 
-    for column, as_json in (("m", False), ("j", True)):
-        found = [header(column, name, json=as_json).alias(str(n)) for n, name in enumerate(names)]
-        first, poison = frame.select(*found, header(column, "absent", json=as_json)).collect()
+    def found(*, json: bool) -> list[Column]:
+        listed = [*names, "absent"]
+        return [header("headers", each, json=json).alias(str(n)) for n, each in enumerate(listed)]
 
-        assert list(first) == [*whole.values(), None]
-        assert set(poison) == {None}
+    first, poison = made(spark, [whole, None], found)
+
+    assert [*first.values()] == [*whole.values(), None]
+    assert set(poison.values()) == {None}
 
 
-def test_text_without_headers_is_null(spark: SparkSession) -> None:
-    """Never an error, and never a part; of equal names the last counts."""
-    deep = '{"x":' + "[" * 3000 + "]" * 3000 + ',"a":"1"}'
+def test_spark_reads_the_headers_that_are_no_poison(spark: SparkSession) -> None:
+    """As long and as deep as they may be, or a failed message could not be sent on; never a part.
+
+    Of equal names the last counts.
+    """
     texts = {
-        '{"a":"1"}': "1",
         ' {"b":null,"a":"\\u00fc\\ud83d\\ude80\\/"} ': "ü🚀/",
         '{"a":"1","a":"2"}': "2",
         '{"a":"1","a":null}': None,
         '{"A":"1"}': None,
-        "": None,
-        "null": None,
-        "[]": None,
-        '[{"a":"1"}]': None,
-        '"a"': None,
-        '{"a":"1"': None,
-        '{"a":"1",}': None,
-        "{'a':'1'}": None,
-        '{"b":NaN,"a":"1"}': None,
-        '{"a":"1","b":nul}': None,
-        '\ufeff{"a":"1"}': None,
-        '{"a":"\x01"}': None,
-        deep: None,
-        '{"' + "n" * 60_000 + '":"","a":"1"}': None,
+        **{f'{{"{each * 50_000}":"","a":"1"}}': "1" for each in ("n", "漢", r"\n", r"\u0041")},
+        '{"%s":"","a":"1"}' % ("🚀" * 25_000): "1",
+        '{"x":"%s","a":"1"}' % ("v" * 20_000_001): "1",
+        f'{{"x":{"[" * 999}{"]" * 999},"x":"","a":"1"}}': "1",
+        '{"x":0.%s,"x":"","a":"1"}' % ("1" * 1001): "1",
     }
-    frame = spark.createDataFrame([(text,) for text in [*texts, None]], "headers string")
-
-    for ansi, zone in SETTINGS[::3]:
-        with settings(spark, ansi, zone):
-            found = frame.select(header("headers", "a", json=True)).collect()
-
-        assert [value for (value,) in found] == [*texts.values(), None]
-
-
-def test_spark_reads_the_headers_that_are_no_poison(spark: SparkSession) -> None:
-    """As long and as deep as they may be: else a message that fails could not be sent on."""
-    texts = [f'{{"{letter * 50_000}":"1","a":"b"}}' for letter in ("n", "漢", r"\n", r"\u0041")]
-    texts += ['{"%s":"1","a":"b"}' % ("🚀" * 25_000), '{"x":"%s","a":"b"}' % ("v" * 20_000_001)]
-    texts += [f'{{"x":{"[" * 999}{"]" * 999},"x":"1","a":"b"}}']
-    texts += ['{"x":0.%s,"x":"1","a":"b"}' % ("1" * 1001)]
-    poison = ['{"%s":"1","a":"b"}' % ("n" * 50_001), '{"%s":"1","a":"b"}' % ("🚀" * 25_001)]
-    poison += [f'{{"x":{"[" * 1000}{"]" * 1000},"x":"1","a":"b"}}']
+    poison = ["null", "[]", '[{"a":"1"}]', '"a"', '{"a":"1"', '{"a":"1",}', "{'a':'1'}"]
+    poison += ['{"b":NaN,"a":"1"}', '{"a":"1","b":nul}', '\ufeff{"a":"1"}', '{"a":"\x01"}']
+    poison += [f'{{"{"n" * 50_001}":"","a":"1"}}', '{"%s":"","a":"1"}' % ("🚀" * 25_001)]
+    poison += [f'{{"x":{"[" * 1000}{"]" * 1000},"x":"","a":"1"}}']
     frame = spark.createDataFrame([(text,) for text in [*texts, *poison]], "headers string")
 
     whole = F.from_json("headers", "map<string,string>", STRICT)
     found = frame.select(whole.isNotNull(), header("headers", "a", json=True)).collect()
 
-    assert [parse_headers(text) is not None for text in [*texts, *poison]] == [
-        is_read for is_read, _ in found
+    assert [is_read for is_read, _ in found] == [
+        parse_headers(text) is not None for text in [*texts, *poison]
     ]
-    assert [tuple(row) for row in found] == [(True, "b")] * len(texts) + [(False, None)] * 3
+    assert [value for _, value in found] == [*texts.values(), *[None] * len(poison)]
 
 
 def test_full_names_of_types(spark: SparkSession) -> None:
     """Assembly-qualified or bare, generic or nested; other text has none, of any length."""
-    cases: dict[str | None, list[str] | None] = {
-        "Shop.Placed": ["Shop.Placed"],
+    cases: dict[str | None, list[str]] = {
         f"Shop.Placed, Shop, {VERSION};Shop.IEvent, Shop": ["Shop.Placed", "Shop.IEvent"],
         "  Shop.Placed , Shop ; Shop.IEvent;": ["Shop.Placed", "Shop.IEvent"],
-        "Shop.Outer+Inner": ["Shop.Outer+Inner"],
         f"{GENERIC}, Shop, {VERSION};{GENERIC}": [GENERIC, GENERIC],
-        "Shop.Grüße[]": ["Shop.Grüße[]"],
-        "; ;": [],
-        "": [],
-        ",": [],
-        "]], Shop": [],
-        "[[Order, Shop": [],
-        "Placed]], Shop": [],
-        "Placed[[Order, Shop": [],
-        "Shop\nPlaced": [],
-        "Shop\0Placed": [],
-        None: None,
+        **{text: [text] for text in ("Shop.Outer+Inner", "Shop.Grüße[]")},
+        **{text: [] for text in ("; ;", "", ",", "]], Shop", "[[Order, Shop", "Placed]], Shop")},
+        **{text: [] for text in ("Placed[[Order, Shop", "Shop\nPlaced", "Shop\0Placed")},
     }
-    marks = ["[", "]", "[]", "a[", "a]", ",", "a,", " ", "a ", "\\", "a\\", "\n"]
-    hostile = [each * (10**6 // len(each)) for each in marks]
-    rows = [{"NServiceBus.EnclosedMessageTypes": text} for text in [*cases, *hostile]]
-    blurred: dict[str, str | None] = {"NServiceBus.EnclosedMessageTypes": "[;Shop.IEvent"}
-    for as_json in (False, True):
-        frame = messages(spark, [*rows, blurred, {}, None], as_json=as_json).select(
-            message_types("headers", json=as_json).alias("all"),
-            message_type("headers", json=as_json).alias("first"),
-        )
+    hostile = [each * 10**6 for each in (*"[], \\\n", "[]", "a[", "a]", "a,", "a ", "a\\")]
+    texts = [*cases, *hostile, "[;Shop.IEvent", None]
+    rows = [{"NServiceBus.EnclosedMessageTypes": text} for text in texts]
 
-        read = frame.collect()
+    found = made(
+        spark,
+        [*rows, None],
+        lambda json: [
+            message_types("headers", json=json).alias("all"),
+            message_type("headers", json=json).alias("first"),
+        ],
+    )
 
-        assert [row["all"] for row in read[: len(cases)]] == list(cases.values())
-        first = [names[0] if names else None for names in cases.values()]
-        assert [row["first"] for row in read[: len(cases)]] == first
-        assert all(full_name(name) == name for row in read for name in row["all"] or [])
-        assert [tuple(row) for row in read[-3:]] == [(["Shop.IEvent"], None)] + [(None, None)] * 2
-
-
-def odd_times() -> list[str]:
-    """Times of the wire, and text that is similar."""
-    chance = random.Random(7)
-    good = ["2026-06-30 17:05:09:123456 Z", "2026-03-08 02:30:00:000001 Z"]
-    good += ["0001-01-01 00:00:00:000000 Z", "9999-12-31 23:59:59:999999 Z"]
-    good += ["1883-11-18 12:03:58:000001 Z", "2024-02-29 00:00:00:999999 Z"]
-    odd = ["", "Z", ".Z", "now", "epoch", "2026", "2026-06-30", "2026-06-30T17:05:09Z"]
-    odd += ["0000-01-01 00:00:00:000000 Z", "2023-02-29 00:00:00:000000 Z"]
-    odd += ["2026-06-30 24:00:00:000000 Z", "2026-06-30 17:05:60:000000 Z"]
-    odd += ["2026-06-30 17:05:09:123456 Z\n", "2026-06-30 17:05:09:123456 +02:00"]
-    odd += ["٢٠٢٦-06-30 17:05:09:123456 Z", "2026-06-30 17:05:09.123456 Z", "9" * 10**6]
-    for _ in range(300):
-        text = list(chance.choice(good))
-        for _ in range(chance.randint(1, 2)):
-            text[chance.randrange(len(text))] = chance.choice("0123456789 -:.+ZT")
-        odd.append("".join(text))
-    return good + odd
+    for row, names in zip(found, cases.values(), strict=False):
+        assert row == {"all": names, "first": names[0] if names else None}
+    assert all(full_name(name) == name for row in found for name in row["all"] or [])
+    assert [row["first"] for row in found[-3:]] == [None] * 3
+    assert [row["all"] for row in found[-3:]] == [["Shop.IEvent"], None, None]
 
 
 def test_times_of_the_wire(spark: SparkSession) -> None:
-    """As Python reads them: the same moment to the microsecond in every time zone, or null."""
-    expected: dict[str, datetime | None] = {}
-    for text in odd_times():
-        try:
-            expected[text] = parse_wire_time(text)
-        except BadWireTime:
-            expected[text] = None
-    frame = spark.createDataFrame([(text,) for text in [*expected, None]], "text string")
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    micros = [
-        None if each is None else (each - epoch) // (epoch.resolution)
-        for each in [*expected.values(), None]
-    ]
+    """As Python reads them, or null, in every time zone; what is written is read back the same."""
+    chance = random.Random(7)
+    good = [WHEN, "2026-03-08 02:30:00:000001 Z", "2024-02-29 00:00:00:999999 Z"]
+    good += ["0001-01-01 00:00:00:000000 Z", "9999-12-31 23:59:59:999999 Z"]
+    good += ["1883-11-18 12:03:58:000001 Z"]
+    odd = ["", "Z", ".Z", "now", "2026-06-30", "2026-06-30T17:05:09Z", f"{WHEN}\n", "9" * 10**6]
+    odd += ["0000-01-01 00:00:00:000000 Z", "2023-02-29 00:00:00:000000 Z"]
+    odd += ["2026-06-30 24:00:00:000000 Z", "٢٠٢٦-06-30 17:05:09:123456 Z"]
+    for _ in range(300):
+        text = list(chance.choice(good))
+        text[chance.randrange(len(text))] = chance.choice("0123456789 -:.+ZT")
+        odd.append("".join(text))
+    expected: dict[str, int | None] = dict.fromkeys([*good, *odd])
+    for text in expected:
+        with suppress(BadWireTime):
+            since = parse_wire_time(text) - datetime(1970, 1, 1, tzinfo=UTC)
+            expected[text] = since // since.resolution
+    time = wire_time("text")
+    written = F.when(time.isNotNull(), wire_text(time))
 
-    for ansi, zone in SETTINGS:
-        with settings(spark, ansi, zone):
-            found = frame.select(F.unix_micros(wire_time("text"))).collect()
+    again = [text if micros is not None else None for text, micros in expected.items()]
 
-        assert [value for (value,) in found] == micros
-    assert 20 < sum(each is None for each in micros) < len(micros) - 20
+    for each in sessions(spark):
+        frame = each.createDataFrame([(text,) for text in expected], "text string")
+        found = frame.select(F.unix_micros(time), written).collect()
+
+        assert [micros for micros, _ in found] == [*expected.values()]
+        assert [text for _, text in found] == again
+    assert 20 < sum(each is None for each in expected.values()) < len(expected) - 20
 
 
-@FORMATS
-def test_the_columns_of_audited_and_failed_messages(spark: SparkSession, *, as_json: bool) -> None:
+def test_the_columns_of_audited_and_failed_messages(spark: SparkSession) -> None:
     """Seconds from start to end, and from the time it was sent or, if delayed, due."""
     audited = REQUEST | {
         "NServiceBus.ProcessingStarted": "2026-06-30 17:05:10:000001 Z",
         "NServiceBus.ProcessingEnded": "2026-06-30 17:05:10:250002 Z",
         "NServiceBus.ProcessingEndpoint": "Shop.Sales",
     }
-    due = audited | {"NServiceBus.DeliverAt": "2026-06-30 17:05:10:000000 Z"}
-    failed = REQUEST | {
-        "NServiceBus.FailedQ": '"public"."Shop.Sales"',
-        "NServiceBus.ExceptionInfo.ExceptionType": "System.Exception",
-        "NServiceBus.ExceptionInfo.Message": 'Order "5" is\r\nunknown',
-        "NServiceBus.TimeOfFailure": "2026-06-30 17:05:39:000001 Z",
-    }
-    bad = audited | {"NServiceBus.ProcessingEnded": "yesterday", "NServiceBus.TimeSent": ""}
-    frame = messages(spark, [audited, due, failed, bad, None], as_json=as_json)
-    columns = [*audit(json=as_json), *failure(json=as_json)]
-    columns += [time_sent("headers", json=as_json).alias("sent")]
-    columns += [deliver_at("headers", json=as_json).alias("due")]
+    late = {"NServiceBus.DeliverAt": "2026-06-30 17:05:10:000000 Z"}
+    bad = {"NServiceBus.ProcessingEnded": "yesterday", "NServiceBus.TimeSent": ""}
 
-    for ansi, zone in SETTINGS[::3]:
-        with settings(spark, ansi, zone):
-            rows = [row.asDict() for row in frame.select(*columns).collect()]
+    plain_, delayed, unread, failed, poison = made(
+        spark,
+        [audited, audited | late, audited | bad, OLD, None],
+        lambda json: [
+            *audit(json=json),
+            *failure(json=json),
+            time_sent("headers", json=json).alias("sent"),
+            deliver_at("headers", json=json).alias("due"),
+        ],
+    )
 
-        assert [row["processingTime"] for row in rows] == [0.250001, 0.250001, None, None, None]
-        assert [row["criticalTime"] for row in rows] == [1.126546, 0.250002, None, None, None]
-        assert [row["processingEndpoint"] for row in rows[:2]] == ["Shop.Sales"] * 2
-        assert [rows[0]["conversationId"], rows[0]["relatedTo"]] == ["conversation", "m-0"]
-        assert [rows[1]["due"] is None, rows[0]["due"] is None] == [False, True]
-        assert rows[2]["failedQueue"] == '"public"."Shop.Sales"'
-        assert rows[2]["exceptionType"] == "System.Exception"
-        assert rows[2]["exceptionMessage"] == 'Order "5" is\r\nunknown'
-        assert rows[2]["timeOfFailure"] - rows[2]["sent"] == (
-            datetime(2026, 6, 30, 17, 5, 39, 1) - datetime(2026, 6, 30, 17, 5, 9, 123456)  # noqa: DTZ001
-        )
-        assert set(rows[4].values()) == {None}
-
-
-@FORMATS
-def test_rows_of_real_endpoints_are_read(spark: SparkSession, *, as_json: bool) -> None:
-    """Types, times, failures and audits of tests/golden, as Python's own parser finds them."""
-    kind = "string" if as_json else "map<string,string>"
-    rows = [(case.headers, case.read) for case in golden()]
-    frame = spark.createDataFrame([(row[not as_json],) for row in rows], f"headers {kind}")
-    columns = [message_types("headers", json=as_json).alias("types")]
-    columns += [message_type("headers", json=as_json).alias("type")]
-    columns += [F.unix_micros(time_sent("headers", json=as_json)).alias("sent")]
-    columns += [header("headers", "tenant", json=as_json)]
-    columns += [*audit(json=as_json), *failure(json=as_json)]
-
-    found = [row.asDict() for row in frame.select(*columns).collect()]
-
-    for row, (_, read) in zip(found, rows, strict=True):
-        assert read is not None
-        names = (read["NServiceBus.EnclosedMessageTypes"] or "").split(";")
-        assert row["types"] == [full_name(name) for name in names]
-        assert row["type"] == row["types"][0]
-        sent_at = parse_wire_time(read["NServiceBus.TimeSent"] or "")
-        assert row["sent"] == round(sent_at.timestamp() * 1e6)
-        assert row["conversationId"] == read["NServiceBus.ConversationId"]
-        assert row["failedQueue"] == read.get("NServiceBus.FailedQ")
-        assert row["exceptionMessage"] == read.get("NServiceBus.ExceptionInfo.Message")
-        assert row["processingEndpoint"] == read.get("NServiceBus.ProcessingEndpoint")
-    audited = [row["processingTime"] for row in found if row["processingTime"] is not None]
-    assert audited == [0.045384]
-    assert sum(row["timeOfFailure"] is not None for row in found) == 5
-
-
-def test_headers_of_the_other_format_are_refused_at_once(spark: SparkSession) -> None:
-    """By Spark, before anything runs: a missing `json=True` is no column of nulls."""
-    with pytest.raises(AnalysisException, match="MAP"):
-        messages(spark, [], as_json=True).select(message_type("headers"))
-    with pytest.raises(AnalysisException, match="from_json"):
-        messages(spark, [], as_json=False).select(*reply("body", json=True))
+    names = ("processingTime", "criticalTime", "sent", "due")
+    sent, due = (
+        datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
+        datetime(2026, 6, 30, 17, 5, 10, 0, UTC),
+    )
+    assert [plain_[name] for name in names] == [0.250001, 1.126546, sent, None]
+    assert [delayed[name] for name in names] == [0.250001, 0.250002, sent, due]
+    assert [unread[name] for name in names] == [None] * 4
+    texts = [plain_[name] for name in ("processingEndpoint", "conversationId", "relatedTo")]
+    assert texts == ["Shop.Sales", "conversation", "m-0"]
+    assert [failed["failedQueue"], failed["timeOfFailure"]] == [QUEUE, sent]
+    assert set(poison.values()) == {None}
 
 
 # ---------------------------------------------------------------- sending
 
 
-@FORMATS
-def test_an_outgoing_message_is_of_the_same_conversation(
-    spark: SparkSession, *, as_json: bool
+def typed(make: Callable[..., list[Column]], *to: str) -> Callable[..., list[Column]]:
+    """A function with all that may be said of a message."""
+    return lambda *, json: make(
+        F.lit("<done/>"),
+        *to,
+        message_type=f"Shop.Placed, Shop, {VERSION};Shop.IEvent",
+        content_type="application/json",
+        headers={"tenant": F.lit("blue"), "a.b": "c", "x": F.lit(None).cast("string")},
+        json=json,
+    )
+
+
+def effect(intent: str, cause: str | None = None, **more: str) -> Headers:
+    """Headers of a message that was sent for another one; for REQUEST, if no cause is named."""
+    ids = dict.fromkeys(["NServiceBus.CorrelationId", "NServiceBus.RelatedTo"], cause)
+    said = {f"NServiceBus.{name}": text for name, text in more.items()}
+    return (ids if cause else CAUSED) | {"NServiceBus.MessageIntent": intent} | said
+
+
+OWN: Headers = {
+    "NServiceBus.EnclosedMessageTypes": f"Shop.Placed, Shop, {VERSION};Shop.IEvent",
+    "NServiceBus.ContentType": "application/json",
+    "tenant": "blue",
+    "a.b": "c",
+}
+TOPICS = ["Shop.Placed", "Shop.IEvent"]
+DONE, HERE, NOWHERE = {"body": "<done/>"}, {"id": ROW}, {"queue": None}
+REPLY = partial(reply, "body")
+WITHOUT = partial(forward, without=["none", "absent", *TRACE])
+FAIL = partial(fail, "Shop.Bad", "ä" * 20_000, "error", endpoint="Lake")
+LATER = partial(retry_later, "00:00:10", "Shop.Bad", "no", "error", most=3)
+CUT: Headers = {f"{INFO}Message": "ä" * 16_384, "NServiceBus.ProcessingEndpoint": "Lake"}
+SAGA: Headers = {"NServiceBus.OriginatingSagaId": "7", "NServiceBus.OriginatingSagaType": "Saga"}
+LAST: Headers = {"NServiceBus.Retries.Timestamp": WHEN}
+AGAIN = {"id": ROW, "queue": QUEUE, "delay": "00:00:10"}
+ENDED = {"id": ROW, "queue": "error", "delay": None}
+SUCCESS: Headers = {
+    "ServiceControl.Retry.Successful": NOW,
+    "ServiceControl.Retry.UniqueMessageId": "u-1",
+    "NServiceBus.ControlMessage": "True",
+}
+
+
+def retries(count: str | None, time: str = WHEN) -> Headers:
+    """Headers of a message that was retried."""
+    return {"NServiceBus.Retries": count, "NServiceBus.Retries.Timestamp": time}
+
+
+@pytest.mark.parametrize(
+    ("columns", "received", "headers", "more"),
+    [
+        (typed(reply), REQUEST, OWN | effect("Reply"), DONE | {"queue": '"public"."Shop.Web"'}),
+        (typed(send, 'a"b'), REQUEST, OWN | effect("Send"), DONE | {"queue": 'a"b'}),
+        (typed(publish), REQUEST, OWN | effect("Publish"), DONE | {"topics": TOPICS}),
+        (REPLY, {"NServiceBus.MessageId": "m"}, effect("Reply", "m"), NOWHERE),
+        (REPLY, {"NServiceBus.MessageId": ""}, effect("Reply", ROW), NOWHERE),
+        (REPLY, None, effect("Reply", ROW), NOWHERE),
+        (REPLY, SAGA, effect("Reply", ROW, SagaId="7", SagaType="Saga"), NOWHERE),
+        (partial(forward, "audit"), REQUEST | OLD, REQUEST | OLD, HERE | {"queue": "audit"}),
+        (forward, {}, {}, HERE | {"body": b""}),
+        (WITHOUT, TRACE | MINE | {"none": None}, MINE, HERE),
+        (return_to_source, REQUEST | OLD | retries("2"), REQUEST, HERE | {"queue": QUEUE}),
+        (return_to_source, MINE, MINE, HERE | NOWHERE),
+        (FAIL, MINE | OLD, MINE | FAILED | CUT, HERE | {"queue": "error"}),
+        *((LATER, MINE | retries(n), MINE | retries("1", NOW), AGAIN) for n in (None, "", "0")),
+        (LATER, retries("2"), retries("3", NOW), AGAIN),
+        *((LATER, retries(n), FAILED | LAST, ENDED) for n in ("3", "9" * 11, "x", "-1")),
+        (acknowledge_retries, RETRIED, SUCCESS, {"body": b"", "queue": "ack"}),
+    ],
+)
+def test_a_function_makes_the_message_that_an_endpoint_would(
+    spark: SparkSession, columns: Any, received: Headers | None, headers: Headers, more: Any
 ) -> None:
-    """It has the headers of the wire's rules, and no other header of the received message."""
-    frame = messages(spark, [REQUEST], as_json=as_json)
-    said: dict[str, Any] = {
-        "message_type": f"Shop.Placed, Shop, {VERSION};Shop.IEvent",
-        "content_type": "application/json",
-        "headers": {"tenant": F.lit("blue"), "a.b": "c", "nothing": F.lit(None).cast("string")},
-        "json": as_json,
+    """By the wire's rules; a count of retries that cannot be read fails the message."""
+    assert made(spark, [received], columns) == [{"body": b"{}", "headers": headers} | more]
+
+
+def test_a_failed_message_has_the_headers_of_a_real_one(spark: SparkSession) -> None:
+    """The same values, except the time, the machine, and Data of .NET; and they are read back."""
+    whole: Headers = next(
+        case.read for case in golden() if case.read and "NServiceBus.FailedQ" in case.read
+    )
+    added = ("NServiceBus.FailedQ", INFO, "NServiceBus.TimeOfFailure", "NServiceBus.Processing")
+    mine = {n: t for n, t in whole.items() if not n.startswith((*added, "$.diagnostics.host"))}
+    counts = {"NServiceBus.Retries": "3", "NServiceBus.FLRetries": "2"}
+    names = ("ExceptionType", "Message", "Source", "StackTrace")
+    kind, reason, source, trace = (str(whole[f"{INFO}{name}"]) for name in names)
+
+    columns = partial(fail, kind, reason, source=source, stack_trace=trace)
+    [row] = made(spark, [mine | counts], columns)
+    [read] = made(spark, [whole], failure)
+
+    of_net = {name: text for name, text in whole.items() if f"{INFO}Data." not in name}
+    assert row["headers"] == of_net | MACHINE | {"NServiceBus.TimeOfFailure": NOW}
+    assert len(str(MACHINE["$.diagnostics.hostid"])) == len(str(whole["$.diagnostics.hostid"]))
+    assert [*read.values()][:3] == [whole["NServiceBus.FailedQ"], kind, reason]
+
+
+def test_the_endpoint_of_a_failure_is_named_as_its_queue(spark: SparkSession) -> None:
+    """The table of the canonical address of either database; FailedQ is the address."""
+    names = {
+        QUEUE: "Shop.Server",
+        '"a"".""b"."say ""hi"""': 'say "hi"',
+        "Shop.Orders@[dbo]@[shop]": "Shop.Orders",
+        "[Orders]@[d@[bo]@[shop]": "[Orders]",
     }
-    own = CAUSED | {
-        "NServiceBus.EnclosedMessageTypes": said["message_type"],
-        "NServiceBus.ContentType": "application/json",
-        "tenant": "blue",
-        "a.b": "c",
-    }
-    body = F.lit("<done/>")
+    frame = spark.createDataFrame(
+        [(ROW, {}, b"", 1, each) for each in names], messages(spark, [{}]).schema
+    )
 
-    [(answer, answered)] = sent(frame, reply(body, **said))
-    [(command, ordered)] = sent(frame, send(body, 'a"b', **said))
-    [(event, published)] = sent(frame, publish(body, **said))
+    found = [plain(row)["headers"] for row in frame.select(*fail("Shop.Bad", "no")).collect()]
 
-    assert answer == own | {"NServiceBus.MessageIntent": "Reply"}
-    assert command == own | {"NServiceBus.MessageIntent": "Send"}
-    assert event == own | {"NServiceBus.MessageIntent": "Publish"}
-    assert answered.asDict() == {
-        "body": "<done/>",
-        "headers": answered["headers"],
-        "queue": '"public"."Shop.Web"',
-    }
-    assert [*ordered.asDict(), ordered["queue"]] == ["body", "headers", "queue", 'a"b']
-    assert [*published.asDict()] == ["body", "headers", "topics"]
-    assert published["topics"] == ["Shop.Placed", "Shop.IEvent"]
-    assert [*sent(frame, send("body", json=as_json))[0][1].asDict()] == ["body", "headers"]
-    assert [*sent(frame, publish("body", json=as_json))[0][1].asDict()] == ["body", "headers"]
+    assert [each["NServiceBus.ProcessingEndpoint"] for each in found] == [*names.values()]
+    assert [each["NServiceBus.FailedQ"] for each in found] == [*names]
 
 
-@FORMATS
-def test_a_message_of_few_headers_can_be_answered(spark: SparkSession, *, as_json: bool) -> None:
-    """Absent or empty: the message id is the row's id, the correlation the message id."""
-    asked: list[dict[str, str | None] | None] = [
-        {"NServiceBus.MessageId": "m", "NServiceBus.CorrelationId": ""},
-        {"NServiceBus.MessageId": "", "NServiceBus.CorrelationId": None},
-        None,
-        {"NServiceBus.OriginatingSagaId": "7", "NServiceBus.OriginatingSagaType": "Shop.Saga"},
-    ]
+def test_a_name_that_is_there_twice_fails_one_message_only(spark: SparkSession) -> None:
+    """Whoever sends a message can write a name twice."""
+    texts = ['{"a":"1","a":"2","NServiceBus.FailedQ":"x","NServiceBus.FailedQ":"y"}', " {} ", ""]
+    rows = [(ROW, text, b"", 7, QUEUE) for text in texts]
+    frame = spark.createDataFrame(rows, SHAPE.format("string")).coalesce(1)
 
-    found = sent(messages(spark, asked, as_json=as_json), reply("body", json=as_json))
+    for columns in (fail("T", "m", json=True), retry_later(1000, "T", "m", json=True)):
+        found = [row.headers for row in frame.select(*columns).collect()]
 
-    def effect(cause: str) -> dict[str, str]:
-        ids = dict.fromkeys(["NServiceBus.CorrelationId", "NServiceBus.RelatedTo"], cause)
-        return ids | {"NServiceBus.MessageIntent": "Reply"}
-
-    saga = {"NServiceBus.SagaId": "7", "NServiceBus.SagaType": "Shop.Saga"}
-    assert [headers for headers, _ in found] == [
-        effect("m"),
-        effect(ROW),
-        effect(ROW),
-        effect(ROW) | saga,
-    ]
-    assert [row["queue"] for _, row in found] == [None] * 4
+        assert all(map(json.loads, found))
+        assert json.loads(found[0])["a"] == "2"
+        assert found[0].count("FailedQ") < 2
 
 
-def test_the_type_of_an_event_may_stand_in_each_row(spark: SparkSession) -> None:
-    """In a column; a constant that is no type's name is refused."""
-    frame = messages(spark, [REQUEST], as_json=False)
-    kind = F.col("headers")["NServiceBus.EnclosedMessageTypes"]
+def test_messages_that_cannot_be_sent_on_raise_an_error(spark: SparkSession) -> None:
+    """Corrupt headers would arrive as none; what was not returned cannot be acknowledged.
 
-    [(headers, row)] = sent(frame, publish("body", message_type=kind))
-
-    assert headers["NServiceBus.EnclosedMessageTypes"] == f"Shop.PlaceOrder, Shop, {VERSION}"
-    assert row["topics"] == ["Shop.PlaceOrder"]
-    for build in (publish, send, reply):
-        with pytest.raises(
-            BadFrame, match=r"is ', Shop', with a blank name: expected a \.NET type"
+    `is_retried` selects what can be.
+    """
+    others = [{n: t for n, t in RETRIED.items() if n != left} for left in [*RETRIED][1:]]
+    blank = RETRIED | {"ServiceControl.Retry.AcknowledgementQueue": ""}
+    corrupt = f"message {ROW} cannot be sent on: its headers are corrupt"
+    for as_json in (False, True):
+        poison = messages(spark, [REQUEST, None], as_json=as_json)
+        asked = messages(spark, [RETRIED, *others, blank, None], as_json=as_json)
+        for frame, columns, reason in (
+            (poison, forward(without="x", json=as_json), corrupt),
+            (poison, return_to_source(json=as_json), corrupt),
+            (poison, fail("T", "m", json=as_json), corrupt),
+            (poison, retry_later(1, "T", "m", json=as_json), corrupt),
+            (asked, acknowledge_retries(json=as_json), r"select messages by where\(is_retried"),
         ):
+            with pytest.raises(PySparkException, match=reason):
+                frame.select(*columns).collect()
+
+        assert asked.where(is_retried(json=as_json)).count() == 1
+
+
+def test_what_cannot_be_meant_is_refused_at_once(spark: SparkSession) -> None:
+    """A missing `json=True` is no column of nulls; no delay is guessed, and no type."""
+    with pytest.raises(AnalysisException, match="MAP"):
+        messages(spark, [], as_json=True).select(message_type("headers"))
+    with pytest.raises(AnalysisException, match="from_json"):
+        messages(spark, []).select(*reply("body", json=True))
+    with pytest.raises(BadTimeSpan, match="delay 'soon' cannot be read"):
+        retry_later("soon", "T", "m")
+    with pytest.raises(BadFrame, match="most is -1"):
+        retry_later(1, "T", "m", most=-1)
+    for build in (publish, send, reply):
+        with pytest.raises(BadFrame, match=r"', Shop', with a blank name: expected a \.NET type"):
             build("body", message_type=", Shop")
 
 
-@FORMATS
-def test_the_received_message_may_be_an_alias_or_a_struct(
-    spark: SparkSession, *, as_json: bool
-) -> None:
-    """After a join both sides have an id."""
-    frame = messages(spark, [REQUEST], as_json=as_json)
-    joined = frame.alias("m").join(spark.createDataFrame([("x", 1)], "id string, n int"))
-    packed = frame.select(F.struct("*").alias("m"), F.lit("x").alias("id"))
+def test_values_may_stand_in_each_row(spark: SparkSession) -> None:
+    """The type of an event, a delay; the received message may be an alias, as after a join."""
+    frame = messages(spark, [REQUEST])
+    joined = frame.alias("m").join(spark.createDataFrame([("x", "y")], "id string, body string"))
+    kind = F.col("headers")["NServiceBus.EnclosedMessageTypes"]
+    [event] = frame.select(*publish("body", message_type=kind)).collect()
+    [later] = frame.select(*retry_later(F.expr("INTERVAL 10 SECONDS"), "T", "m")).collect()
+    [same] = joined.select(*forward(received="m")).collect()
 
-    for each in (joined, packed):
-        [(headers, _)] = sent(each, reply(F.lit(""), received="m", json=as_json))
-        [(same, row)] = sent(each, forward(received="m", json=as_json))
-
-        assert headers == CAUSED | {"NServiceBus.MessageIntent": "Reply"}
-        assert same == REQUEST
-        assert row["id"] == ROW
+    assert [event.topics, later.delay] == [["Shop.PlaceOrder"], timedelta(seconds=10)]
+    assert [plain(same)["headers"], same.id, same.body] == [REQUEST, ROW, b"{}"]
 
 
-@FORMATS
-def test_a_forwarded_message_keeps_its_headers(spark: SparkSession, *, as_json: bool) -> None:
-    """Except those to leave out, and on a return to source those that a failure added."""
-    added: dict[str, str | None] = {
-        "NServiceBus.FailedQ": '"public"."Shop.Sales"',
-        "NServiceBus.ExceptionInfo.Message": "no",
-        "NServiceBus.ExceptionInfo.Data.x": None,
-        "NServiceBus.TimeOfFailure": "2026-06-30 17:05:39:000001 Z",
-        "NServiceBus.Retries": "2",
-        "NServiceBus.Retries.Timestamp": "2026-06-30 17:05:39:000001 Z",
-    }
-    mine: dict[str, str | None] = {"NServiceBus.ExceptionInfos": "kept", "x.FailedQ": "kept"}
-    frame = messages(spark, [REQUEST | added | mine, {}], as_json=as_json)
-    frame = frame.withColumn("body", F.lit(None).cast("binary"))
-
-    whole, bare = sent(frame, forward("audit", json=as_json))
-    [(less, _), _] = sent(frame, forward(without=["none", *TRACE], json=as_json))
-    [(back, returned), (_, lost)] = sent(frame, return_to_source(json=as_json))
-
-    assert whole[0] == REQUEST | added | mine
-    assert bare[0] == {}
-    assert whole[1].asDict() == {
-        "body": b"",
-        "headers": whole[1]["headers"],
-        "id": ROW,
-        "queue": "audit",
-    }
-    assert less == {
-        name: text for name, text in whole[0].items() if name != "none" and name not in TRACE
-    }
-    assert back == REQUEST | mine
-    assert [returned["queue"], lost["queue"]] == ['"public"."Shop.Sales"', None]
-
-
-def test_corrupt_headers_are_not_forwarded(spark: SparkSession) -> None:
-    """They would arrive as no headers; the error names the message."""
-    for as_json in (False, True):
-        frame = messages(spark, [REQUEST, None], as_json=as_json)
-        for columns in (forward(without="x", json=as_json), return_to_source(json=as_json)):
-            with pytest.raises(PySparkException) as refused:
-                frame.select(*columns).collect()
-
-            assert f"message {ROW} cannot be sent on: its headers are corrupt" in str(refused.value)
-
-
-def test_outgoing_columns_do_not_name_the_source_queue(spark: SparkSession) -> None:
-    """The sink refuses its option topics beside the columns queue and seq of a read."""
-    frame = messages(spark, [REQUEST], as_json=False)
-    failed = fail("T", "m"), retry_later(1, "T", "m"), acknowledge_retries()
-    others = reply("body"), send("body"), forward(), forward("a"), return_to_source()
-    for columns in (*others, *failed):
-        types = dict(frame.select(*columns).dtypes)
-
-        check_frame(types, queue=False, topics=True)
-        assert "seq" not in types
-    with pytest.raises(BadFrame, match="drop the column queue, or the option"):
-        check_frame(dict(frame.drop("headers").dtypes), queue=False, topics=True)
-
-
-def test_the_page_of_functions_lists_each_with_its_arguments(spark: SparkSession) -> None:
-    """All of them, no others, and the columns of each."""
+def test_the_page_lists_each_function_with_arguments_and_columns(spark: SparkSession) -> None:
+    """The columns never name the source queue: the sink refuses its option topics beside it."""
     rows = re.findall(r"^\| `(\w+)\((.*?)\)` \| (.*?) \|", PAGE, flags=re.MULTILINE)
-    listed = {name: arguments.split(", ") for name, arguments, _ in rows}
-    given = {name: getattr(functions, name) for name in functions.__all__}
-    frame = messages(spark, [], as_json=False)
-    lists = {"audit": audit(), "failure": failure(), "return_to_source": return_to_source()}
+    frame = messages(spark, [])
+    lists = {"return_to_source": return_to_source(), "acknowledge_retries": acknowledge_retries()}
     lists |= {"reply": reply("body"), "send": send("body", "a"), "forward": forward("a")}
     lists |= {"publish": publish("body", message_type="Shop.Placed")}
     lists |= {"fail": fail("T", "m", "error"), "retry_later": retry_later(1, "T", "m")}
-    lists |= {"acknowledge_retries": acknowledge_retries()}
+    for columns in lists.values():
+        check_frame(dict(frame.select(*columns).dtypes), queue=False, topics=True)
+    lists |= {"audit": audit(), "failure": failure()}
 
-    assert listed == {name: [*inspect.signature(each).parameters] for name, each in given.items()}
+    assert {name: arguments.split(", ") for name, arguments, _ in rows} == {
+        name: [*inspect.signature(getattr(functions, name)).parameters]
+        for name in functions.__all__
+    }
     for name, _, cell in rows:
         if name in lists:
             assert re.findall(r"`(\w+)`", cell) == frame.select(*lists[name]).columns
 
 
-# ---------------------------------------------------------------- there and back
+def test_a_replayed_batch_fails_the_same_messages_with_the_same_headers(queue: SparkQueue) -> None:
+    """Its time is the batch's; each is in the error queue once."""
+    errors = queue.another("error")
+    queue.fill(0, 20)
+    calls: list[list[str]] = []
 
+    def send(frame: DataFrame, batch: int) -> None:
+        calls.append([row["headers"] for row in frame.collect()])
+        queue.send_by_column(frame, txnAppId="split", txnVersion=batch)
+        if len(calls) == 1:
+            raise RuntimeError("killed after the write")
 
-def test_answers_reach_the_endpoints_and_keep_the_conversation(queue: SparkQueue) -> None:
-    """Two hops, by the real source and sink; the endpoint sees the headers of the wire only."""
-    web, again, events = (queue.another(name) for name in ("Shop.Web", "again", "events"))
-    routing = queue.beside("Routing")
-    queue.dotnet.create_subscriptions(routing.address)
-    queue.dotnet.subscribe(routing.address, events.table, "Shop.IEvent", events.name)
-    request = REQUEST | {"NServiceBus.ReplyToAddress": web.name}
-    queue.put(json.dumps(request).replace("/", "\\/"))
-    given = {"messageType": "Shop.OrderAccepted", "replyToAddress": again.name}
-    given |= queue.database_options | {"subscriptionTable": routing.name}
+    failed = queue.stream().load().select(*fail("Shop.Bad", "no", errors.name))
+    with pytest.raises(StreamingQueryException, match="killed after the write"):
+        queue.finish(failed.writeStream.foreachBatch(send))
+    queue.finish(failed.writeStream.foreachBatch(send))
 
-    stream = queue.stream(headersFormat="json").load()
-    answers = stream.select(*reply(F.lit("<ok/>"), content_type="text/xml", json=True))
-    finish(answers.writeStream.format("sqlqueue").options(**given), queue.folder / "answers")
-
-    [(whole, body)] = web.rows()
-    answer = str(whole["NServiceBus.MessageId"])
-    sent_at = parse_wire_time(str(whole["NServiceBus.TimeSent"]))
-    sender = ("OriginatingEndpoint", "OriginatingMachine")
-    own = {f"NServiceBus.{name}" for name in ("MessageId", "TimeSent", *sender)}
-    own.add("$.diagnostics.originating.hostid")
-    assert [body, queue.count()] == [b"<ok/>", 0]
-    assert own <= whole.keys()
-    assert {name: text for name, text in whole.items() if name not in own} == CAUSED | {
-        "NServiceBus.MessageIntent": "Reply",
-        "NServiceBus.ReplyToAddress": again.name,
-        "NServiceBus.EnclosedMessageTypes": "Shop.OrderAccepted",
-        "NServiceBus.ContentType": "text/xml",
-    }
-    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", answer)
-    assert abs(datetime.now(UTC) - sent_at).total_seconds() < 600
-
-    read = web.reader().load()
-    frame = read.select(*reply("body"))
-    for columns in (forward(again.name), publish("body", message_type="Shop.Done;Shop.IEvent")):
-        frame = frame.unionByName(read.select(*columns), allowMissingColumns=True)
-    frame.write.format("sqlqueue").options(**given).mode("append").save()
-
-    hops = {str(headers["NServiceBus.MessageId"]): headers for headers, _ in again.rows()}
-    [(event, _)] = events.rows()
-    assert hops.pop(answer) == whole
-    [second] = hops.values()
-    for each, intent in ((second, "Reply"), (event, "Publish")):
-        related = {"NServiceBus.RelatedTo": answer, "NServiceBus.MessageIntent": intent}
-        assert (CAUSED | related).items() <= each.items()
-    assert event["NServiceBus.EnclosedMessageTypes"] == "Shop.Done;Shop.IEvent"
-
-
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        (None, "row 1 of partition 0 cannot be sent: queue is null"),
-        ('"a', "row 1 of partition 0 cannot be sent: option queue is"),
-    ],
-)
-def test_a_reply_without_a_destination_fails_the_batch(
-    queue: SparkQueue, address: str | None, reason: str
-) -> None:
-    """No reply is sent; with the option queue, it is the destination of all rows."""
-    requests: list[dict[str, str | None] | None] = [
-        {"NServiceBus.ReplyToAddress": queue.name},
-        {"NServiceBus.ReplyToAddress": address},
-    ]
-    answers = messages(queue.spark, requests, as_json=False).select(*reply("body"))
-    writer = answers.write.format("sqlqueue").options(**queue.database_options).mode("append")
-
-    with pytest.raises(PySparkException) as refused:
-        writer.save()
-    before = queue.count()
-    if address is None:
-        queue.send(answers)
-
-    assert reason in str(refused.value)
-    assert [before, queue.count()] == [0, 0 if address else 2]
+    first, again = calls
+    assert first == again
+    assert sorted(errors.ids()) == sorted(numbered(0, 20))

@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import replace
-from itertools import chain
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from jobs.submit import delta_rows, module, sigterm_when
+from jobs.submit import delta_rows, module, run, settings, sigterm_when
 
 from sqlq_spark import checkpoints
-from sqlq_spark.jobs import streams, table_writer
+from sqlq_spark.jobs import audit_to_delta, streams, table_writer
 from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.jobs.streams import spread
 from sqlq_spark.options import SinkOptions
+from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, EXCEPTION_INFO, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
-PLACED = "Shop.Placed, Shop, Version=1.0.0.0;Shop.IEvent"
-ODD = "../../Shop`Placed"
-TYPES = [PLACED, "shop.placed", ODD, "Paid", "Paid"]  # of messages in turn
+RETRY = "ServiceControl.Retry."
 
 
-def received(queue: SparkQueue, folder: Path, **more: Any) -> Any:
-    """Settings of queue_to_delta, and its module."""
+def receiving(queue: SparkQueue, **more: Any) -> tuple[Any, Any]:
+    """The module queue_to_delta, and its settings."""
     made = module("queue_to_delta")
-    settings = made.Settings(
-        url=queue.place.url,
-        queues=queue.name,
-        table=str(folder / "table"),
-        checkpoint=str(folder / "checkpoint"),
-        source={"stateSchema": queue.place.state},
-        **more,
-    )
-    return made, settings
+    given = settings("queue_to_delta", queue, queue.folder, **{"error_queue": None} | more)
+    return made, made.Settings(**given)
+
+
+def put(queue: SparkQueue, body: bytes | None, name: str, kind: str, **retry: str) -> None:
+    """Send a message with an id and a type."""
+    headers = {f"{RETRY}{each}": text for each, text in retry.items()}
+    queue.put(dumps({MESSAGE_ID: name, ENCLOSED_MESSAGE_TYPES: kind, **headers}), body)
 
 
 def numbers(table: Path) -> list[int]:
@@ -49,32 +48,165 @@ def numbers(table: Path) -> list[int]:
     return sorted(int(row["body"][len('{"number":') : -1]) for row in delta_rows(table))
 
 
+def reasons(queue: SparkQueue) -> dict[str, str]:
+    """The reason of each message of an error queue, by its id."""
+    name = f"{EXCEPTION_INFO}Message"
+    return {str(each[MESSAGE_ID]): str(each[name]) for each, _ in queue.rows()}
+
+
+# ---------------------------------------------------------------- bodies in columns
+
+DDL = """
+    number INT NOT NULL, name STRING, total DECIMAL(10, 2), due TIMESTAMP, day DATE,
+    ratio DOUBLE, customer STRUCT<id: BIGINT NOT NULL, tags: ARRAY<STRING>>,
+    items ARRAY<STRUCT<sku: STRING NOT NULL, count: INT>>, prices MAP<STRING, INT>
+"""
+MOMENT = datetime(2026, 1, 2, 2, 4, 5, 123000)  # noqa: DTZ001 - as stored
+GOOD: list[tuple[bytes, dict[str, Any]]] = [
+    (b'{"number":2,"name":"a","more":{"x":[1]}}', {"number": 2, "name": "a"}),
+    ("\ufeff".encode() + b' {"number":3} \n', {"number": 3, "name": None}),
+    (b'{"number":4,"day":"2026-01-02","customer":null}', {"day": date(2026, 1, 2)}),
+    (b'{"number":6,"due":"2026-01-02T03:04:05.123+01:00","name":8}', {"due": MOMENT, "name": "8"}),
+    (
+        b'{"number":8,"customer":{"id":9,"tags":["x"]},"items":[],"prices":{"a":1}}',
+        {"customer": {"id": 9, "tags": ["x"]}, "items": [], "prices": [("a", 1)]},
+    ),
+    (b'{"number":1,"number":9}', {"number": 9}),
+    (b'{"number":9,"name":"7e123456","total":1e2}', {"name": "7e123456", "total": Decimal(100)}),
+]
+EMPTY, UTF8, OBJECT, LARGE = "empty", "not UTF-8", "not one JSON object", "an exponent of four"
+BAD: list[tuple[bytes | None, str]] = [
+    (None, EMPTY),
+    (b"  ", OBJECT),
+    (b'[{"number":1}]', OBJECT),
+    (b'{"number":1', OBJECT),
+    (b'{"number":1}{"number":2}', OBJECT),
+    (b'{"number":1},"body":{"number":2}', OBJECT),
+    (b'{"number":1,"z":' + b"[" * 3000 + b"]" * 3000 + b"}", OBJECT),
+    (b'{"number":' + b"9" * 2000 + b"}", OBJECT),
+    (b'{"number":1,"name":"\xff"}', UTF8),
+    ('{"number":1}'.encode("utf-16"), UTF8),
+    (b'{"number":"1"}', "number is not int"),
+    (b'{"number":1,"total":123456789012.5}', "total is not decimal(10,2)"),
+    (b'{"number":1,"total":1e100000000,"total":1}', LARGE),
+    (b'{"number":1,"day":"soon","due":"later"}', "due is not timestamp, day is not date"),
+    (b'{"number":1,"customer":{"id":"x"}}', "customer is not struct<"),
+    (b'{"Number":1}', "number is missing or null"),
+    (b'{"number":1,"items":[{"sku":"a"},{"count":1}]}', "items[].sku is missing or null"),
+]
+
+
+def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> None:
+    """Each with the reason, its headers and id; a retry that fails again is not acknowledged."""
+    error, control = queue.another("error"), queue.another("ServiceControl")
+    made, given = receiving(queue, schema=DDL, error_queue=error.name)
+    for at, (body, _) in enumerate([*GOOD, *BAD]):
+        retry = {"UniqueMessageId": f"u-{at}", "AcknowledgementQueue": control.name}
+        put(queue, body, f"m-{at}", "Shop.Placed", **retry)
+
+    totals = made.run(queue.spark, given)
+
+    rows = sorted(delta_rows(queue.folder / "table"), key=lambda row: row["seq"])
+    assert totals["messages"] == len(GOOD) + len(BAD)
+    assert [row["body"] for row in rows] == [body for body, _ in GOOD]
+    for row, (_, expected) in zip(rows, GOOD, strict=True):
+        assert {name: row[name] for name in expected} == expected
+    failed = reasons(error)
+    assert sorted(failed) == sorted(f"m-{len(GOOD) + at}" for at in range(len(BAD)))
+    for at, (body, words) in enumerate(BAD, len(GOOD)):
+        assert words in failed[f"m-{at}"], body
+    headers = error.rows()[0][0]
+    assert headers["NServiceBus.FailedQ"] == queue.name
+    assert headers[f"{EXCEPTION_INFO}ExceptionType"] == "sqlq_spark.UnfitBody"
+    assert sorted(body for _, body in error.rows()) == sorted(body or b"" for body, _ in BAD)
+    assert control.count() == len(GOOD)
+
+
 def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tables that have their share of the batch do not get it again."""
-    made, settings = received(queue, queue.folder, split=True, names={"Paid": "paid"})
+    """
+    Tables that have their share of the batch do not get it again, nor does the error queue.
+
+    A type with a schema always has a table, the others' are the most frequent ones. A field whose
+    name the table has already gets another.
+    """
+    error, odd, placed = queue.another("error"), "../../Shop`Free", "number INT,\n  Id STRING"
+    made, given = receiving(
+        queue,
+        split=True,
+        schemas={"Shop.Placed": placed, "Shop.Moved": placed, "Shop.Paid": "total INT"},
+        names={"Shop.Placed": "orders", "Shop.Moved": "orders"},
+        error_queue=error.name,
+    )
     monkeypatch.setattr(made, "MOST_TYPES", 1)
-    queue.fill(0, 50)
-    queue.dba.retype(queue.address, TYPES)
-    append = table_writer.append_delta
+    bodies = [
+        ("Shop.Placed, Shop, Version=1.0.0.0;Shop.IEvent", b'{"number":1,"Id":"a"}'),
+        ("Shop.Moved", b'{"number":2}'),
+        ("Shop.Paid", b'{"total":3}'),
+        ("Shop.Paid", b'{"total":"x"}'),
+        *[(odd, b"<xml/>")] * 2,
+        ("shop.placed", b""),
+    ]
+    for at, (kind, body) in enumerate(bodies):
+        put(queue, body, f"m-{at}", kind)
 
-    def failing(*given: Any) -> None:
-        append(*given)
-        reason = "the end"
-        raise RuntimeError(reason)
+    for place, name in (
+        (table_writer, "append_delta"),
+        (made.bodies, "reason"),
+        (table_writer, "acknowledge"),
+    ):
+        done = getattr(place, name)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(table_writer, "append_delta", failing)
+        def end(*given: Any, done: Any = done, **named: Any) -> None:
+            done(*given, **named)
+            raise RuntimeError("the end")
+
+        monkeypatch.setattr(place, name, end)
         with pytest.raises(Exception, match="the end"):
-            made.run(queue.spark, settings)
-    totals = made.run(queue.spark, settings)
+            made.run(queue.spark, given)
+        monkeypatch.setattr(place, name, done)
+    totals = made.run(queue.spark, given)
 
-    tables = {each.name: numbers(each) for each in (queue.folder / "table").iterdir()}
-    assert totals["messages"] == 50
-    assert set(tables) == {"paid", "other", table_name(ODD)}
-    assert tables["paid"] == [each for each in range(50) if (each + 1) % 5 in {3, 4}]
-    assert sorted(chain(*tables.values())) == [*range(50)]
+    tables = {each.name: delta_rows(each) for each in (queue.folder / "table").iterdir()}
+    assert totals["messages"] == len(bodies)
+    assert tables.keys() == {"orders", table_name("Shop.Paid"), table_name(odd), "other"}
+    orders = sorted(tables["orders"], key=lambda row: row["seq"])
+    assert [(row["number"], row["body_Id"]) for row in orders] == [(1, "a"), (2, None)]
+    assert [row["total"] for row in tables[table_name("Shop.Paid")]] == [3]
+    assert [row["body"] for row in tables[table_name(odd)]] == [b"<xml/>"] * 2
+    assert [row["messageType"] for row in tables["other"]] == ["shop.placed"]
+    assert reasons(error) == {"m-3": "the body does not fit: total is not int"}
+    assert error.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"schema": "number INTT"}, "setting schema is 'number INTT': expected DDL"),
+        ({"schema": "a CHAR(5)"}, "expected DDL, for example number INT"),
+        ({"schema": "Id INT, body_id INT"}, "setting schema has a column twice: body_Id, body_id"),
+        (
+            {"split": True, "schemas": {"Shop.A": "a INT", "Shop.B": "b BAD"}},
+            "setting Shop.B in [schemas] is 'b BAD'",
+        ),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused_at_the_start(
+    queue: SparkQueue, given: dict[str, Any], expected: str
+) -> None:
+    """Before the stream: nothing is received."""
+    queue.fill(0, 1)
+    made, given = receiving(queue, error_queue=queue.another("error").name, **given)
+
+    with pytest.raises(BadSettings) as error:
+        made.run(queue.spark, given)
+
+    assert expected in str(error.value)
+    assert queue.count() == 1
+
+
+# ---------------------------------------------------------------- tables
 
 
 def test_a_share_is_written_once_into_a_table_of_a_catalog(queue: SparkQueue) -> None:
@@ -86,67 +218,79 @@ def test_a_share_is_written_once_into_a_table_of_a_catalog(queue: SparkQueue) ->
     queue.spark.sql("DROP TABLE default.split_paid")
 
 
-def test_a_stream_that_runs_on_ends_after_its_batch(queue: SparkQueue) -> None:
-    """By SIGTERM; its totals are those of its batches."""
-    made, settings = received(queue, queue.folder, trigger="100 milliseconds")
-    queue.fill(0, 10)
-
-    with sigterm_when((queue.folder / "checkpoint" / "commits" / "0").exists):
-        totals = made.run(queue.spark, settings)
-
-    assert totals == {"messages": 10, "batches": 1}
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert len(delta_rows(queue.folder / "table")) == 10
-
-
 def test_rows_become_json(queue: SparkQueue) -> None:
     """If the settings name no column; only rows that `where` allows, and only new ones."""
-    made = module("delta_to_queue")
-    settings = made.Settings(
-        url=queue.place.url,
-        table=str(queue.folder / "table"),
-        checkpoint=str(queue.folder / "checkpoint"),
-        where="id % 2 = 0",
-        queue=queue.name,
-        sink={"stateSchema": queue.place.state},
-    )
+    given = settings("delta_to_queue", queue, queue.folder, where="id % 2 = 0")
 
     for first in (0, 4):
         rows = queue.spark.range(first, first + 4)
-        rows.write.format("delta").mode("append").save(settings.table)
-        made.run(queue.spark, settings)
+        rows.write.format("delta").mode("append").save(given["table"])
+        assert run("delta_to_queue", **given).code == 0
 
     sent = queue.rows()
     assert sorted(body for _, body in sent) == [b'{"id":%d}' % each for each in (0, 2, 4, 6)]
     assert {headers["NServiceBus.ContentType"] for headers, _ in sent} == {"application/json"}
 
 
-def test_a_dry_run_finds_mistakes(queue: SparkQueue, capsys: pytest.CaptureFixture[str]) -> None:
-    """And changes nothing."""
-    made, table = module("delta_to_queue"), str(queue.folder / "table")
-    queue.spark.sql("SELECT 'a' AS name").write.format("delta").save(table)
-    given = {
-        "url": queue.place.url,
-        "table": table,
-        "queue": queue.name,
-        "columns": "id=name",
-        "checkpoint": str(queue.folder / "checkpoint"),
-        "sink": f"stateSchema={queue.place.state}",
-    }
-    flags = ["--dry-run", *(word for name, text in given.items() for word in (f"--{name}", text))]
+def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """A row of an endpoint whose clock is behind is kept as long after its arrival as any other."""
+    table = str(tmp_path / "table")
+    ages = spark.createDataFrame([(40, 40), (0, 0), (30, 30), (9000, 0)], "ended int, arrived int")
+    now = "current_timestamp() - make_dt_interval"
+    frame = ages.selectExpr("*", f"{now}(arrived) AS received", f"to_date({now}(ended)) AS date")
+    given: dict[str, Any] = {"url": "postgresql:///", "table": table, "checkpoint": "c"}
+    settings = audit_to_delta.Settings(**given, retention_days=30)
 
-    for words, code, said in [
-        ([], 0, "columns: body string, id string"),
-        (["--columns", "id=nmae"], 3, "nmae"),
-        (["--queue", "Shop.None"], 3, "Shop.None"),
-        (["--table", "/no/table"], 2, "table /no/table does not exist"),
-        (["--columns", "bdoy=name"], 2, "setting bdoy in [columns]: expected one of body, id,"),
-    ]:
-        ended = made.main.main([*flags, *words])
-        out = capsys.readouterr()
-        assert (ended, said in out.out + out.err) == (code, True), out
+    before = audit_to_delta.delete_old(spark, settings)
+    frame.coalesce(1).write.format("delta").partitionBy("date").save(table)
+    without = audit_to_delta.delete_old(spark, audit_to_delta.Settings(**given))
+    after = audit_to_delta.delete_old(spark, settings)
+
+    assert [before, without, after] == [{}, {}, {"deletedMessages": 1}]
+    rest = spark.read.format("delta").load(table).collect()
+    assert sorted(row.ended for row in rest) == [0, 30, 9000]
+
+
+def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
+    queue: SparkQueue,
+) -> None:
+    """After its batch; its totals are those of all batches."""
+    table, commits = queue.folder / "table", queue.checkpoint / "commits"
+    more = {"trigger": "100 milliseconds", "retention_days": 1e-6}
+    given = settings("audit_to_delta", queue, queue.folder, most=1, **more)
+    for _ in range(2):
+        queue.put('{"NServiceBus.ProcessingEnded": "2026-01-01 17:05:10:000000 Z"}')
+    queue.put("{}")
+
+    with sigterm_when((commits / "2").exists):
+        totals = audit_to_delta.run(queue.spark, audit_to_delta.Settings(**given))
+
+    assert totals == {"messages": 3, "batches": 3, "deletedMessages": 2}
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert len(delta_rows(table)) == 1
+
+
+# ---------------------------------------------------------------- the stream
+
+
+def test_a_dry_run_finds_mistakes(queue: SparkQueue) -> None:
+    """And changes nothing."""
+    send, receive = "delta_to_queue", "queue_to_delta"
+    ddl, absent = {"schema": "number INT, Body INT"}, {"error_queue": "Shop.None"}
+    queue.another("error")
+    queue.spark.sql("SELECT 'a' AS name").write.format("delta").save(f"{queue.folder}/table")
+
+    for job, more, code, said in (
+        (send, {"columns": {"id": "name"}}, 0, "columns: body string, id string"),
+        (send, {"columns": {"id": "nmae"}}, 3, "nmae"),
+        (send, {"table": "/no/table"}, 2, "table /no/table does not exist"),
+        (receive, ddl | absent, 3, "Shop.None"),
+        (receive, ddl, 0, "receivedAt timestamp, number int, body_Body int"),
+    ):
+        ended = run(job, **settings(job, queue, queue.folder, **more), dry_run=True)
+        assert (ended.code, said in ended.out + ended.log) == (code, True), ended
     assert queue.count() == 0
-    assert not (queue.folder / "checkpoint").exists()
+    assert not queue.checkpoint.exists()
 
 
 def test_an_open_batch_is_not_sent_to_another_dispatch_log(queue: SparkQueue) -> None:
@@ -155,84 +299,59 @@ def test_an_open_batch_is_not_sent_to_another_dispatch_log(queue: SparkQueue) ->
 
     Two names of one host are the same dispatch log.
     """
-    checkpoint = queue.folder / "checkpoint"
-    first, second = (
-        SinkOptions.parse({**queue.options, "stateSchema": state})
-        for state in (queue.place.state, f"{queue.place.state}_2")
-    )
+    place = str(queue.checkpoint)
+    first = SinkOptions.parse(queue.options)
+    second = replace(first, state_schema=f"{queue.place.state}_2")
     replace(queue, place=replace(queue.place, state=second.state_schema)).install()
 
-    streams.bind(queue.spark, str(checkpoint), first)
-    for log in ("offsets", "commits"):
-        (checkpoint / log).mkdir()
-    (checkpoint / "offsets" / "10").write_text("v1\n", encoding="utf-8")
-    (checkpoint / "commits" / "9").write_text("v1\n", encoding="utf-8")
-    streams.bind(queue.spark, str(checkpoint), first)
+    streams.bind(queue.spark, place, first)
+    for log, batch in (("offsets", 10), ("commits", 9)):
+        (queue.checkpoint / log).mkdir()
+        (queue.checkpoint / log / f"{batch}").write_text("v1\n", encoding="utf-8")
     same = replace(first, url=first.url.replace("127.0.0.1", "localhost"))
-    streams.bind(queue.spark, str(checkpoint), same)
+    streams.bind(queue.spark, place, same)
     with pytest.raises(BadSettings, match=rf"batch 10 is open.*Schema {first.state_schema}\."):
-        streams.bind(queue.spark, str(checkpoint), second)
-    streams.bind(queue.spark, str(checkpoint), replace(second, delivery="atLeastOnce"))
-    (checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
-    streams.bind(queue.spark, str(checkpoint), second)
+        streams.bind(queue.spark, place, second)
+    streams.bind(queue.spark, place, replace(second, delivery="atLeastOnce"))
+    (queue.checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
+    streams.bind(queue.spark, place, second)
 
-    noted = checkpoints.text(queue.spark, f"{checkpoint}/sqlqueue_target")
+    noted = checkpoints.text(queue.spark, f"{place}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 
-def one_batch_a_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let a stream end after one micro-batch, as on Spark 4.1; gives the runs that were started."""
+def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
+    queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    As on Spark 4.1; each message once, and purgeOnStartup purges before the first run only.
+
+    What comes after the first run waits, or a queue that is filled without end would keep the job.
+    """
+    made, given = receiving(queue, form="json", most=100)
+    given = replace(given, source=given.source | {"purgeOnStartup": "true"})
     runs: list[int] = []
+    watch = streams.watch
 
     def once(writer: Any, settings: Any) -> Any:
         runs.append(len(runs))
         writer = writer.option("checkpointLocation", settings.checkpoint)
         return writer.trigger(once=True).start()
 
+    def filling(*args: Any) -> streams.Tally:
+        tally = watch(*args)
+        queue.fill(100 * len(runs), 100 * len(runs) + 150)  # more than a run receives
+        return tally
+
     monkeypatch.setattr(streams, "start", once)
     monkeypatch.setattr("sqlq_spark.spark_api.DRAINS_AT_ONCE", False)
-    return runs
-
-
-def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
-    queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each message once; purgeOnStartup purges before the first run only."""
-    made, settings = received(queue, queue.folder, form="json")
-    queue.fill(0, 5)
-    more = {"maxMessagesPerTrigger": "100", "purgeOnStartup": "true"}
-    settings = replace(settings, source=settings.source | more)
-    runs = one_batch_a_run(monkeypatch)
-    totals = made.run(queue.spark, settings)
-    assert (totals["messages"], len(runs)) == (0, 1)
-
-    queue.fill(0, 250)
-    settings = replace(settings, source={**settings.source, "purgeOnStartup": "false"})
-    totals = made.run(queue.spark, settings)
-
-    assert (totals["messages"], totals["batches"], len(runs)) == (250, 3, 4)
-    assert numbers(queue.folder / "table") == [*range(250)]
-
-
-def test_a_queue_that_is_filled_without_end_does_not_keep_a_job(
-    queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It ends when it received the messages that waited after its first run."""
-    made, settings = received(queue, queue.folder, form="json")
-    settings = replace(settings, source=settings.source | {"maxMessagesPerTrigger": "100"})
-    runs = one_batch_a_run(monkeypatch)
-    watch = streams.watch
-
-    def filling(*args: Any) -> streams.Tally:
-        queue.fill(100 * len(runs), 100 * len(runs) + 100)  # as much as a run receives
-        return watch(*args)
-
-    queue.fill(0, 100)
     monkeypatch.setattr(streams, "watch", filling)
-    totals = made.run(queue.spark, settings)
+    queue.fill(0, 100)
+    totals = made.run(queue.spark, given)
 
-    assert (totals["messages"], len(runs)) == (200, 2)
-    assert queue.count() == 100
+    # 150 wait after the first run, and are received by two more
+    assert (totals["messages"], totals["batches"], len(runs)) == (200, 2, 3)
+    assert numbers(queue.folder / "table") == sorted([*range(100, 250), *range(200, 250)])
 
 
 def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
@@ -240,59 +359,36 @@ def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
     read = {"url": queue.place.url, "queue": queue.name}
     own = {**read, "maxConcurrency": "7"}
 
-    assert spread(queue.spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
-    assert spread(queue.spark, {**read, "minConcurrency": "3"})["maxConcurrency"] == "3"
-    assert spread(queue.spark, own) == own
+    assert streams.spread(queue.spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
+    least = streams.spread(queue.spark, {**read, "minConcurrency": "3"})
+    assert least["maxConcurrency"] == "3"
+    assert streams.spread(queue.spark, own) == own
     instance = {"url": queue.place.url, "queues": 'orders, "orders.one"'}
-    assert spread(queue.spark, instance) == instance
+    assert streams.spread(queue.spark, instance) == instance
 
 
-@pytest.mark.parametrize(("form", "split"), [("json", False), ("map", True)])
 def test_retries_are_acknowledged_after_the_write(
-    queue: SparkQueue,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    form: str,
-    *,
-    split: bool,
+    queue: SparkQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each to the queue in its header; one that cannot be sent is logged, and fails nothing."""
     control, locked = queue.another("ServiceControl"), queue.another("locked")
+    made, given = receiving(queue)
     addresses = [control.name, control.name, queue.beside("gone").name, locked.name, '"a', ""]
-    made, settings = received(queue, queue.folder, form=form, split=split)
-    for number, address in enumerate(addresses):
-        retry = {"UniqueMessageId": f"u-{number}", "AcknowledgementQueue": address}
-        headers = {f"ServiceControl.Retry.{name}": text for name, text in retry.items()}
-        queue.put(json.dumps(headers), b'{"number":%d}' % number)
+    for at, address in enumerate(addresses):
+        retry = {"UniqueMessageId": f"u-{at}", "AcknowledgementQueue": address}
+        put(queue, b'{"number":%d}' % at, f"m-{at}", "Shop.Placed", **retry)
 
-    with monkeypatch.context() as patched:
-        patched.delattr(table_writer, "acknowledge")
-        with pytest.raises(Exception, match="acknowledge"):
-            made.run(queue.spark, settings)
     with queue.dba.closed(locked.address):
-        totals = made.run(queue.spark, settings)
-    queue.put("{}", b'{"number":6}')
-    made.run(queue.spark, replace(settings, acknowledge_retries=False))
+        made.run(queue.spark, given)
+    retry["AcknowledgementQueue"] = control.name
+    put(queue, b'{"number":6}', "m-6", "Shop.Placed", **retry)
+    made.run(queue.spark, replace(given, acknowledge_retries=False))
 
-    table = queue.folder / "table"
-    assert totals["messages"] == 6
-    assert numbers(table / "other" if split else table) == [*range(7)]
+    assert numbers(queue.folder / "table") == [*range(7)]
     answers = [headers for headers, body in control.rows() if body == b""]
-    found = [str(headers["ServiceControl.Retry.UniqueMessageId"]) for headers in answers]
-    assert sorted(found) == ["u-0", "u-1"]
-    assert control.count() == 2
-    assert {headers["NServiceBus.ControlMessage"] for headers in answers} == {"True"}
-    assert [locked.count(), queue.count()] == [0, 0]
-    said = [each.getMessage() for each in caplog.records if "acknowledged" in each.getMessage()]
+    assert sorted(str(each[f"{RETRY}UniqueMessageId"]) for each in answers) == ["u-0", "u-1"]
+    assert {each["NServiceBus.ControlMessage"] for each in answers} == {"True"}
+    assert [control.count(), locked.count(), queue.count()] == [2, 0, 0]
+    said = [text for text in caplog.messages if "acknowledged" in text]
     assert [reason for reason in ("gone", "locked", '"a') if reason not in "".join(said)] == []
     assert said[-1] == "3 of 5 retries were not acknowledged"
-    if not split:  # one name of all writes, so that a checkpoint can be used with both sinks
-        assert writers(table) == [(0, True), (1, True)]
-
-
-def writers(table: Path) -> list[tuple[int, bool]]:
-    """The batches that a Delta table has, and whether the name of the write is the query's id."""
-    query = json.loads((table.parent / "checkpoint" / "metadata").read_text())["id"]
-    lines = chain(*(log.read_text().splitlines() for log in table.glob("_delta_log/*.json")))
-    found = [each["txn"] for each in map(json.loads, lines) if "txn" in each]
-    return sorted((each["version"], each["appId"] == query) for each in found)

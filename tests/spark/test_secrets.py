@@ -1,4 +1,4 @@
-"""No password in any plan, progress, log, error or traceback, however it was given."""
+"""No password in any plan, progress, log, error or traceback, however it was given or changed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import pytest
 from jobs.submit import started
 from pyspark.errors import PySparkException
+from rotation import rotation
+from servers import only
+from waiting import until
 
 from spark import driver
+from spark.stand import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from conftest import Place
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from spark.stand import SparkQueue
 
@@ -41,17 +48,7 @@ class Login:
 
     user: str
     password: str
-    url: str  # of the test's database, with this login
-    plain: str  # the same without any
-
-    @property
-    def ways(self) -> dict[str, dict[str, str]]:
-        """How a user may give it."""
-        return {
-            "url": {"url": self.url},
-            "query": {"url": f"{self.plain}?user={self.user}&password={quote(self.password)}"},
-            "option": {"url": self.plain, "user": self.user, "password": self.password},
-        }
+    ways: dict[str, dict[str, str]]  # how a user may give it
 
     def shown_in(self, text: str) -> list[str]:
         """The lines that give it away, in any spelling."""
@@ -66,25 +63,31 @@ def login(queue: SparkQueue) -> Iterator[Login]:
     user, password = made.name, made.password
     at = urlsplit(queue.place.url)
     where = f"{at.hostname}:{at.port}"
-    known = f"{user}:{quote(password, safe='')}@{where}"
-    yield Login(
-        user,
-        password,
-        urlunsplit(at._replace(netloc=known)),
-        urlunsplit(at._replace(netloc=where)),
+    plain, own, other = (
+        urlunsplit(at._replace(netloc=f"{known}{where}"))
+        for known in ("", f"{user}:{quote(password, safe='')}@", f"{user}:wrong@")
     )
+    query = f"{plain}?user={user}&password={quote(password)}"
+    ways = {
+        "url": {"url": own},
+        "query": {"url": query},
+        "option": {"url": plain, "user": user, "password": password},
+        "both": {"url": other, "password": password},  # the option wins
+    }
+    yield Login(user, password, ways)
     queue.dba.drop_login(made)
 
 
-WAYS = pytest.mark.parametrize("way", ["url", "query", "option"])
+def shown(query: StreamingQuery, queue: SparkQueue) -> str:
+    """What a query stores and shows."""
+    files = (each for each in queue.checkpoint.rglob("*") if each.is_file())
+    stored = [each.read_text(encoding="utf-8", errors="replace") for each in files]
+    return "\n".join([*stored, *(each.json for each in query.recentProgress), repr(query.status)])
 
 
-@WAYS
+@pytest.mark.parametrize("way", ["url", "query", "option", "both"])
 def test_plans_and_progress(
-    queue: SparkQueue,
-    login: Login,
-    capsys: pytest.CaptureFixture[str],
-    way: str,
+    queue: SparkQueue, login: Login, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
     """Of a frame, a write and a stream, in every mode of explain."""
     queue.fill(0, 20)
@@ -99,21 +102,16 @@ def test_plans_and_progress(
     writer = stream.writeStream.format("sqlqueue").options(**out.options | login.ways[way])
     query = queue.finish(writer)
     query.explain(extended=True)
-    shown = capsys.readouterr().out
-    progress = "".join(each.json for each in query.recentProgress)
-    files = (path for path in (queue.folder / "checkpoint").rglob("*") if path.is_file())
-    checkpoint = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    explained, stored = capsys.readouterr().out, shown(query, queue)
 
-    assert "sqlqueue" in shown
+    assert "sqlqueue" in explained
     assert out.count() == 20
-    assert json.loads(query.recentProgress[0].json)["numInputRows"] == 20
-    assert '"bounds"' in checkpoint
-    for text in (shown, progress, checkpoint, repr(frame), repr(query.status)):
-        assert login.shown_in(text) == []
+    assert '"bounds"' in stored
+    assert login.shown_in(f"{explained}\n{stored}\n{frame!r}") == []
 
 
-@WAYS
 @pytest.mark.parametrize("wrong", ["queue", "port", "login", "state", "option", "frame"])
+@pytest.mark.parametrize("way", ["url", "query", "option"])
 def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
     """The sentence, the Python traceback and the JVM's, of a browse, a write and a stream."""
     queue.dba.drop(queue.address)
@@ -126,13 +124,15 @@ def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
         "option": {"queryTimeout": "soon"},
     }.get(wrong, {})
     columns, body = ("nope int", "text") if wrong == "frame" else ("seq bigint", "body")
-    reader = queue.spark.read.format("sqlqueue").options(**given).schema(columns)
-    frame = queue.spark.createDataFrame([("",)], f"{body} string").write.format("sqlqueue")
-    stream = queue.spark.readStream.format("sqlqueue").options(**given).schema(columns)
+    rows = queue.spark.createDataFrame([("",)], f"{body} string")
+    reader, stream = (
+        each.format("sqlqueue").options(**given).schema(columns)
+        for each in (queue.spark.read, queue.spark.readStream)
+    )
 
     for work in (
         lambda: reader.load().collect(),
-        lambda: frame.options(**given).mode("append").save(),
+        rows.write.format("sqlqueue").options(**given).mode("append").save,
         lambda: queue.finish(stream.load().writeStream.format("noop")),
     ):
         with pytest.raises(PySparkException) as refused:
@@ -153,10 +153,9 @@ def test_logs(queue: SparkQueue, login: Login) -> None:
         "options": queue.options | login.ways["url"] | {"maxMessagesPerTrigger": "10"},
         "sink": "sqlqueue",
         "out": out.options | login.ways["option"],
-        "checkpoint": str(queue.folder / "checkpoint"),
+        "checkpoint": str(queue.checkpoint),
     }
-    java = f"-Dlog4j2.configurationFile=file:{log4j}"
-    settings = {"spark.driver.extraJavaOptions": java}
+    settings = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}"}
     job = {"streams": [relay], "log": "INFO", "settings": settings}
 
     words = [sys.executable, driver.__file__, json.dumps(job)]
@@ -169,3 +168,41 @@ def test_logs(queue: SparkQueue, login: Login) -> None:
     assert "MicroBatchExecution" in written
     assert "body is null" in written
     assert login.shown_in(written + done.out + done.log) == []
+
+
+@only("postgresql", "the option credentials")
+def test_a_stream_and_a_sink_go_on_while_their_password_changes(
+    queue: SparkQueue, place: Place
+) -> None:
+    """Each message arrives once, the query never stops, and no password is stored or shown."""
+    out, size = queue.another("out"), 50
+    with rotation(place, queue.folder) as rotating:
+        given = rotating.options
+        stream = queue.spark.readStream.format("sqlqueue").options(**queue.options | given).load()
+        writer = stream.drop("queue").writeStream.format("sqlqueue").options(**out.options | given)
+        query = writer.option("checkpointLocation", str(queue.checkpoint)).start()
+        try:
+            for number, how in enumerate(("not", "at once", "late", "fails")):
+                queue.fill(number * size, (number + 1) * size)
+                before = len(rotating.calls)
+                if how in {"at once", "late"}:
+                    rotating.change()
+                if how == "at once":
+                    rotating.publish()
+                if how == "fails":
+                    rotating.withdraw()
+                if how != "not":
+                    rotating.end_sessions()  # as a restart of the server does
+                if how in {"late", "fails"}:  # two logins are refused
+                    until(lambda: len(rotating.calls) >= before + 2)  # noqa: B023
+                    rotating.publish()
+                until(out.count, (number + 1) * size, told=query.exception)
+        finally:
+            query.stop()
+
+        assert query.exception() is None
+        assert sorted(out.ids()) == sorted(numbered(0, 4 * size))
+        assert queue.count() == 0
+        assert {call.partition(" ")[2] for call in rotating.calls} == {rotating.url}
+        assert len({call.partition(" ")[0] for call in rotating.calls}) >= 2  # processes
+        assert rotating.shown_in(shown(query, queue)) == []

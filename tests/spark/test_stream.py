@@ -1,15 +1,14 @@
-"""Receiving: triggers, sinks, batches and the progress."""
+"""Browsing shows what waits and deletes nothing; receiving: triggers, batches and progress."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from chispa import assert_df_equality
-from waiting import until
+from pyspark.sql import datasource
+from wire import messages
 
 from spark.stand import message_ids, numbered
 
@@ -20,6 +19,108 @@ if TYPE_CHECKING:
     from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
+
+COLUMNS = (
+    "id string, correlationId string, replyToAddress string, expires timestamp, "
+    "headers map<string,string>, corruptHeaders string, body binary, seq bigint, queue string"
+)
+PUSHDOWN = hasattr(datasource, "Filter")  # from Spark 4.1
+
+
+# ---------------------------------------------------------------- browsing
+
+
+def test_messages_of_net_endpoints_become_columns_and_are_written_back(queue: SparkQueue) -> None:
+    """
+    Of a browse and of a stream: the values that a JSON parser finds, or the raw text.
+
+    A browse may be evaluated many times, and needs no state tables.
+    """
+    wire = [(json.loads(headers), headers, body) for headers, body in messages()]
+    for _, text, body in wire:
+        queue.put(text, body)
+    names = ("NServiceBus.CorrelationId", "NServiceBus.ReplyToAddress")
+    rows = [
+        (*map(parsed.get, names), None, parsed, None, body, seq, queue.name)
+        for seq, (parsed, _, body) in enumerate(wire, 1)
+    ]
+    expected = queue.spark.createDataFrame(rows, COLUMNS.removeprefix("id string, "))
+    read = queue.reader(stateSchema="absent", maxConcurrency=3).load().orderBy("seq")
+    raw = queue.reader(headersFormat="json").load().orderBy("seq").drop("id")
+    back = queue.another("back")
+    whole = read.where("headers['NServiceBus.ConversationId'] IS NOT NULL")  # needs no more headers
+
+    assert read.first() == read.first()
+    assert_df_equality(read.drop("id"), expected)
+    assert [row.headers for row in raw.collect()] == [text for _, text, _ in wire]
+    assert "corruptHeaders" not in raw.columns
+    back.send(whole, intent="Send")
+    first, again = (
+        each.select("headers", "body", "correlationId").orderBy("headers.`NServiceBus.MessageId`")
+        for each in (whole, back.reader().load())
+    )
+    assert first.count() > 1
+    assert_df_equality(first, again)
+    queue.into_table(queue.stream().load())
+    assert_df_equality(queue.landed().drop("id"), expected)
+
+
+def test_a_schema_of_fewer_columns_is_read(queue: SparkQueue) -> None:
+    """Of a browse and of a stream, then without state tables; other columns raise an error."""
+    queue.fill(0, 3)
+    queue.put('["poison"]')
+
+    pair = queue.reader().schema("body binary, seq bigint").load().orderBy("seq").collect()
+    texts = queue.reader().schema("headers map<string,string>, corruptHeaders string").load()
+    poison = texts.where("headers IS NULL").collect()
+    for wrong in ("sequence bigint", "seq int", "headers string", "seq bigint, body string"):
+        with pytest.raises(Exception, match="the DataFrame cannot be read: ") as refused:
+            queue.reader().schema(wrong).load().collect()
+        reason = f"a read has no column {wrong.rpartition(', ')[2]}; choose from {COLUMNS}"
+        assert reason in str(refused.value)
+    queue.dba.drop_schema(queue.place.state)
+    stream = queue.stream(transactionMode="none", maxMessagesPerTrigger=2, peekDelay="100ms")
+    query = queue.into_table(stream.schema("seq bigint").load())
+
+    assert [*pair[0]] == [bytearray(b'{"number":0}'), 1]
+    assert poison == [(None, '["poison"]')]
+    assert queue.landed().columns == ["seq"]
+    assert [row.seq for row in queue.landed().collect()] == [1, 2, 3, 4]
+    assert batches(query) == [2, 2]
+
+
+def test_a_browse_applies_filters_of_seq_and_queue(
+    queue: SparkQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where Spark pushes them; with and without that the rows are the same."""
+    queue.fill(0, 100)
+    pushed = "spark.sql.python.filterPushdown.enabled"
+
+    def browsed(condition: str) -> DataFrame:
+        read = queue.reader(maxConcurrency=4).load()
+        return read.where(condition.format(queue.name)).orderBy("seq")
+
+    for condition, seqs, left in (  # whether Spark filters too
+        ("seq BETWEEN 5 AND 7 AND queue = '{}'", [5, 6, 7], False),
+        ("queue IN ('{}', 'absent') AND seq < 3", [1, 2], False),
+        ("seq IN (2, 4)", [2, 4], True),
+        ("seq >= 99 AND corruptHeaders IS NULL", [99, 100], True),
+    ):
+        assert [row.seq for row in browsed(condition).collect()] == seqs
+        try:
+            queue.spark.conf.set(pushed, "true")
+            frame = browsed(condition)
+            capsys.readouterr()
+            frame.explain()
+            plan = capsys.readouterr().out
+
+            assert [row.seq for row in frame.collect()] == seqs
+            assert ("Filter" in plan.replace("RuntimeFilters", "")) == (left or not PUSHDOWN)
+        finally:
+            queue.spark.conf.unset(pushed)
+
+
+# ---------------------------------------------------------------- receiving
 
 
 def batches(query: StreamingQuery) -> list[int]:
@@ -32,34 +133,23 @@ def backlogs(query: StreamingQuery) -> list[dict[str, Any]]:
     return [json.loads(each.sources[0].latestOffset) for each in query.recentProgress]
 
 
-@pytest.mark.parametrize("sink", ["parquet", "delta"])
-def test_available_now_takes_all_in_limited_batches(queue: SparkQueue, sink: str) -> None:
-    """Each message is in the table once, no receipt is left, and later runs go on from there."""
+def test_available_now_takes_what_waits_at_its_start(queue: SparkQueue) -> None:
+    """In limited batches, each message once; what is sent during a run waits for the next one."""
     queue.fill(0, 2500)
-    stream = queue.stream(maxMessagesPerTrigger=1000).load()
+    got: list[str] = []
 
-    first, idle = (queue.into_table(stream, sink) for _ in range(2))
-    queue.fill(2500, 2520)
-    queue.into_table(stream, sink)
+    def land(frame: DataFrame, _batch: int) -> None:
+        got.extend(message_ids(frame))
+        if len(got) <= 2500:
+            queue.fill(2500 + len(got), 2510 + len(got))
 
-    assert message_ids(queue.landed(sink)) == numbered(0, 2520)
-    assert [batches(first), batches(idle)] == [[1000, 1000, 500], []]
+    writer = queue.stream(maxMessagesPerTrigger=1000).load().writeStream.foreachBatch(land)
+    runs = [batches(queue.finish(writer)) for _ in range(3)]
+
+    more = [*numbered(3500, 3510), *numbered(4500, 4510), *numbered(5000, 5010)]
+    assert got == numbered(0, 2500) + more
+    assert runs == [[1000, 1000, 500], [30], []]
     assert [queue.count(), queue.state("receipt"), queue.state("stream")] == [0, 0, 1]
-
-
-def test_available_now_ends_at_what_waited_at_the_start(queue: SparkQueue) -> None:
-    """Messages that are sent during a run wait for the next run, or it might never end."""
-    queue.fill(0, 40)
-
-    def send_more(frame: DataFrame, _batch: int) -> None:
-        frame.collect()
-        queue.fill(1000, 1020)
-
-    stream = queue.stream(maxMessagesPerTrigger=20).load()
-    query = queue.finish(stream.writeStream.foreachBatch(send_more))
-
-    assert batches(query) == [20, 20]
-    assert queue.count() == 40
 
 
 def test_available_now_gets_past_expired_and_poisoned_rows(queue: SparkQueue) -> None:
@@ -77,139 +167,19 @@ def test_available_now_gets_past_expired_and_poisoned_rows(queue: SparkQueue) ->
     assert {"messages": 0, "expired": 500, "diverted": 0}.items() <= last.items()
 
 
-@pytest.mark.parametrize("trigger", ["processing time", "default"])
-def test_a_running_stream_takes_what_comes(queue: SparkQueue, trigger: str) -> None:
-    """Messages sent while it runs arrive, its progress counts them, and a restart goes on."""
-    writer = (
-        queue.stream(peekDelay="100ms")
-        .load()
-        .writeStream.format("parquet")
-        .option("path", str(queue.folder / "table"))
-        .option("checkpointLocation", str(queue.folder / "checkpoint"))
-    )
-    if trigger == "processing time":
-        writer = writer.trigger(processingTime="200 milliseconds")
-
-    for first in (0, 100):  # the second time it goes on from its checkpoint
-        query = writer.start()
-        try:
-            queue.fill(first, first + 50)
-            until(queue.count, 0, told=query.exception)
-            queue.fill(first + 50, first + 100)
-            until(lambda: [queue.count(), queue.state("receipt")], [0, 0], told=query.exception)
-        finally:
-            query.stop()
-        assert query.exception() is None
-
-    assert message_ids(queue.landed()) == numbered(0, 200)
-    assert sum(batches(query)) == 100
-
-
-def test_progress_has_the_backlog_and_the_last_batch(queue: SparkQueue) -> None:
-    """sources[].latestOffset has what an operator puts on a chart."""
-    queue.fill(0, 250)
-
-    stream = queue.stream(maxMessagesPerTrigger=100).load()
-    query = queue.finish(stream.writeStream.format("noop"))
-
-    found = backlogs(query)
-    waits = [each.pop("oldestWaited") for each in found[:3]]
-    assert found[0] == {
-        "queue": queue.name,
-        "backlog": 250,
-        "backlogIsEstimate": True,
-        "tasks": 2,
-        "ramp": {"successes": 0, "failures": 0},
-    }
-    counts = {"messages": 100, "expired": 0, "diverted": 0, "forwarded": 0}
-    assert found[2] == {
-        "queue": queue.name,
-        "backlog": 50,
-        "backlogIsEstimate": False,
-        "tasks": 2,
-        "ramp": {"successes": 2, "failures": 0},
-        "lastBatch": {"batch": 2, "tasks": 1, "emptyTasks": 0} | counts,
-    }
-    assert all(each >= 0 for each in waits)
-    end = json.loads(query.recentProgress[0].sources[0].endOffset)
-    assert list(end) == ["v", "stream", "batch", "plan"]
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_concurrency_is_the_most_tasks_of_a_batch(queue: SparkQueue, most: int) -> None:
-    """A large backlog is cut into maxConcurrency ranges, in the order of seq."""
-    queue.fill(0, 6000)
-    seen: list[tuple[int, list[str]]] = []
-
-    def look(frame: DataFrame, _batch: int) -> None:
-        seen.append((frame.rdd.getNumPartitions(), message_ids(frame)))
-
-    stream = queue.stream(maxConcurrency=most).load()
-    queue.finish(stream.writeStream.foreachBatch(look))
-
-    assert seen == [(most, numbered(0, 6000))]
-
-
-def test_two_queues_are_browsed_and_received_into_one_table(queue: SparkQueue) -> None:
+def test_two_queues_are_received_into_one_table(queue: SparkQueue) -> None:
     """Each batch has rows of the large queue and of the small one; progress lists both."""
     small = queue.another("Shop, Billing")
-    sizes = {queue.name: 300, small.name: 10}
     queue.fill(0, 300)
     small.fill(0, 10)
-    sent = Counter((name, f"m-{at}") for name, size in sizes.items() for at in range(size))
-    options = queue.database_options | {"queues": f"{queue.name}, {small.name}"}
+    names = {"queues": f"{queue.name}, {small.name}"}
+    stream = queue.spark.readStream.format("sqlqueue").options(**queue.database_options | names)
 
-    def found(frame: DataFrame) -> Counter[tuple[str, str]]:
-        return Counter(
-            map(tuple, frame.select("queue", "headers.`NServiceBus.MessageId`").collect())
-        )
+    query = queue.into_table(stream.option("maxMessagesPerTrigger", 100).load())
 
-    browsed = found(queue.spark.read.format("sqlqueue").options(**options).load())
-    stream = queue.spark.readStream.format("sqlqueue").options(**options, maxMessagesPerTrigger=100)
-    query = queue.into_table(stream.load())
-
-    assert browsed == sent == found(queue.landed())
+    sizes = {queue.name: 300, small.name: 10}
+    assert dict(queue.landed().groupBy("queue").count().collect()) == sizes
     assert [queue.count(), small.count(), queue.state("receipt")] == [0, 0, 0]
     assert {each["queue"]: each["backlog"] for each in backlogs(query)[0]["queues"]} == sizes
     first = json.loads(query.recentProgress[0].sources[0].endOffset)
     assert [part["messages"] for part in first["plan"]] == [90, 10]
-
-
-def test_a_stream_has_the_rows_that_a_browse_shows(
-    queue: SparkQueue, wire: list[tuple[str, bytes]]
-) -> None:
-    """Of messages by .NET endpoints, in both header formats."""
-    for kind in ("map", "json"):
-        for headers, body in wire:
-            queue.put(headers, body)
-        browse = queue.reader(headersFormat=kind).load().orderBy("seq")
-        shown = queue.spark.createDataFrame(browse.collect(), browse.schema)
-        here = replace(queue, folder=queue.folder / kind)
-        here.into_table(queue.stream(headersFormat=kind).load())
-
-        assert shown.count() == len(wire)
-        assert_df_equality(here.landed(), shown)
-
-
-def test_a_stream_may_have_fewer_columns(queue: SparkQueue) -> None:
-    """The sink gets the columns of the user's schema; then poison needs no parsing."""
-    queue.fill(0, 3)
-    queue.put("null")
-
-    queue.into_table(queue.stream().schema("seq bigint").load())
-
-    got = queue.landed()
-    assert got.columns == ["seq"]
-    assert [row.seq for row in got.collect()] == [1, 2, 3, 4]
-
-
-def test_transaction_mode_none_leaves_no_receipt(queue: SparkQueue) -> None:
-    """The delete is committed at once; no state tables are needed."""
-    queue.dba.drop_schema(queue.place.state)
-    queue.fill(0, 250)
-    options = {"transactionMode": "none", "maxMessagesPerTrigger": 100, "peekDelay": "100ms"}
-
-    query = queue.into_table(queue.stream(**options).load())
-
-    assert message_ids(queue.landed()) == numbered(0, 250)
-    assert batches(query) == [100, 100, 50]

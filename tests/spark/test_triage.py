@@ -1,24 +1,36 @@
-"""Failures in columns: which are alike, and their groups."""
+"""error_triage: failures in columns and groups; they are returned once, wherever a run ends."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from jobs.submit import delta_rows
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.jobs import error_triage as triage
+from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.send.dispatch import give_up
 from sqlq_spark.wire.headers import (
     ENCLOSED_MESSAGE_TYPES,
     EXCEPTION_INFO,
     FAILED_Q,
     MESSAGE_ID,
     TIME_OF_FAILURE,
+    dumps,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
+
+    from spark.stand import SparkQueue
+
+    Start = Callable[..., triage.Retry]
 
 pytestmark = pytest.mark.spark
 
@@ -30,72 +42,56 @@ TRACE = """System.InvalidOperationException: Order "{order}" is unknown
    {at} Shop.Sales.<>c__DisplayClass{number}_0.<Run>b__{number}(Func`2 next)
 """
 SAME = {"order": "a1", "place": "/src", "line": "42", "number": "5", "at": "at"}
-
-
-def failed(**headers: str | None) -> str:
-    """Headers of a failed message."""
-    names = {"ExceptionType", "Message", "StackTrace"}
-    whole = {(EXCEPTION_INFO if name in names else "") + name: headers[name] for name in headers}
-    return json.dumps(whole)
-
-
-def trace(kind: str = "Bad", **parts: str) -> str:
-    """Headers with a stack."""
-    text = TRACE.format(**SAME | parts)
-    return failed(ExceptionType=kind, Message=f"Order {parts} is unknown", StackTrace=text)
-
-
-def without_stack(message: str, kind: str = "Bad") -> str:
-    """Headers without a stack."""
-    return failed(ExceptionType=kind, Message=message)
-
-
-def received(spark: SparkSession, *headers: str) -> DataFrame:
-    """The failures of messages with these headers, their ids `1`, `2` and so on."""
-    rows = [(str(at), text, b"", 7, '"public"."error"') for at, text in enumerate(headers, 1)]
-    kinds = "id string, headers string, body binary, seq bigint, queue string"
-    return triage.failures(spark.createDataFrame(rows, kinds))
-
-
-def digests(spark: SparkSession, texts: list[str | None]) -> list[str]:
-    """The digest of each."""
-    frame = spark.createDataFrame([(text,) for text in texts], "headers string")
-    return [row[0] for row in frame.select(triage.digest()).collect()]
-
-
+WHEN = "2026-06-30 {}:00:00:000001 Z"
 GUID = "0f6f8e9b-5f0a-4b55-8a54-b2a100c1d0f4"
-ALIKE: list[list[str | None]] = [
-    [
-        trace(),
-        trace(order=GUID),
-        trace(line="7"),
-        trace(place="C:\\\\build\\\\17"),
-        trace(number="12"),
-        trace(at="bei"),
-    ],
-    [trace("Worse")],
-    [failed(ExceptionType="Bad", StackTrace="   at Shop.Other() in x.cs:line 1\n")],
-    [failed(ExceptionType="Bad", StackTrace="   at Shop.Other(Int32 n)\n")],
-    [
-        without_stack('Order "a" took 17 ms'),
-        without_stack('Order "b" took 3 ms'),
-        without_stack("Order 'c' took 3 ms"),
-    ],
-    [without_stack(f"at 0x7fff {GUID}"), without_stack(f"at 0xdeadBEEF {GUID.upper()}")],
-    [without_stack("no\nstack", "Worse"), without_stack("no\nstack", "Worse")],
-    [failed(), "{}", "", "[]", "poison", None],
-]
+
+
+def failed(message: str | None = None, stack: str | None = None, **headers: str | None) -> str:
+    """Headers of a failed message."""
+    info = {"ExceptionType": "Bad", "Message": message, "StackTrace": stack}
+    named = {f"{EXCEPTION_INFO}{name}": text for name, text in info.items() if text is not None}
+    return dumps(named | {name: text for name, text in headers.items() if text is not None})
+
+
+def trace(**parts: str) -> str:
+    """Headers with a stack."""
+    return failed(f"Order {parts} is unknown", TRACE.format(**SAME | parts))
+
+
+def failures(spark: SparkSession, *headers: str | None) -> DataFrame:
+    """The failures of messages with these headers, their ids `1`, `2` and so on."""
+    rows = [(str(at), text, b"%d" % at, at, "e") for at, text in enumerate(headers, 1)]
+    kinds = "id string, headers string, body binary, seq bigint, queue string"
+    return triage.failures(spark.createDataFrame(rows, kinds)).coalesce(1)
+
+
+def digests(spark: SparkSession, *headers: str | None) -> list[str]:
+    """The digest of each."""
+    return [row[0] for row in failures(spark, *headers).select("digest").collect()]
+
+
+# ---------------------------------------------------------------- columns and groups
 
 
 def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSession) -> None:
     """Line, build, order, machine and language do not count; stack and exception do."""
-    texts = [text for group in ALIKE for text in group]
+    parts = {"order": GUID, "line": "7", "place": "C:\\\\build\\\\17", "number": "12", "at": "bei"}
+    alike: list[list[str | None]] = [
+        [trace(), *(trace(**{name: text}) for name, text in parts.items())],
+        [trace().replace("Bad", "Worse")],
+        [failed(stack="   at Shop.Other() in x.cs:line 1\n")],
+        [failed(stack="   at Shop.Other(Int32 n)\n")],
+        [failed(f"Order {who} ms") for who in ('"a" took 17', '"b" took 3', "'c' took 3")],
+        [failed(f"at {text}") for text in (f"0x7fff {GUID}", f"0xdeadBEEF {GUID.upper()}")],
+        [failed("no\nstack"), failed("no\nstack")],
+        ["{}", "", "[]", "poison", None],
+    ]
 
-    found = iter(digests(spark, texts))
+    found = iter(digests(spark, *(text for group in alike for text in group)))
 
-    groups = [{next(found) for _ in group} for group in ALIKE]
-    assert [len(group) for group in groups] == [1] * len(ALIKE)
-    assert len(set.union(*groups)) == len(ALIKE)
+    groups = [{next(found) for _ in group} for group in alike]
+    assert [len(group) for group in groups] == [1] * len(alike)
+    assert len(set.union(*groups)) == len(alike)
     assert all(len(each) == 16 for group in groups for each in group)
 
 
@@ -103,50 +99,32 @@ def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
     """No text makes the patterns backtrack."""
     size = 300_000
     texts = [" " * size, " a" * size, f"   at {'x' * size}", f"   at {'x(' * size}", "\n" * size]
-    hostile = [failed(ExceptionType="x", StackTrace=text, Message="'" * size) for text in texts]
+    hostile = [failed("'" * size, text) for text in texts]
 
-    assert (
-        len(digests(spark, [*hostile, without_stack("0x" * size), without_stack("0" * size)])) == 7
-    )
+    assert len(digests(spark, *hostile, failed("0x" * size), failed("0" * size))) == 7
 
 
 def test_a_group_has_what_its_failures_have_in_common(spark: SparkSession) -> None:
     """Their number, times, last message, queues and types; poison is a group, too."""
-    rows = [
-        ("m", "09", "a", "Shop.B, Shop;Shop.IA, Shop"),
-        (None, "11", "b", None),
-        ("n", "10", "a", "Shop.A"),
-    ]
-    named = {MESSAGE_ID: 0, ENCLOSED_MESSAGE_TYPES: 3}
     texts = [
-        failed(
-            **{TIME_OF_FAILURE: f"2026-06-30 {row[1]}:00:00:000001 Z", FAILED_Q: row[2]},
-            **{name: row[at] for name, at in named.items() if row[at]},
-            ExceptionType="Bad",
-            Message=f"'{number}'",
+        failed(f"'{at}'", **{MESSAGE_ID: own, TIME_OF_FAILURE: WHEN.format(hour)} | more)
+        for at, own, hour, more in (
+            (1, "m", "09", {FAILED_Q: "a", ENCLOSED_MESSAGE_TYPES: "Shop.B, Shop;Shop.IA, Shop"}),
+            (2, None, "11", {FAILED_Q: "b"}),
+            (3, "n", "10", {FAILED_Q: "a", ENCLOSED_MESSAGE_TYPES: "Shop.A"}),
         )
-        for number, row in enumerate(rows, 1)
     ]
-    table = received(spark, *texts, "[]")
+    table = failures(spark, *texts, "[]")
 
-    grouped = table.groupBy("digest").agg(*map(F.expr, triage.GROUPS))
-    found = {row["failures"]: row for row in grouped.collect()}
+    groups = table.groupBy("digest").agg(*map(F.expr, triage.GROUPS)).collect()
+    poison, found = sorted((row.asDict() for row in groups), key=lambda row: row["failures"])
 
     assert [row[0] for row in table.select("messageId").collect()] == ["m", "2", "n", "4"]
-    group = found[3].asDict()
-    assert str(group.pop("firstSeen")) == "2026-06-30 09:00:00.000001"
-    assert str(group.pop("lastSeen")) == "2026-06-30 11:00:00.000001"
-    assert group.pop("digest") == table.first()["digest"]  # type: ignore[index]
-    assert group == {
-        "failures": 3,
-        "returned": 0,
-        "exceptionType": "Bad",
-        "sampleMessage": "'2'",
-        "failedQueues": ["a", "b"],
-        "messageTypes": ["Shop.A", "Shop.B", "Shop.IA"],
-    }
-    assert found[1]["exceptionType"] is None
-    assert found[1]["messageTypes"] == []
+    assert [str(found[name])[11:13] for name in ("firstSeen", "lastSeen")] == ["09", "11"]
+    rest = ("failures", "returned", "exceptionType", "sampleMessage", "failedQueues")
+    assert [found[name] for name in rest] == [3, 0, "Bad", "'2'", ["a", "b"]]
+    assert found["messageTypes"] == ["Shop.A", "Shop.B", "Shop.IA"]
+    assert [poison["exceptionType"], poison["messageTypes"]] == [None, []]
 
 
 def test_a_message_that_no_endpoint_can_read_has_no_failed_queue(spark: SparkSession) -> None:
@@ -154,9 +132,195 @@ def test_a_message_that_no_endpoint_can_read_has_no_failed_queue(spark: SparkSes
     sound = f'{{"{FAILED_Q}":"orders","n":null}}'
     poison = [f'{{"{FAILED_Q}":"orders","n":7}}', sound + " more", sound.replace("null", "{}")]
 
-    table = received(spark, sound, *poison).collect()
+    table = failures(spark, sound, *poison).collect()
 
-    assert {row["headers"]: row["failedQueue"] for row in table} == {
-        sound: "orders",
-        **dict.fromkeys(poison),
-    }
+    assert [row["failedQueue"] for row in table] == ["orders", None, None, None]
+
+
+# ---------------------------------------------------------------- return
+
+BEFORE_SEND, BEFORE_MARK = "before the send", "before the mark"
+GAPS = pytest.mark.parametrize("gap", [BEFORE_SEND, BEFORE_MARK])
+
+
+class Killed(Exception):
+    """Ends a retry in a gap."""
+
+
+@pytest.fixture
+def options(queue: SparkQueue) -> dict[str, str]:
+    """Options of the sink; a test may change them between two runs."""
+    return {"stateSchema": queue.place.state}
+
+
+@pytest.fixture
+def retry(queue: SparkQueue, options: dict[str, str]) -> Start:
+    """Give a function that makes a Retry of some of four failures, as a new process does."""
+    errors, table = queue.another("e"), str(queue.folder / "failures")
+    rows = [dumps({MESSAGE_ID: f"m-{at}", FAILED_Q: queue.name}) for at in range(1, 5)]
+    failures(queue.spark, *rows).write.format("delta").save(table)
+
+    def start(*ids: str, **more: Any) -> triage.Retry:
+        settings = triage.Settings(
+            url=queue.place.url,
+            error_queue=errors.name,
+            table=table,
+            mode="retry",
+            ids=ids,
+            source=dict(options),
+            sink=dict(options),
+            **more,
+        )
+        return triage.Retry(queue.spark, settings)
+
+    return start
+
+
+def state(made: triage.Retry) -> dict[str, tuple[bool, bool]]:
+    """Which failures have a request, and which are returned."""
+    columns = "failureId", "request IS NOT NULL", "returned IS NOT NULL"
+    return {name: (*marks,) for name, *marks in made.rows.selectExpr(*columns).collect()}
+
+
+def counted(made: triage.Retry) -> dict[str, int]:
+    """What was done to failures, and to how many."""
+    return {name: total for name, total in made.totals.items() if total}
+
+
+def killed(retry: Start, gap: str, *ids: str, limit: int | None = None) -> str:
+    """Begin a return of these messages, and end it in a gap; gives the pending request."""
+    made = retry(*ids)
+    update = made._update  # noqa: SLF001 - the second gap is before its second call
+
+    def end(*_: object) -> str:
+        raise Killed
+
+    def update_once(which: str, change: str) -> None:
+        if change.startswith("returned ="):
+            raise Killed
+        update(which, change)
+
+    name, replacement = ("send", end) if gap == BEFORE_SEND else ("_update", update_once)
+    setattr(made, name, replacement)
+    with pytest.raises(Killed):
+        made.do(limit)
+    (request,) = retry().pending()
+    return request
+
+
+@GAPS
+def test_the_oldest_of_a_choice_are_returned_once(
+    queue: SparkQueue, retry: Start, gap: str
+) -> None:
+    """By the time of the failure, then by their order in the error queue; the others stay free."""
+    ids = [f"m-{at}" for at in range(1, 5)]
+    earlier = "timeOfFailure = TIMESTAMP '2020-01-01 00:00:00Z'"
+    retry()._update("failureId = '4'", earlier)  # noqa: SLF001
+    request = killed(retry, gap, *ids, limit=2)
+    open_, free = (True, False), (False, False)
+    assert state(retry()) == {"1": open_, "2": free, "3": free, "4": open_}
+    assert queue.count() == (0 if gap == BEFORE_SEND else 2)
+
+    again = retry(*ids)
+    again.resume()
+    again.finish(request, "resumed")
+    again.do(0)
+    assert sorted(queue.ids()) == ["m-1", "m-4"]
+    again.do(3)
+    assert sorted(queue.ids()) == ["m-1", "m-2", "m-4"]
+    again.do(9)
+    assert sorted(queue.ids()) == ids
+    assert counted(again) == {"resumed": 2, "returned": 2}
+    assert [again.pending(), {*state(again).values()}] == [[], {(True, True)}]
+
+
+def test_only_failures_that_were_returned_long_ago_are_deleted(
+    queue: SparkQueue, retry: Start
+) -> None:
+    """One that waits for a decision or a retry stays, however old it is."""
+    made = retry(retention_days=7.0)
+    old, new = (f"current_timestamp() - INTERVAL {days} DAYS" for days in (8, 6))
+    made._update("true", f"collected = {old}")  # noqa: SLF001
+    for row, change in enumerate([f"returned = {old}", f"returned = {new}", "returned = NULL"], 1):
+        made._update(f"failureId = '{row}'", f"request = 'r', {change}")  # noqa: SLF001
+
+    done = [triage.tidy(queue.spark, made.settings) for _ in range(2)]
+
+    assert done == [{"deletedFailures": 1}, {"deletedFailures": 0}]
+    assert [*state(made)] == ["2", "3", "4"]
+    assert len(delta_rows(queue.folder / "failures_groups")) == 1
+
+
+def test_a_request_whose_queue_was_dropped_waits_for_it(queue: SparkQueue, retry: Start) -> None:
+    """It goes on when the queue is there again, and stops no other until then."""
+    request = killed(retry, BEFORE_SEND, "m-1")
+    queue.dba.drop(queue.address)
+    made = retry("m-1", "2", "9", groups=("0",))
+
+    made.finish(request, "resumed")
+
+    ((reason, messages),) = made.staying.items()
+    assert (counted(made), messages) == ({}, 1)
+    assert re.search(r"cannot be finished: .*cannot insert into a queue", reason)
+    assert made.missing() == ["0", "9"]
+    queue.create()
+    made.resume()
+    assert counted(made) == {"resumed": 1}
+    assert queue.ids() == ["m-1"]
+
+
+def test_another_dispatch_log_does_not_send_again(
+    retry: Start, queue: SparkQueue, options: dict[str, str]
+) -> None:
+    """A request that was sent and not marked waits under another stateSchema."""
+    request = killed(retry, BEFORE_MARK, "m-1")
+    options["stateSchema"] += "_2"
+    replace(queue, place=replace(queue.place, state=options["stateSchema"])).install()
+    other = retry(give_up=(request,))
+    other.resume()
+    options["stateSchema"] = queue.place.state
+    again = retry()
+    again.resume()
+
+    ((reason, messages),) = other.staying.items()
+    assert (counted(other), messages) == ({}, 1)
+    assert "the dispatch log does not have it" in reason
+    assert counted(again) == {"resumed": 1}
+    assert queue.ids() == ["m-1"]
+
+
+@GAPS
+def test_a_request_that_is_given_up_is_never_sent_automatically(
+    retry: Start, queue: SparkQueue, gap: str
+) -> None:
+    """Its failures are free again, unless they were sent: then they are marked."""
+    request = killed(retry, gap, "m-1", "m-2")
+    asleep, made = retry(), retry("m-1", "m-2", give_up=(request,))
+    rows = asleep.rows.where("request IS NOT NULL")
+
+    if gap == BEFORE_SEND:  # the run that gave it up was killed before the rows had it
+        triage.in_log(made.settings.write(request), give_up)
+    asleep.send(request, rows, {queue.name: 2})
+    made.resume()
+
+    sent = gap == BEFORE_MARK
+    assert counted(made) == ({"resumed": 2} if sent else {"freed": 2})
+    assert queue.count() == (2 if sent else 0)
+    made.do(None)
+    assert made.totals["returned"] == (0 if sent else 2)
+    assert sorted(queue.ids()) == ["m-1", "m-2"]
+    with pytest.raises(BadSettings, match=f"names '{request}': expected a pending request .none."):
+        made.resume()
+
+
+def test_runs_that_mark_at_once_all_succeed(retry: Start) -> None:
+    """Each its own rows of one file: a commit that came first is no failure."""
+    runs = [retry() for _ in range(4)]
+
+    def mark(at: int) -> None:
+        runs[at]._update(f"seq = {at + 1}", "returned = current_timestamp()")  # noqa: SLF001
+
+    with ThreadPoolExecutor(len(runs)) as pool:
+        list(pool.map(mark, range(len(runs))))
+
+    assert {*state(retry()).values()} == {(False, True)}

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import re
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from chispa import assert_df_equality
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from pyspark.sql.types import StructType
 from waiting import until
 
-from spark.stand import finish, numbered
+from spark.stand import forget, numbered
 from sqlq_spark import register
-from sqlq_spark.datasource import DefaultSource, warn_once
-from sqlq_spark.datasource.write import StreamWriter
-from sqlq_spark.errors import BadOption
-from sqlq_spark.functions import reply
-from sqlq_spark.options import SinkOptions
 from sqlq_spark.send.sender import name_sender
-from sqlq_spark.wire.headers import HOST_ID
+from sqlq_spark.wire.headers import MESSAGE_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +25,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+STATED = {
+    "MessageIntent": "Send",
+    "EnclosedMessageTypes": "Shop.Messages.PlaceOrder",
+    "ContentType": "application/json",
+    "TimeToBeReceived": "00:30:00",
+}
 DELIVERIES = pytest.mark.parametrize("delivery", ["exactlyOnce", "atLeastOnce"])
 
 
@@ -48,9 +43,15 @@ def numbers(spark: SparkSession, first: int, stop: int) -> DataFrame:
 
 
 def staging(queue: SparkQueue) -> list[int]:
-    """The number of chunks, and of sinks that sent; a write that was given up has 0 messages."""
+    """The number of chunks, and of messages that were dispatched."""
     sent = queue.dotnet.state_rows("dispatch_log", "messages")
-    return [queue.state("staging"), sum(messages > 0 for (messages,) in sent if messages)]
+    return [queue.state("staging"), sum(messages or 0 for (messages,) in sent)]
+
+
+def tasks(queue: SparkQueue) -> int:
+    """How many tasks run."""
+    tracker = queue.spark.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - Python's has no tasks
+    return sum(each.numRunningTasks() for each in tracker.getExecutorInfos())
 
 
 def refusal(queue: SparkQueue, frame: DataFrame, **options: object) -> str:
@@ -58,6 +59,9 @@ def refusal(queue: SparkQueue, frame: DataFrame, **options: object) -> str:
     with pytest.raises(PySparkException) as refused:
         queue.send(frame, **options)
     return str(refused.value)
+
+
+# ---------------------------------------------------------------- a frame
 
 
 @DELIVERIES
@@ -71,34 +75,24 @@ def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
         messageType="Shop.Messages.PlaceOrder",
         contentType="application/json",
         originatingEndpoint="Spark.Loader",
-        replyToAddress='"public"."Shop.Web"',
         timeToBeReceived="00:30:00",
     )
 
     rows = queue.rows()
-    assert sorted(queue.ids()) == sorted(numbered(0, 1000))
-    assert all(json.loads(b) == {"number": int(h["NServiceBus.MessageId"][2:])} for h, b in rows)  # type: ignore[index]
-    headers = dict(rows[0][0])
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d:\d{6} Z", str(headers.pop("NServiceBus.TimeSent"))
-    )
-    assert len(str(headers.pop("NServiceBus.ConversationId"))) == 36
-    first = headers["NServiceBus.MessageId"]
-    assert headers == {
-        "NServiceBus.MessageId": first,
-        "NServiceBus.MessageIntent": "Send",
-        "NServiceBus.CorrelationId": first,
-        "NServiceBus.ReplyToAddress": '"public"."Shop.Web"',
-        "NServiceBus.OriginatingEndpoint": "Spark.Loader",
-        "NServiceBus.OriginatingMachine": socket.gethostname(),
-        "$.diagnostics.originating.hostid": name_sender("Spark.Loader")[HOST_ID],
-        "NServiceBus.EnclosedMessageTypes": "Shop.Messages.PlaceOrder",
-        "NServiceBus.ContentType": "application/json",
-        "NServiceBus.TimeToBeReceived": "00:30:00",
+    assert {headers[MESSAGE_ID]: body for headers, body in rows} == {
+        f"m-{at}": b'{"number":%d}' % at for at in range(1000)
     }
+    headers, _ = rows[0]
+    own = {f"NServiceBus.{name}": text for name, text in STATED.items()} | name_sender(
+        "Spark.Loader"
+    )
+    own |= dict.fromkeys([MESSAGE_ID, "NServiceBus.CorrelationId"], headers[MESSAGE_ID])
+    made = headers.keys() - own.keys()
+    assert made == {"NServiceBus.TimeSent", "NServiceBus.ConversationId"}
+    assert headers == own | {name: headers[name] for name in made}
     lasts = queue.dba.lifetimes(queue.address)
     assert all(life is not None and 29 * 60 <= life <= 30 * 60 for life in lasts)
-    assert staging(queue) == [0, int(delivery == "exactlyOnce")]
+    assert staging(queue) == [0, 1000 if delivery == "exactlyOnce" else 0]
 
 
 def test_a_message_names_the_query_or_the_application_as_its_sender(queue: SparkQueue) -> None:
@@ -106,74 +100,26 @@ def test_a_message_names_the_query_or_the_application_as_its_sender(queue: Spark
     plain, registered = queue.spark.newSession(), queue.spark.newSession()
     register(registered)
     body = "SELECT 'x' AS body"
-    sent = "map('NServiceBus.TimeSent', '2026-06-30 17:05:09:123456 Z')"
     (queue.folder / "texts").mkdir()
     (queue.folder / "texts" / "one").write_text("x", encoding="utf-8")
     texts = plain.readStream.text(str(queue.folder / "texts")).withColumnRenamed("value", "body")
 
     queue.send(plain.sql(body))
     queue.send(registered.sql(body))
-    queue.send(registered.sql(f"{body}, {sent} AS headers"))
+    queue.send(registered.sql(f"{body}, map('NServiceBus.TimeSent', '2026') AS headers"))
     stream = texts.writeStream.format("sqlqueue").options(**queue.options)
-    finish(stream.queryName("invoices to billing"), queue.folder / "checkpoint")
+    queue.finish(stream.queryName("invoices to billing"))
 
     found = [headers.get("NServiceBus.OriginatingEndpoint") for headers, _ in queue.rows()]
     application = plain.conf.get("spark.app.name")
     assert found == ["Spark", application, None, "invoices to billing"]
 
 
-def test_bodies_and_lifetimes_in_every_form(queue: SparkQueue) -> None:
-    """Text is sent as UTF-8; milliseconds, text and interval mean the same; null is no limit."""
-    lives = ["30000", "'00:00:30'", "INTERVAL '30' SECOND", "CAST(NULL AS int)"]
-    bodies = ["'grüße 🚀'", "X'00fffe'", "''", "''"]
-
-    for body, life in zip(bodies, lives, strict=True):
-        queue.send(queue.spark.sql(f"SELECT {body} AS body, {life} AS timeToBeReceived"))
-
-    found = queue.rows()
-    assert [body for _, body in found] == ["grüße 🚀".encode(), b"\x00\xff\xfe", b"", b""]
-    spans = [headers.get("NServiceBus.TimeToBeReceived") for headers, _ in found]
-    assert spans == ["00:00:30"] * 3 + [None]
-    assert [life is not None for life in queue.dba.lifetimes(queue.address)].count(True) == 3
-
-
-def test_round_trip(queue: SparkQueue, wire: list[tuple[str, bytes]]) -> None:
-    """A read that is written back has the same messages; other columns of a read are ignored."""
-    for headers, body in wire:
-        if "NServiceBus.ConversationId" in headers:  # no header is added to a complete message
-            queue.put(headers, body)
-    back = queue.another("back")
-    frame = queue.reader().load()
-
-    back.send(frame, intent="Send")
-
-    first, again = (
-        each.reader().load().select("headers", "body", "correlationId") for each in (queue, back)
-    )
-    by_id = "headers.`NServiceBus.MessageId`"
-    assert first.count() > 1
-    assert_df_equality(first.orderBy(by_id), again.orderBy(by_id))
-
-
-def test_a_missing_destination_sends_nothing(queue: SparkQueue) -> None:
-    """One of several is absent: the error names it, and nothing is visible anywhere."""
-    second, absent = queue.another("second"), queue.beside("absent").name
-    where = F.when(F.col("id") == "m-99", absent).otherwise(second.name)
-
-    with pytest.raises(PySparkException) as refused:
-        queue.send_by_column(numbers(queue.spark, 0, 100).withColumn("queue", where))
-
-    assert f"queue {absent} was not found in " in str(refused.value)
-    assert "Create it with `sqlqueue create`" in str(refused.value)
-    assert [queue.count(), second.count(), *staging(queue)] == [0, 0, 0, 0]
-
-
-@DELIVERIES
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_missing_destination_is_found_before_a_task_runs(
-    queue: SparkQueue, delivery: str, *, streaming: bool
+    queue: SparkQueue, *, streaming: bool
 ) -> None:
-    """If the options name it, the frame is not computed in vain."""
+    """If the options name it, the frame is not computed in vain; they override the column."""
     ran = queue.spark.sparkContext.accumulator(0)
 
     @F.udf("string", useArrow=False)
@@ -184,15 +130,13 @@ def test_a_missing_destination_is_found_before_a_task_runs(
     absent = queue.beside("absent")
     queue.fill(0, 10)
     source = queue.stream().load() if streaming else queue.reader().load()
-    body = counted(F.col("body").cast("string")).alias("body")
-    frame = source.select(body, "queue")  # the option overrides the column
+    frame = source.select(counted(F.col("body").cast("string")).alias("body"), "queue")
 
     def send() -> None:
         if streaming:
-            writer = frame.writeStream.format("sqlqueue")
-            queue.finish(writer.options(**absent.options, delivery=delivery))
+            queue.finish(frame.writeStream.format("sqlqueue").options(**absent.options))
         else:
-            absent.send(frame, delivery=delivery)
+            absent.send(frame)
 
     with pytest.raises(PySparkException) as refused:
         send()
@@ -242,72 +186,20 @@ def test_tasks_that_end_after_a_failed_write_leave_nothing(queue: SparkQueue) ->
     )
 
     assert "no such order" in refusal(queue, frame)
-    tracker = queue.spark.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - Python's has no tasks
-    until(lambda: sum(each.numRunningTasks() for each in tracker.getExecutorInfos()), 0)
+    until(lambda: tasks(queue), 0)
 
-    assert [queue.count(), *staging(queue)] == [0, 0, 0]
-
-
-def test_what_does_not_fit_is_refused(queue: SparkQueue) -> None:
-    """A frame before it is computed, a row by its partition and number; nothing is sent."""
-    rows = " UNION ALL ".join(f"SELECT '' AS body, '{text}' AS headers" for text in ("{}", "[]"))
-
-    frame = refusal(queue, queue.spark.sql("SELECT '' AS body, 1 AS priority"))
-    row = refusal(queue, queue.spark.sql(f"SELECT * FROM ({rows})").coalesce(1))
-
-    assert "cannot be sent: column priority is not known; known are body, id, " in frame
-    reason = "headers is no JSON object of texts"
-    assert f"row 1 of partition 0 cannot be sent: {reason}" in row
     assert [queue.count(), *staging(queue)] == [0, 0, 0]
 
 
 def test_overwrite_is_refused(queue: SparkQueue) -> None:
-    """A queue is not a table to be replaced."""
+    """A queue is no table to be replaced."""
     writer = numbers(queue.spark, 0, 2).write.format("sqlqueue").options(**queue.options)
-    expected = "option mode is 'overwrite': expected append: sending adds to a queue"
-
-    with pytest.raises(PySparkException, match=expected):
+    with pytest.raises(PySparkException, match="option mode is 'overwrite': expected append"):
         writer.mode("overwrite").save()
-    with pytest.raises(BadOption, match="option outputMode is 'complete': expected append"):
-        DefaultSource(queue.options).streamWriter(StructType(), overwrite=True)
     assert queue.count() == 0
 
 
-def test_legacy_columns_on_postgresql_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The option has no effect there; Spark makes a writer for each micro-batch."""
-    caplog.set_level(logging.WARNING, logger="sqlq_spark")
-    warn_once.cache_clear()
-    counts = []
-
-    for legacy in ("false", "true", "true"):
-        raw = {"url": "postgresql://", "queue": "q", "legacyColumns": legacy}
-        frame = StructType().add("body", "binary")
-        StreamWriter(SinkOptions.parse(raw), frame)
-        counts.append(len(caplog.records))
-
-    assert counts == [0, 1, 1]
-    message = caplog.records[0].getMessage()
-    assert message.startswith("legacyColumns=true has no effect. Queues of PostgreSQL")
-
-
-@DELIVERIES
-def test_a_stream_is_sent(queue: SparkQueue, delivery: str) -> None:
-    """
-    From queue to queue: every message once, nothing left in between.
-
-    The option `queue` of the sink overrides the column, which says where a message came from.
-    """
-    queue.fill(0, 500)
-    out = queue.another("out")
-    stream = queue.stream(maxMessagesPerTrigger=200).load()
-
-    writer = stream.writeStream.format("sqlqueue").options(**out.options | {"delivery": delivery})
-    queue.finish(writer)
-
-    assert sorted(out.ids()) == sorted(numbered(0, 500))
-    assert [queue.count(), queue.state("staging")] == [0, 0]
-    entered = queue.dotnet.state_rows("dispatch_log", "batch")
-    assert entered == ([(2,)] if delivery == "exactlyOnce" else [])
+# ---------------------------------------------------------------- a stream
 
 
 @DELIVERIES
@@ -315,24 +207,19 @@ def test_a_replayed_batch(queue: SparkQueue, delivery: str) -> None:
     """
     The commit log lost its last entry: exactlyOnce sends nothing again; atLeastOnce may.
 
-    The source is a file, so that it replays alone.
+    The source is a file, so that it replays alone; the sink makes the ids.
     """
     files = str(queue.folder / "input")
     numbers(queue.spark, 0, 100).write.parquet(files)
     source = queue.spark.readStream.schema("id string, body string").parquet(files)
-    mine = [F.col("id").alias("correlationId"), F.col("body")]  # ids are made by the sink
-    writer = (
-        source.select(*mine)
-        .writeStream.format("sqlqueue")
-        .options(**queue.options | {"delivery": delivery})
-    )
-    checkpoint = queue.folder / "checkpoint"
-    finish(writer, checkpoint)
-    before = queue.ids()
+    rows = source.select(F.col("id").alias("correlationId"), "body")
+    options = queue.options | {"delivery": delivery}
 
-    (checkpoint / "commits" / "0").unlink()
-    (checkpoint / "commits" / ".0.crc").unlink()
-    finish(writer, checkpoint)
+    writer = rows.writeStream.format("sqlqueue").options(**options)
+    queue.finish(writer)
+    before = queue.ids()
+    forget(queue.checkpoint, "commits", 0)
+    queue.finish(writer)
 
     assert len(set(before)) == 100
     if delivery == "exactlyOnce":
@@ -344,100 +231,66 @@ def test_a_replayed_batch(queue: SparkQueue, delivery: str) -> None:
 
 
 def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(queue: SparkQueue) -> None:
-    """A bad row, then a missing destination: no message and no chunk; then all is sent once."""
+    """A bad row: no message and no chunk; then all is sent once."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # a body of NULL, which must not be sent
-    even, odd = queue.another("even"), queue.beside("odd")
-    stream = queue.stream().load()
-    where = F.when(F.col("seq") % 2 == 1, even.name).otherwise(odd.name)
-    stream = stream.withColumn("queue", where)
-
-    def run(frame: DataFrame) -> None:
-        writer = frame.writeStream.format("sqlqueue").options(**queue.database_options)
-        queue.finish(writer)
-
+    out, stream = queue.another("out"), queue.stream().load()
     fixed = stream.withColumn("body", F.coalesce("body", F.lit(b"")))
-    null = "body is null: send zero bytes instead, coalesce(body, '')"
-    for frame, reason in ((stream, null), (fixed, f"queue {odd.name} was not found")):
-        with pytest.raises(StreamingQueryException) as refused:
-            run(frame)
-        assert reason in str(refused.value)
-        assert [even.count(), queue.state("staging")] == [0, 0]
-    odd.create()
-    run(fixed)
+    bad, good = (
+        each.writeStream.format("sqlqueue").options(**out.options) for each in (stream, fixed)
+    )
 
-    assert sorted(even.ids()) == sorted(numbered(0, 21)[::2])
-    assert sorted(odd.ids()) == sorted(numbered(0, 21)[1::2])
-    assert queue.state("staging") == 0
+    with pytest.raises(StreamingQueryException) as refused:
+        queue.finish(bad)
+    before = [out.count(), *staging(queue)]
+    queue.finish(good)
 
-
-@DELIVERIES
-def test_a_stream_of_replies_outlives_bad_reply_addresses(queue: SparkQueue, delivery: str) -> None:
-    """
-    No address, a hostile one, and a queue that is dropped between two batches.
-
-    Their replies are in the error queue, once. An error queue that is missing is found before a
-    task runs.
-    """
-    good, instance = queue.another("good"), queue.another("instance")
-    errors = queue.beside("undeliverable")
-    asked = [good.name, None, instance.name, "x" * 10_000, good.name]
-
-    def ask(first: int) -> None:
-        for number, address in enumerate(asked, first):
-            reply_to = {} if address is None else {"NServiceBus.ReplyToAddress": address}
-            queue.put(json.dumps({"NServiceBus.MessageId": f"m-{number}"} | reply_to))
-
-    def answer() -> None:
-        replies = queue.stream().load().select(*reply(F.lit("{}"), message_type="Shop.Done"))
-        options = queue.database_options | {"delivery": delivery, "undeliverable": errors.name}
-        queue.finish(replies.writeStream.format("sqlqueue").options(**options))
-
-    ask(0)
-    with pytest.raises(StreamingQueryException, match=f"queue {errors.name} was not found"):
-        answer()
-    errors.create()
-    answer()
-    ask(5)
-    queue.dba.drop(instance.address)
-    answer()
-
-    related = "NServiceBus.RelatedTo"
-    assert sorted(str(headers[related]) for headers, _ in good.rows()) == [
-        "m-0",
-        "m-4",
-        "m-5",
-        "m-9",
-    ]
-    failed = {str(headers[related]): headers for headers, _ in errors.rows()}
-    assert (errors.count(), queue.count()) == (5, 0)
-    assert {each: headers.get("NServiceBus.FailedQ") for each, headers in failed.items()} == {
-        "m-1": None,
-        "m-3": "x" * 1000,
-        "m-6": None,
-        "m-7": instance.name,
-        "m-8": "x" * 1000,
-    }
+    assert "body is null: send zero bytes instead, coalesce(body, '')" in str(refused.value)
+    assert before == [0, 0, 0]
+    assert sorted(out.ids()) == sorted(numbered(0, 21))
+    assert staging(queue) == [0, 21]
 
 
-def test_txn_version_inside_foreach_batch(queue: SparkQueue) -> None:
-    """A write that is done is skipped when its batch comes again, as Delta does."""
-    queue.fill(0, 250)
+def test_a_query_is_stopped_while_it_waits_and_sends_once_later(queue: SparkQueue) -> None:
+    """The first of two tasks waits, the other one ends; the next run waits for nothing."""
     out = queue.another("out")
-    failures = [True]
+    options = out.options | {"pauseAboveBacklog": "9"}
 
-    def send(frame: DataFrame, batch: int) -> None:
-        out.send(frame.drop("queue"), txnAppId="loader", txnVersion=batch)
-        if batch == 1 and failures:
-            failures.clear()
-            raise RuntimeError("after the write")
+    stream = queue.stream(maxConcurrency=2).load().drop("queue")
+    writer = stream.writeStream.format("sqlqueue").options(**options)
+    out.fill(0, 10)
+    queue.fill(10, 2510)
+    query = writer.option("checkpointLocation", str(queue.checkpoint)).start()
+    until(lambda: [queue.state("staging"), tasks(queue)], [2, 1])
+    query.stop()
+    until(lambda: tasks(queue), 0)
+    assert out.ids() == numbered(0, 10)
+    assert out.dotnet.receive(out.address)
+    queue.finish(writer)
 
-    stream = queue.stream(maxMessagesPerTrigger=100).load()
-    with pytest.raises(StreamingQueryException, match="after the write"):
-        queue.finish(stream.writeStream.foreachBatch(send))
-    queue.finish(stream.writeStream.foreachBatch(send))
+    assert sorted(out.ids()) == sorted(numbered(1, 2510))
+    assert [queue.count(), queue.state("staging")] == [0, 0]
 
-    assert sorted(out.ids()) == sorted(numbered(0, 250))
-    entered = queue.dotnet.state_rows("dispatch_log", "sink, batch")
-    assert entered == [("app:loader", 2)]
-    assert queue.state("staging") == 0
+
+def test_a_stream_receives_and_publishes_in_one_commit(queue: SparkQueue) -> None:
+    """Each message reaches each subscriber once, over two micro-batches; null takes the option."""
+    placed, event, table = "Shop.Placed", "Shop.IEvent", queue.beside("Routing")
+    queue.dotnet.create_subscriptions(table.address)
+    topics = {"web": [placed], "mail": [event], "stock": [placed, event]}
+    queues = {name: queue.another(name) for name in topics}
+    for name, made in queues.items():
+        for topic in topics[name]:
+            queue.dotnet.subscribe(table.address, name, topic, made.name)
+    queue.fill(0, 30)
+    both = F.when(F.col("seq") <= 10, F.array(F.lit(placed), F.lit(event)))
+    stream = queue.stream(maxMessagesPerTrigger=20).load().withColumn("topics", both)
+
+    options = queue.database_options | {"subscriptionTable": table.name, "topics": placed}
+    options |= {"transactionMode": "sendsAtomicWithReceive"}
+    events = stream.select("headers", "body", "topics")
+    queue.finish(events.writeStream.format("sqlqueue").options(**options))
+
+    received = sorted(numbered(0, 30))
+    found = {name: sorted(each.ids()) for name, each in queues.items()}
+    assert found == {"web": received, "mail": numbered(0, 10), "stock": received}
+    assert [queue.count(), queue.state("receipt"), queue.state("staging")] == [0, 0, 0]

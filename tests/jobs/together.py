@@ -1,0 +1,47 @@
+"""
+Jobs in one session, as a program: `together.py '[[["relay", …], …], …]'`.
+
+Each list of jobs with their flags is run beside the others, in its order. SPARK_REMOTE names a
+server of Spark Connect; without it the session is classic. Each job prints its totals as a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from pyspark.sql import SparkSession
+
+from jobs.submit import module
+from sqlq_spark.jobs import streams
+from sqlq_spark.jobs.settings import Settings
+
+
+def run(session: SparkSession, jobs: list[list[str]]) -> int:
+    """Run jobs one after the other, up to the first that fails."""
+    if hasattr(session, "sparkContext"):  # it is active in the thread that made it only
+        jvm = SparkSession._get_j_spark_session_class(session._jvm)  # noqa: SLF001
+        jvm.setActiveSession(session._jsparkSession)  # noqa: SLF001
+    else:
+        SparkSession.builder.getOrCreate()
+    return next(filter(None, (module(name).main.main(flags) for name, *flags in jobs)), 0)
+
+
+def main(orders: list[list[list[str]]]) -> int:
+    """Run all, or up to the first that fails."""
+    with (
+        streams.session("tests", Settings(log_level="ERROR")) as session,
+        ThreadPoolExecutor(len(orders)) as pool,
+    ):
+        session.conf.set("spark.sql.shuffle.partitions", "2")
+        session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
+        for ended in as_completed([pool.submit(run, session, each) for each in orders]):
+            if code := ended.result():
+                os._exit(code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
