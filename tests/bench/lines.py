@@ -1,20 +1,24 @@
-"""The lines of the bench as one table: what each runs, on what, and its aims."""
+"""The lines of the bench as two tables: what each runs, what it needs before, and its aims."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import ours, queues, start, yardsticks
-from .stand import BATCHES
+from sqlq_spark.receive.receipts import CEILING
+
+from . import ours, start, yardsticks
+from .stand import BATCHES, CORES, MANY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from .stand import Stand
 
     Step = Callable[[Stand], None]
+
+_HEADERS = 600  # bytes of a message that are not its body, about
 
 
 @dataclass(frozen=True)
@@ -22,26 +26,17 @@ class Line:
     """One figure to measure."""
 
     name: str
-    says: str
     ready: Step  # not timed
     run: Callable[[Stand], Sequence[float]]
-    # another line → the least ratio of the medians, for times the greatest; p99 → the greatest
-    aims: Mapping[str, float] = field(default_factory=dict)
     unit: str = "messages/s"
 
 
-def _waiting(messages: Callable[[Stand], int]) -> Step:
-    return lambda stand: stand.database.fill("orders", messages(stand))
+def _waiting(batches: int, store: str = "store") -> Step:
+    return lambda stand: stand.database.fill("orders", stand.messages * batches, store=store)
 
 
-def _hard(batches: int) -> Step:
-    return lambda stand: stand.database.fill("orders", stand.messages * batches, store="hard")
-
-
-_one_batch = _waiting(lambda stand: stand.messages)
-_batches = _waiting(lambda stand: stand.messages * BATCHES)
-_a_few = _waiting(lambda _: ours.SMALL_BATCHES)
-_nothing = _waiting(lambda _: 0)
+def _few(messages: int) -> Step:
+    return lambda stand: stand.database.fill("orders", messages)
 
 
 def _shelf(stand: Stand) -> None:
@@ -58,148 +53,107 @@ def _warm(stand: Stand) -> None:
     _sent(stand)
 
 
-def _form(form: str, says: str) -> Line:
+def _both(stand: Stand) -> None:
+    _waiting(BATCHES)(stand)
+    _sent(stand)
+
+
+def _loop(stand: Stand) -> list[float]:
+    return [stand.database.loop()]
+
+
+def _form(form: str) -> Line:
     def ready(stand: Stand) -> None:
         stand.forms[form].count()
         _warm(stand)
 
-    return Line(
-        f"write-{form.replace(' ', '-')}",
-        f"df.write, exactlyOnce, {says}",
-        ready,
-        partial(ours.write_form, form),
-        {"write-exactly-once": 0.9},
-    )
+    run = partial(ours.write, "exactlyOnce", form=form)
+    return Line(f"write-{form.replace(' ', '-')}", ready, run)
 
 
-def _both(stand: Stand) -> None:
-    _batches(stand)
-    _sent(stand)
+def _bodies(size: int) -> Line:
+    """Batches of bodies of so many bytes, each as heavy as its tasks may hold; on PostgreSQL."""
 
+    def most(stand: Stand) -> int:
+        return min(stand.messages, CORES * CEILING // (size + _HEADERS))
+
+    def ready(stand: Stand) -> None:
+        store, text = f"bodies_{size}", "convert_from(body, 'UTF8')"
+        stand.database.ask(
+            f"CREATE UNLOGGED TABLE IF NOT EXISTS {store} AS SELECT seq, id, headers, "
+            f"convert_to(rpad({text}, {size}, {text}), 'UTF8') AS body FROM store"
+            f" WHERE seq <= {most(stand) * BATCHES}"
+        )
+        stand.database.fill("orders", most(stand) * BATCHES, store=store)
+
+    return Line(f"body-{size}", ready, lambda stand: ours.receive(stand, most(stand)))
+
+
+def _spread(delivery: str, queues: int) -> Line:
+    def ready(stand: Stand) -> None:
+        ours.empty_many(stand)
+        _warm(stand)
+
+    run = partial(ours.spread, delivery, queues)
+    return Line(f"queues-{queues}-{delivery}", ready, run)
+
+
+_batch, _batches, _nothing = _waiting(1), _waiting(BATCHES), _few(0)
 
 # A line stands next to its yardsticks, so that they are measured seconds apart.
 LINES = (
-    Line("limit", "DELETE by ranges, receipt, two connections", _one_batch, yardsticks.limit),
-    Line(
-        "receive-json",
-        "stream to noop, headersFormat=json",
-        _batches,
-        ours.receive_json,
-        {"by-hand": 0.55, "jdbc-read": 0.5, "limit": 0.6, "transport-loop": 25},
-    ),
-    Line("by-hand", "tuned JDBC read of a range, one DELETE", _one_batch, yardsticks.by_hand),
-    Line("jdbc-read", "JDBC, 1 partition, default fetchsize", _shelf, yardsticks.read_plain),
-    Line(
-        "receive-map",
-        "stream to noop, headersFormat=map",
-        _batches,
-        ours.receive_map,
-        {"by-hand": 0.45, "jdbc-read": 0.4, "transport-loop": 25},
-    ),
-    Line("receive-delta", "stream to a Delta table, local disk", _batches, ours.receive_delta),
-    Line(
-        "receive-json-hard",
-        "stream to noop, bodies of random hexadecimal digits",
-        _hard(BATCHES),
-        ours.receive_json,
-        {"by-hand-hard": 0.55},
-    ),
-    Line("by-hand-hard", "by-hand with the same bodies", _hard(1), yardsticks.by_hand),
-    Line("jdbc-read-tuned", "JDBC, 2 partitions, fetchsize 10,000", _shelf, yardsticks.read_tuned),
-    Line("browse-json", "spark.read to noop, json", _shelf, ours.browse_json, {"jdbc-read": 1.0}),
-    Line("browse-map", "spark.read to noop, map", _shelf, ours.browse_map, {"jdbc-read": 0.8}),
-    Line("transport-loop", "without Spark, one row a transaction", _one_batch, yardsticks.loop),
-    _form("white space", "headers as json.dumps writes them"),
-    _form("escapes", r"headers with \u002f"),
-    _form("map", "headers as a map"),
-    Line(
-        "write-exactly-once",
-        "df.write, exactlyOnce",
-        _warm,
-        ours.write_exactly_once,
-        {"jdbc-append": 1.0},
-    ),
-    Line("jdbc-append", "JDBC append, plain", _sent, yardsticks.append_plain),
-    Line(
-        "write-at-least-once",
-        "df.write, atLeastOnce",
-        _warm,
-        ours.write_at_least_once,
-        {"jdbc-append": 1.7, "jdbc-append-rewrite": 1.3},
-    ),
-    Line(
-        "jdbc-append-rewrite",
-        "JDBC append, many rows an INSERT",
-        _sent,
-        yardsticks.append_rewritten,
-    ),
-    Line(
-        "queue-to-queue",
-        "stream from queue to queue, exactlyOnce",
-        _both,
-        ours.queue_to_queue,
-        {"receive-json": 0.45},
-    ),
-    Line(
-        "small-batch",
-        "micro-batch of one message",
-        _a_few,
-        ours.small_batch,
-        {"rate-batch": 1.25, "python-batch": 1.25},
-        "ms",
-    ),
-    Line(
-        "python-batch",
-        "micro-batch of a Python source that does nothing",
-        _nothing,
-        yardsticks.python_batch,
-        unit="ms",
-    ),
-    Line(
-        "rate-batch",
-        "micro-batch of Spark's rate source",
-        _nothing,
-        yardsticks.rate_batch,
-        unit="ms",
-    ),
-    Line(
-        "small-batch-of-64",
-        "micro-batch of 64 queues with a message in each",
-        queues.fill,
-        queues.many_small,
-        {"small-batch": 5.0},
-        "ms",
-    ),
-    Line("idle", "CPU a second of an idle stream", queues.empty, queues.idle_one, unit="ms"),
-    Line(
-        "idle-of-64",
-        "CPU a second of an idle stream of 64 queues",
-        queues.empty,
-        queues.idle_many,
-        {"idle": 1.35},
-        "ms",
-    ),
-    Line(
-        "start",
-        "new process to the end of its first batch",
-        _waiting(lambda _: 1),
-        start.ours,
-        {"python-start": 1.1},
-        "ms",
-    ),
-    Line(
-        "python-start",
-        "the same of a Python source that does nothing",
-        _nothing,
-        start.nothing,
-        unit="ms",
-    ),
-    Line(
-        "latency",
-        "sent to an idle stream; peekDelay 1s",
-        _nothing,
-        ours.latency,
-        {"p99": 1500},
-        "ms",
-    ),
+    Line("limit", _batch, yardsticks.limit),
+    Line("receive-json", _batches, ours.receive),
+    Line("by-hand", _batch, yardsticks.by_hand),
+    Line("jdbc-read", _shelf, partial(yardsticks.read, tuned=False)),
+    Line("receive-map", _batches, partial(ours.receive, headersFormat="map")),
+    Line("receive-delta", _batches, ours.receive_delta),
+    Line("receive-json-hard", _waiting(BATCHES, "hard"), ours.receive),
+    Line("by-hand-hard", _waiting(1, "hard"), yardsticks.by_hand),
+    Line("jdbc-read-tuned", _shelf, partial(yardsticks.read, tuned=True)),
+    Line("browse-json", _shelf, partial(ours.browse, "json")),
+    Line("browse-map", _shelf, partial(ours.browse, "map")),
+    Line("transport-loop", _batch, _loop),
+    *map(_form, ("white space", "escapes", "map")),
+    Line("write-exactly-once", _warm, partial(ours.write, "exactlyOnce")),
+    Line("jdbc-append", _sent, yardsticks.append),
+    Line("write-at-least-once", _warm, partial(ours.write, "atLeastOnce")),
+    Line("jdbc-append-rewrite", _sent, yardsticks.append_rewritten),
+    Line("queue-to-queue", _both, ours.queue_to_queue),
+    Line("small-batch", _few(25), ours.small_batches, "ms"),
+    Line("python-batch", _nothing, yardsticks.python_batch, "ms"),
+    Line("rate-batch", _nothing, yardsticks.rate_batch, "ms"),
+    Line("small-batch-of-64", ours.fill_many, ours.many_small, "ms"),
+    Line("idle", ours.empty_many, partial(ours.idle, 1), "ms"),
+    Line("idle-of-64", ours.empty_many, partial(ours.idle, len(MANY)), "ms"),
+    Line("start", _few(1), start.ours, "ms"),
+    Line("python-start", _nothing, start.nothing, "ms"),
+    Line("latency", _nothing, ours.latency, "ms"),
 )
+# Along one size each, and only if they are asked for.
+GROWTH = (
+    *(Line(f"tasks-{n}", _batches, partial(ours.receive, maxConcurrency=n)) for n in (1, 2, 4, 8)),
+    *map(_bodies, (100, 1_000, 10_000, 1_000_000)),
+    *(_spread(each, n) for n in (1, 10, 64) for each in ("exactlyOnce", "atLeastOnce")),
+    Line("backlog", _batches, ours.backlog, "ms"),
+    Line("dispatch", _sent, ours.dispatched),
+)
+# line → another line → the least ratio of the medians, for times the greatest; p99 → the greatest
+AIMS = {
+    "receive-json": {"by-hand": 0.55, "jdbc-read": 0.5, "limit": 0.6, "transport-loop": 25},
+    "receive-map": {"by-hand": 0.45, "jdbc-read": 0.4, "transport-loop": 25},
+    "receive-json-hard": {"by-hand-hard": 0.55},
+    "browse-json": {"jdbc-read": 1.0},
+    "browse-map": {"jdbc-read": 0.8},
+    "write-white-space": {"write-exactly-once": 0.9},
+    "write-escapes": {"write-exactly-once": 0.9},
+    "write-map": {"write-exactly-once": 0.9},
+    "write-exactly-once": {"jdbc-append": 1.0},
+    "write-at-least-once": {"jdbc-append": 1.7, "jdbc-append-rewrite": 1.3},
+    "queue-to-queue": {"receive-json": 0.45},
+    "small-batch": {"rate-batch": 1.25, "python-batch": 1.25},
+    "small-batch-of-64": {"small-batch": 5.0},
+    "idle-of-64": {"idle": 1.35},
+    "start": {"python-start": 1.1},
+    "latency": {"p99": 1500},
+}

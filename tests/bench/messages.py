@@ -46,16 +46,7 @@ _CITIES = ["Göteborg", "Leipzig", "Lyon", "Porto", "Utrecht", "Verona", "Winche
 
 
 def orders(first: int, stop: int) -> pa.Table:
-    """
-    Write the order messages with the numbers from `first` up to, not including, `stop`.
-
-    Args:
-        first: number of the first message, >= 0.
-        stop: number after the last one, > first.
-
-    Returns:
-        A table of SCHEMA, stop - first rows: id (UUID text), headers (JSON), body (JSON bytes).
-    """
+    """Write the messages with the numbers `first` … `stop - 1`, with a UUID text as id."""
     columns = zip(*(_order(number) for number in range(first, stop)), strict=True)
     return pa.table(list(columns), schema=SCHEMA)
 

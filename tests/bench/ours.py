@@ -2,60 +2,197 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
+import uuid
+from contextlib import suppress
 from datetime import datetime
-from queue import Queue
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
+import processes
+from pyspark.sql import functions
+from waiting import until
 
-from .database import expect
-from .figures import durations, steady_rate
-from .stand import BATCHES
+from sqlq_spark.database.sessions import StateSession
+from sqlq_spark.options import SinkOptions
+from sqlq_spark.send.dispatch import NAMELESS, dispatch, stage
+from sqlq_spark.send.sender import Sender
+
+from .messages import orders
+from .stand import BATCHES, MANY, expect
+from .yardsticks import SMALL_BATCHES, durations, first_batches
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.listener import (
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-        StreamingQueryProgress,
-    )
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from .stand import Stand
 
-SMALL_BATCHES = 25
 _ARRIVALS = 40  # latency samples of one round: 200 in five
 _PEEK_DELAY = 1.0  # seconds; the default of the source
 _PATIENCE = 30.0  # seconds for one message to arrive
+_IDLE = 10.0  # seconds of an idle stream
+_WARM = 4.0  # seconds before them
 
 
-def receive_json(stand: Stand) -> list[float]:
-    """Batches to noop, headers as text. Messages/s."""
-    return [_receive(stand, "json")]
+def _stream(stand: Stand, most: int, path: str | None = "orders", **options: Any) -> DataFrame:
+    """Rows of a stream, with batches of so many messages and headers as text."""
+    source = stand.spark.readStream.format(stand.ours).option("url", stand.url)
+    source = source.option("headersFormat", "json").option("maxMessagesPerTrigger", most)
+    return source.options(**options).load(path)
 
 
-def receive_map(stand: Stand) -> list[float]:
-    """Batches to noop, headers as a map. Messages/s."""
-    return [_receive(stand, "map")]
+def _drain(stand: Stand, writer: DataStreamWriter) -> list[Any]:
+    """Run a stream until nothing waits; its progress."""
+    writer = writer.option("checkpointLocation", stand.checkpoint())
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query.recentProgress
+
+
+def _steady_rate(stand: Stand, writer: DataStreamWriter, messages: int) -> float:
+    """Messages/s over all batches with rows but the first, by their whole duration."""
+    batches = [each for each in _drain(stand, writer) if each.numInputRows]
+    expect("the stream received", sum(each.numInputRows for each in batches), messages)
+    seconds = sum(each.durationMs["triggerExecution"] for each in batches[1:]) / 1000
+    return float(sum(each.numInputRows for each in batches[1:]) / seconds)
+
+
+# ---------------------------------------------------------------- receive
+
+
+def receive(stand: Stand, most: int | None = None, **options: Any) -> list[float]:
+    """Batches to noop. Messages/s."""
+    most = most or stand.messages
+    writer = _stream(stand, most, **options).writeStream.format("noop")
+    rate = _steady_rate(stand, writer, most * BATCHES)
+    expect("left in the queue:", stand.database.count("orders"), 0)
+    return [rate]
 
 
 def receive_delta(stand: Stand) -> list[float]:
-    """Batches to a Delta table on the local disk, headers as text. Messages/s."""
-    writer = _stream(stand, stand.messages, "json").writeStream.format("delta")
-    progress = drain(stand, writer.option("path", stand.checkpoint()))
-    return [steady_rate(progress, stand.messages * BATCHES)]
+    """Batches to a Delta table on the local disk. Messages/s."""
+    writer = _stream(stand, stand.messages).writeStream.format("delta")
+    writer = writer.option("path", stand.checkpoint())
+    return [_steady_rate(stand, writer, stand.messages * BATCHES)]
 
 
 def queue_to_queue(stand: Stand) -> list[float]:
     """Batches from one queue to another, each message exactly once. Messages/s."""
-    sink = _stream(stand, stand.messages, "json").drop("queue").writeStream.format(stand.ours)
+    sink = _stream(stand, stand.messages).drop("queue").writeStream.format(stand.ours)
     writer = sink.option("url", stand.url).option("queue", "sent")
-    rate = steady_rate(drain(stand, writer), stand.messages * BATCHES)
+    rate = _steady_rate(stand, writer, stand.messages * BATCHES)
     expect("the queue holds", stand.database.count("sent"), stand.messages * BATCHES)
     return [rate]
+
+
+def browse(headers: str, stand: Stand) -> list[float]:
+    """Read a queue without receiving. Messages/s."""
+    source = stand.spark.read.format(stand.ours).option("url", stand.url)
+    rows = source.option("headersFormat", headers).load("shelf")
+    start = time.perf_counter()
+    rows.write.format("noop").mode("overwrite").save()
+    return [stand.messages / (time.perf_counter() - start)]
+
+
+def small_batches(stand: Stand) -> list[float]:
+    """Micro-batches of one message to noop. Milliseconds each."""
+    return durations(_drain(stand, _stream(stand, 1).writeStream.format("noop")))
+
+
+def backlog(stand: Stand) -> list[float]:
+    """The first micro-batches of a hundredth of a batch, while four wait. Milliseconds each."""
+    return first_batches(stand, _stream(stand, max(1, stand.messages // 100)))
+
+
+def latency(stand: Stand) -> list[float]:
+    """Messages sent one by one to an idle stream: commit to end of batch. Milliseconds each."""
+    sink = _stream(stand, stand.messages).writeStream.format("noop")
+    query = sink.option("checkpointLocation", stand.checkpoint()).start()
+    try:  # the first batch loads code
+        return [_arrival(stand, query, number) for number in range(_ARRIVALS + 1)][1:]
+    finally:
+        query.stop()
+
+
+def _arrival(stand: Stand, query: StreamingQuery, batch: int) -> float:
+    time.sleep(random.uniform(0.2, 0.2 + _PEEK_DELAY))  # any phase of the peek loop
+    stand.database.send_one("orders")
+    sent = time.time()
+
+    def arrived() -> Any:
+        last = query.lastProgress
+        return last if last and last.numInputRows and last.batchId == batch else None
+
+    progress = until(arrived, seconds=_PATIENCE)
+    start = datetime.fromisoformat(progress.timestamp).timestamp()
+    return 1000 * (start - sent) + float(progress.durationMs["triggerExecution"])
+
+
+# ---------------------------------------------------------------- many queues
+
+
+def _many(stand: Stand, queues: int) -> DataStreamWriter:
+    rows = _stream(stand, queues, None, queues=",".join(MANY[:queues]))
+    return rows.writeStream.format("noop")
+
+
+def fill_many(stand: Stand) -> None:
+    """Put the messages of SMALL_BATCHES batches into each queue: one message a batch."""
+    for queue in MANY:
+        stand.database.fill(queue, SMALL_BATCHES, settled=False)
+
+
+def empty_many(stand: Stand) -> None:
+    """Leave no message in any of the queues."""
+    for queue in MANY:
+        stand.database.ask(f"TRUNCATE TABLE {queue}")
+
+
+def many_small(stand: Stand) -> list[float]:
+    """Micro-batches of one message from each of 64 queues, to noop. Milliseconds each."""
+    return durations(_drain(stand, _many(stand, len(MANY))))
+
+
+def idle(queues: int, stand: Stand) -> list[float]:
+    """CPU of an idle stream of so many queues. Milliseconds a second."""
+    writer = _many(stand, queues).option("checkpointLocation", stand.checkpoint())
+    query = writer.start()
+    try:
+        time.sleep(_WARM)
+        before, start = _cpu(stand), time.perf_counter()
+        time.sleep(_IDLE)
+        used = sum(each - before.get(pid, 0.0) for pid, each in _cpu(stand).items())
+        return [1000 * used / (time.perf_counter() - start)]
+    finally:
+        query.stop()
+
+
+def _cpu(stand: Stand) -> dict[int, float]:
+    """
+    Seconds of CPU that each process has used so far.
+
+    This process, those below it (the JVM, the workers of Python), and the sessions of the bench's
+    database, if the server is on this machine.
+    """
+    its = {os.getpid(), *processes.below(os.getpid())}
+    name, tick = stand.url.rpartition("/")[2], os.sysconf("SC_CLK_TCK")
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(*processes.GONE):
+            pid = int(path.name)
+            if pid in its or f" {name} " in processes.command(pid):
+                user, system = (path / "stat").read_text().rpartition(")")[2].split()[11:13]
+                found[pid] = (int(user) + int(system)) / tick
+    return found
+
+
+# ---------------------------------------------------------------- send
 
 
 def write_a_few(stand: Stand) -> None:
@@ -68,110 +205,39 @@ def write_a_few(stand: Stand) -> None:
     frame.option("url", stand.url).mode("append").save("sent")
 
 
-def write_exactly_once(stand: Stand) -> list[float]:
-    """One batch write from memory. Messages/s."""
-    return [_write(stand, stand.frame, "exactlyOnce")]
+def write(delivery: str, stand: Stand, form: str = "") -> list[float]:
+    """One batch write from memory, perhaps with headers in another form. Messages/s."""
+    frame = stand.forms[form] if form else stand.frame
+    return [_write(stand, frame, delivery, "sent", ["sent"])]
 
 
-def write_form(form: str, stand: Stand) -> list[float]:
-    """One batch write from memory, headers in another form. Messages/s."""
-    return [_write(stand, stand.forms[form], "exactlyOnce")]
+def spread(delivery: str, queues: int, stand: Stand) -> list[float]:
+    """One batch write to so many queues, by the column `queue`. Messages/s."""
+    number = functions.pmod(functions.hash("id"), functions.lit(queues))
+    frame = stand.frame.withColumn("queue", functions.concat(functions.lit("many"), number))
+    return [_write(stand, frame, delivery, None, MANY[:queues])]
 
 
-def write_at_least_once(stand: Stand) -> list[float]:
-    """One batch write from memory. Messages/s."""
-    return [_write(stand, stand.frame, "atLeastOnce")]
-
-
-def browse_json(stand: Stand) -> list[float]:
-    """Read a queue without receiving, headers as text. Messages/s."""
-    return [_browse(stand, "json")]
-
-
-def browse_map(stand: Stand) -> list[float]:
-    """Read a queue without receiving, headers as a map. Messages/s."""
-    return [_browse(stand, "map")]
-
-
-def _browse(stand: Stand, headers: str) -> float:
-    source = stand.spark.read.format(stand.ours).option("url", stand.url)
-    rows = source.option("headersFormat", headers).load("shelf")
-    start = time.perf_counter()
-    rows.write.format("noop").mode("overwrite").save()
-    return stand.messages / (time.perf_counter() - start)
-
-
-def small_batch(stand: Stand) -> list[float]:
-    """Micro-batches of one message to noop. Milliseconds each."""
-    writer = _stream(stand, 1, "json").writeStream.format("noop")
-    return durations(drain(stand, writer))
-
-
-def latency(stand: Stand) -> list[float]:
-    """Messages sent one by one to an idle stream: commit to end of batch. Milliseconds each."""
-    arrivals = _Arrivals()
-    stand.spark.streams.addListener(arrivals)
-    sink = _stream(stand, stand.messages, "json").writeStream.format("noop")
-    query = sink.option("checkpointLocation", stand.checkpoint()).start()
-    try:
-        _send_and_wait(stand, arrivals)  # the first batch loads code
-        return [_send_and_wait(stand, arrivals) for _ in range(_ARRIVALS)]
-    finally:
-        query.stop()
-        stand.spark.streams.removeListener(arrivals)
-
-
-class _Arrivals(StreamingQueryListener):
-    """Says when each batch with rows had ended, in seconds since 1970."""
-
-    def __init__(self) -> None:
-        self.ends: Queue[float] = Queue()
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 Spark's name
-        progress = event.progress
-        if progress.numInputRows:
-            start = datetime.fromisoformat(progress.timestamp).timestamp()
-            self.ends.put(start + progress.durationMs["triggerExecution"] / 1000)
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None: ...  # noqa: N802
-
-    def onQueryIdle(self, event: object) -> None: ...  # noqa: N802
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...  # noqa: N802
-
-
-def _send_and_wait(stand: Stand, arrivals: _Arrivals) -> float:
-    time.sleep(random.uniform(0.2, 0.2 + _PEEK_DELAY))  # any phase of the peek loop
-    stand.database.send_one("orders")
-    sent = time.time()
-    return (arrivals.ends.get(timeout=_PATIENCE) - sent) * 1000
-
-
-def _stream(stand: Stand, most: int, headers: str) -> DataFrame:
-    source = stand.spark.readStream.format(stand.ours).option("url", stand.url)
-    source = source.option("headersFormat", headers).option("maxMessagesPerTrigger", most)
-    return source.load("orders")
-
-
-def _receive(stand: Stand, headers: str) -> float:
-    writer = _stream(stand, stand.messages, headers).writeStream.format("noop")
-    rate = steady_rate(drain(stand, writer), stand.messages * BATCHES)
-    expect("left in the queue:", stand.database.count("orders"), 0)
-    return rate
-
-
-def drain(stand: Stand, writer: DataStreamWriter) -> list[StreamingQueryProgress]:
-    """Run a stream until nothing waits; its progress."""
-    writer = writer.option("checkpointLocation", stand.checkpoint())
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    return query.recentProgress
-
-
-def _write(stand: Stand, frame: DataFrame, delivery: str) -> float:
+def _write(
+    stand: Stand, frame: DataFrame, delivery: str, path: str | None, queues: Sequence[str]
+) -> float:
     sink = frame.write.format(stand.ours)
     start = time.perf_counter()
-    sink.option("url", stand.url).option("delivery", delivery).mode("append").save("sent")
+    sink.option("url", stand.url).option("delivery", delivery).mode("append").save(path)
     elapsed = time.perf_counter() - start
-    expect("the queue holds", stand.database.count("sent"), stand.messages)
+    expect("the queues hold", sum(map(stand.database.count, queues)), stand.messages)
     return stand.messages / elapsed
+
+
+def dispatched(stand: Stand) -> list[float]:
+    """A dispatch alone on its connection, without Spark. Messages/s."""
+    options = SinkOptions.parse({"url": stand.url, "queue": "sent"})
+    batches = orders(0, stand.messages).to_batches()
+    chunks = list(Sender(options=options, partition=0).chunks(batches))
+    with StateSession(options, stand.ours) as session:
+        staged = stage(session, chunks, sink=f"{NAMELESS}{uuid.uuid4()}", batch=0)
+        start = time.perf_counter()
+        dispatch(session.open(), [staged], options)
+        elapsed = time.perf_counter() - start
+    expect("dispatched", stand.database.count("sent"), stand.messages)
+    return [stand.messages / elapsed]

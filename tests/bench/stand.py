@@ -7,10 +7,11 @@ Queue `orders` is filled and received from, `shelf` filled once and read, `sent`
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -25,7 +26,6 @@ from pyspark.sql.functions import expr
 
 from sqlq_spark.jobs.streams import DELTA
 
-from .database import fresh, install_state
 from .messages import orders
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from .database import Database
+    from .postgresql import Database
 
 CORES = 2
 BATCHES = 4  # of one stream; the first warms up and does not count
@@ -55,7 +55,6 @@ class Stand:
     messages: int  # in one batch, one read, one write
     folder: Path
     pool: ProcessPoolExecutor  # for lines without Spark that need both cores
-    cores: int  # of Spark
     _numbers: Iterator[int]
 
     @property
@@ -68,7 +67,7 @@ class Stand:
         """Start Spark with its JDBC driver, and make our format known to it."""
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = (
-            SparkSession.builder.master(f"local[{self.cores}]")
+            SparkSession.builder.master(f"local[{CORES}]")
             .appName("sqlq_spark bench")
             .config(map={**DELTA})
             .config("spark.driver.memory", "3g")
@@ -76,7 +75,7 @@ class Stand:
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.shuffle.partitions", self.cores)
+            .config("spark.sql.shuffle.partitions", CORES)
             .config("spark.sql.streaming.numRecentProgressUpdates", 1000)
             # over TCP every task of Python waits 40 ms for an acknowledgement that is delayed
             .config("spark.python.unix.domain.socket.enabled", "true")
@@ -101,11 +100,11 @@ class Stand:
         """Hold the messages to write (id, headers, body) in memory, a partition for each core."""
         path = self.folder / "frame"
         path.mkdir()
-        share = -(-self.messages // self.cores)
+        share = -(-self.messages // CORES)
         for first in range(0, self.messages, share):
             part = orders(first, min(first + share, self.messages))
             pq.write_table(part, path / f"{first}.parquet")
-        return self.spark.read.parquet(str(path)).repartition(self.cores).cache()
+        return self.spark.read.parquet(str(path)).repartition(CORES).cache()
 
     @cached_property
     def forms(self) -> dict[str, DataFrame]:
@@ -120,17 +119,48 @@ class Stand:
         return str(self.folder / f"checkpoint{next(self._numbers)}")
 
 
+def install_state(url: str) -> None:
+    """Make the state tables, as a user does."""
+    command = [sys.executable, "-m", "sqlq_spark", "install"]
+    environ = os.environ | {"SQLQUEUE_URL": url}  # not an argument: the password would show in `ps`
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environ)
+
+
+def expect(what: str, found: int, messages: int) -> None:
+    """Raise an error where a measurement moved another number of messages."""
+    if found != messages:
+        text = f"{what} {found} messages, not {messages}"
+        raise RuntimeError(text)
+
+
 @contextmanager
-def stand(server: str, messages: int, cores: int = CORES) -> Iterator[Stand]:
+def fresh(server: str | None) -> Iterator[Database]:
+    """Make a database on the server with this url, or on one of our own, and drop it afterwards."""
+    with ExitStack() as stack:
+        if server is None:
+            from sqlq_spark.testing import embedded  # noqa: PLC0415 only if no other is there
+
+            server = stack.enter_context(embedded.server(tcp=True)).url
+        if server.lower().startswith("sqlserver:"):
+            from . import sqlserver  # noqa: PLC0415 its drivers may not be there
+
+            yield stack.enter_context(sqlserver.opened(server))
+        else:
+            from . import postgresql  # noqa: PLC0415 as above
+
+            yield stack.enter_context(postgresql.opened(server))
+
+
+@contextmanager
+def stand(url: str | None, messages: int) -> Iterator[Stand]:
     """Set up on a server, and clear away."""
     with (
         tempfile.TemporaryDirectory(prefix="sqlq_bench") as folder,
-        fresh(server) as database,
-        ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool,
+        fresh(url) as database,
+        ProcessPoolExecutor(CORES, mp_context=get_context("spawn")) as pool,
     ):
         database.prepare(QUEUES, messages * BATCHES)
-        database.ask(database.texts["hard"])
         database.fill("shelf", messages)
-        yield Stand(database, messages, Path(folder), pool, cores, count())
+        yield Stand(database, messages, Path(folder), pool, count())
         if active := SparkSession.getActiveSession():
             active.stop()

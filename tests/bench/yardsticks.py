@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -13,23 +13,48 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from .database import expect
-from .figures import durations
-from .stand import CORES
+from .stand import CORES, expect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from .stand import Stand
 
-_IDLE_BATCHES = 25
+SMALL_BATCHES = 25
+_COLD = 5  # small batches of a stream that do not count: code is loaded and compiled
 
 
-def loop(stand: Stand) -> list[float]:
-    """One row a transaction, without Spark. Messages/s."""
-    return [stand.database.loop()]
+def durations(progress: Sequence[Any]) -> list[float]:
+    """Take the whole duration of each batch with rows, in ms, but for the first few."""
+    batches = [batch for batch in progress if batch.numInputRows]
+    return [float(batch.durationMs["triggerExecution"]) for batch in batches[_COLD:]]
+
+
+def first_batches(stand: Stand, rows: DataFrame) -> list[float]:
+    """Run the first micro-batches of a stream to noop. Milliseconds each."""
+    query = rows.writeStream.format("noop").option("checkpointLocation", stand.checkpoint()).start()
+    try:
+        while len(query.recentProgress) < SMALL_BATCHES:
+            time.sleep(0.2)
+    finally:
+        query.stop()
+    return durations(query.recentProgress)
+
+
+def read(stand: Stand, *, tuned: bool) -> list[float]:
+    """
+    A JDBC read of all that waits. Messages/s.
+
+    Plain: one partition, and the driver holds the whole answer. Tuned: two partitions by seq, and
+    10,000 rows a fetch.
+    """
+    options = _tuned(stand, stand.database.bounds("shelf")) if tuned else {}
+    start = time.perf_counter()
+    _read(stand, "shelf", options)
+    return [stand.messages / (time.perf_counter() - start)]
 
 
 def limit(stand: Stand) -> list[float]:
@@ -37,54 +62,38 @@ def limit(stand: Stand) -> list[float]:
     return [stand.database.limit(stand.pool, CORES)]
 
 
-def read_plain(stand: Stand) -> list[float]:
-    """One partition, default fetch size: the driver holds the whole answer. Messages/s."""
-    start = time.perf_counter()
-    _read(stand, "shelf", {})
-    return [stand.messages / (time.perf_counter() - start)]
-
-
-def read_tuned(stand: Stand) -> list[float]:
-    """Two partitions by seq, 10,000 rows a fetch. Messages/s."""
-    bounds = stand.database.bounds("shelf")
-    start = time.perf_counter()
-    _read(stand, "shelf", _tuned(stand, bounds))
-    return [stand.messages / (time.perf_counter() - start)]
-
-
 def by_hand(stand: Stand) -> list[float]:
     """A tuned read of a range of seq, then one DELETE of it: not exactly once. Messages/s."""
     start = time.perf_counter()
-    bounds = stand.database.bounds("orders")
-    part = stand.database.part("orders", *bounds)
-    _read(stand, f"(SELECT * {part}) AS part", _tuned(stand, bounds))
+    first, stop = stand.database.bounds("orders")
+    seq = stand.database.seq
+    part = f"FROM orders WHERE {seq} >= {first} AND {seq} < {stop}"
+    _read(stand, f"(SELECT * {part}) AS part", _tuned(stand, (first, stop)))
     stand.database.ask(f"DELETE {part}")
     elapsed = time.perf_counter() - start
     expect("left by hand:", stand.database.count("orders"), 0)
     return [stand.messages / elapsed]
 
 
-def append_plain(stand: Stand) -> list[float]:
+def append(stand: Stand, setting: str = "") -> list[float]:
     """Default batch size, one connection for each of two partitions. Messages/s."""
-    return [_append(stand, "")]
+    frame = stand.frame
+    connection = stand.database.jdbc()
+    connection["url"] += setting
+    start = time.perf_counter()
+    frame.write.format("jdbc").options(**connection).option("dbtable", "sent").mode("append").save()
+    return [stand.messages / (time.perf_counter() - start)]
 
 
 def append_rewritten(stand: Stand) -> list[float]:
     """The driver joins the rows of a batch into INSERTs of many rows. Messages/s."""
-    return [_append(stand, stand.database.rewriting)]
+    return append(stand, stand.database.rewriting)
 
 
 def rate_batch(stand: Stand) -> list[float]:
     """One row a micro-batch from Spark's rate source to noop, one task. Milliseconds each."""
     source = stand.spark.readStream.format("rate-micro-batch")
-    rows = source.options(rowsPerBatch=1, numPartitions=1).load()
-    query = rows.writeStream.format("noop").option("checkpointLocation", stand.checkpoint()).start()
-    try:
-        while len(query.recentProgress) < _IDLE_BATCHES:
-            time.sleep(0.2)
-    finally:
-        query.stop()
-    return durations(query.recentProgress)
+    return first_batches(stand, source.options(rowsPerBatch=1, numPartitions=1).load())
 
 
 def python_batch(stand: Stand) -> list[float]:
@@ -93,7 +102,7 @@ def python_batch(stand: Stand) -> list[float]:
 
     What Spark needs for any source in Python. Its offsets end, as those of a queue that is drained.
     """
-    stand.spark.dataSource.register(source_of_nothing(_IDLE_BATCHES))
+    stand.spark.dataSource.register(source_of_nothing(SMALL_BATCHES))
     rows = stand.spark.readStream.format("nothing").load()
     writer = rows.writeStream.format("noop").option("checkpointLocation", stand.checkpoint())
     query = writer.trigger(availableNow=True).start()
@@ -147,12 +156,3 @@ def _read(stand: Stand, table: str, options: dict[str, str]) -> None:
     source = stand.spark.read.format("jdbc").options(**stand.database.jdbc(), **options)
     rows = source.option("dbtable", table).load()
     rows.write.format("noop").mode("overwrite").save()
-
-
-def _append(stand: Stand, setting: str) -> float:
-    frame = stand.frame
-    connection = stand.database.jdbc()
-    connection["url"] += setting
-    start = time.perf_counter()
-    frame.write.format("jdbc").options(**connection).option("dbtable", "sent").mode("append").save()
-    return stand.messages / (time.perf_counter() - start)

@@ -90,7 +90,7 @@ class Pipeline:
     def killed_when(self, moment: Callable[[], object]) -> None:
         """Run the pipeline and kill it at a moment; a gate keeps it from going on after that."""
         with gate.opened(self.url, moment) as way, self._started(way.url) as process:
-            until(lambda: moment() or process.poll() is not None, seconds=TIMEOUT)
+            until(lambda: way.shut.is_set() or process.poll() is not None, seconds=TIMEOUT)
             assert process.poll() is None, self.log[-5000:]
 
     @property

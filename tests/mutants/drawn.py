@@ -1,11 +1,10 @@
-"""Faults that draw.py drew. The number in an id is the fault's place among those of its package."""
+"""Faults drawn by chance. The number in an id is the place among those of its package."""
 
 from . import Fault
 
 DRAWN = [
     Fault(
         id="errors-8",
-        promise="CheckpointIncomplete names the files of the checkpoint that are lost.",
         file="receive/task.py",
         old='files=f"{batch}" if batch == last else',
         new='files=f"{batch}" if not (batch == last) else',
@@ -13,7 +12,6 @@ DRAWN = [
     ),
     Fault(
         id="wire-2",
-        promise="Escaped quotes do not hide where a header begins.",
         file="wire/flat_json.py",
         old="is_quote[escapes[letters == QUOTE] + 1] = False",
         new="is_quote[escapes[letters == QUOTE] - 1] = False",
@@ -21,7 +19,6 @@ DRAWN = [
     ),
     Fault(
         id="wire-3",
-        promise="A printed address of SQL Server can be read back, also with an @ in its table.",
         file="wire/address.py",
         old='bare = "@" not in address.table and not',
         new='bare = "@" not in address.table or not',
@@ -29,7 +26,6 @@ DRAWN = [
     ),
     Fault(
         id="options-1",
-        promise="The option undeliverable takes the word fail, or an error queue.",
         file="options/sink.py",
         old="return None if text.lower() == FAIL else",
         new="return None if not (text.lower() == FAIL) else",
@@ -37,7 +33,6 @@ DRAWN = [
     ),
     Fault(
         id="database-1",
-        promise="The zone of endpoints is read from the database where no option names it.",
         file="database/__init__.py",
         old="    if zone is None:",
         new="    if zone is not None:",
@@ -45,7 +40,6 @@ DRAWN = [
     ),
     Fault(
         id="database-7",
-        promise="A password of the environment that is for another database is named.",
         file="options/names.py",
         old="if each.password_variable is not None and each is not own",
         new="if each.password_variable is not None and each is own",
@@ -53,7 +47,6 @@ DRAWN = [
     ),
     Fault(
         id="database-9",
-        promise="The number of an error of SQL Server is read from the driver's text.",
         file="database/sqlserver/errors.py",
         old="number = int(first[1]) if",
         new="number = int(first[2]) if",
@@ -61,7 +54,6 @@ DRAWN = [
     ),
     Fault(
         id="database-12",
-        promise="allowedDestinations trusts only the tables that it lists.",
         file="database/trust.py",
         old='(".*" if each == "*" else',
         new='(".*" if not (each == "*") else',
@@ -69,7 +61,6 @@ DRAWN = [
     ),
     Fault(
         id="database-13",
-        promise="The parameters of a sqlserver url are used.",
         file="database/sqlserver/url.py",
         old='for part in query.split("&") if query else ():',
         new='for part in query.split("&") if not (query) else ():',
@@ -77,7 +68,6 @@ DRAWN = [
     ),
     Fault(
         id="database-16",
-        promise="A destination that is as it was decided on is sent to.",
         file="database/trust.py",
         old="""
                 if (
@@ -97,7 +87,6 @@ DRAWN = [
     ),
     Fault(
         id="receive-2",
-        promise="Queues that cannot all have something in a batch take turns.",
         file="receive/pace.py",
         old="return [(turn + at) % queues for at in range(queues)]",
         new="return [(turn - at) % queues for at in range(queues)]",
@@ -105,7 +94,6 @@ DRAWN = [
     ),
     Fault(
         id="receive-3",
-        promise="A message that is too large goes to the error queue, and others are received.",
         file="receive/poison.py",
         old="""    if not found:
         return 0, 0""",
@@ -117,7 +105,6 @@ DRAWN = [
     ),
     Fault(
         id="receive-4",
-        promise="Too few messages are waited for, but not for longer than maxTriggerDelay.",
         file="receive/driver.py",
         old="        if self._waiting_since is None:\n",
         new="        if self._waiting_since is not None:\n",
@@ -127,7 +114,6 @@ DRAWN = [
     ),
     Fault(
         id="receive-8",
-        promise="A trap stops a stream that has no error queue.",
         file="receive/forward.py",
         old="            if refused and self.task.options.error_address is None:",
         new="            if refused and self.task.options.error_address is not None:",
@@ -140,7 +126,6 @@ DRAWN = [
     ),
     Fault(
         id="send-1",
-        promise="A sink that protects a backlog does not wait for the queues of delayed rows.",
         file="send/throttle.py",
         old="if waiting is not None:",
         new="if waiting is None:",
@@ -148,7 +133,6 @@ DRAWN = [
     ),
     Fault(
         id="send-2",
-        promise="With sendsAtomicWithReceive the commit that sends settles the receipts.",
         file="send/dispatch.py",
         old="if options.settles:",
         new="if not options.settles:",
@@ -158,7 +142,6 @@ DRAWN = [
     ),
     Fault(
         id="send-3",
-        promise="A column of reply addresses is written into the headers.",
         file="send/frame.py",
         old="if texts.null_count == self.rows:",
         new="if texts.null_count != self.rows:",
@@ -166,7 +149,6 @@ DRAWN = [
     ),
     Fault(
         id="send-4",
-        promise="A column wins over the header of the same name in a map.",
         file="send/own_headers.py",
         old="keep[places] = ~stated[self.parents[places]]",
         new="keep[places] = stated[self.parents[places]]",
@@ -176,7 +158,6 @@ DRAWN = [
     ),
     Fault(
         id="datasource-1",
-        promise="A missing destination that an option names is found before a task runs.",
         file="datasource/__init__.py",
         old="        look_ahead(options)\n",
         new="",
@@ -184,7 +165,6 @@ DRAWN = [
     ),
     Fault(
         id="datasource-4",
-        promise="A task on an executor knows the batch of Spark's query that it runs for.",
         file="spark_api.py",
         old="query_batch=None if batch is None else int(batch),",
         new="query_batch=None if not (batch is None) else int(batch),",
@@ -192,7 +172,6 @@ DRAWN = [
     ),
     Fault(
         id="functions-2",
-        promise="A failed message names the table of its queue as the endpoint that processed it.",
         file="functions/expressions.py",
         old="F.regexp_extract(queue, POSTGRESQL_TABLE, 1)",
         new="F.regexp_extract(queue, POSTGRESQL_TABLE, 2)",
@@ -202,7 +181,6 @@ DRAWN = [
     ),
     Fault(
         id="admin-1",
-        promise="Reading a queue that nobody named runs no code of another owner.",
         file="admin/inspect.py",
         old="return found[0].danger if found else ABSENT",
         new="return found[1].danger if found else ABSENT",
@@ -210,7 +188,6 @@ DRAWN = [
     ),
     Fault(
         id="admin-3",
-        promise="Failed messages are chosen by the time of their failure.",
         file="admin/failed_messages.py",
         old="if self.since is None and self.until is None:",
         new="if self.since is not None and self.until is None:",
@@ -218,7 +195,6 @@ DRAWN = [
     ),
     Fault(
         id="admin-4",
-        promise="stats shows since when the lowest message waits.",
         file="admin/watch.py",
         old='connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]',
         new='connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][2]',
@@ -226,7 +202,6 @@ DRAWN = [
     ),
     Fault(
         id="admin-5",
-        promise="All failed messages that were chosen return, also those of the last batch.",
         file="admin/failed_messages.py",
         old="""    if part:
         yield part""",
@@ -236,7 +211,6 @@ DRAWN = [
     ),
     Fault(
         id="admin-7",
-        promise="What came and went between two looks is counted.",
         file="admin/watch.py",
         old="if before is None or before.at is None or now.at is None:",
         new="if before is not None or now.at is None:",
@@ -244,7 +218,6 @@ DRAWN = [
     ),
     Fault(
         id="cli-1",
-        promise="stats shows how many delayed messages are due.",
         file="admin/watch.py",
         old='Column("due", "delayed.due"),',
         new='Column("due", "delayed.messages"),',
@@ -252,7 +225,6 @@ DRAWN = [
     ),
     Fault(
         id="cli-2",
-        promise="retry asks before it returns messages.",
         file="cli/messages.py",
         old="""    if planned.messages:
         queues""",
@@ -262,7 +234,6 @@ DRAWN = [
     ),
     Fault(
         id="cli-3",
-        promise="receipts show prints JSON only with --json.",
         file="cli/messages.py",
         old="""            if shared.as_json:
                 screen.print_json(shown)""",
@@ -272,7 +243,6 @@ DRAWN = [
     ),
     Fault(
         id="cli-4",
-        promise="send takes a body or a file of lines, not both.",
         file="cli/messages.py",
         old="fits = file is None or source is None",
         new="fits = file is not None or source is None",
@@ -282,7 +252,6 @@ DRAWN = [
     ),
     Fault(
         id="jobs-2",
-        promise="A flag of a job that is no name=value is refused.",
         file="jobs/settings.py",
         old='given = dict(each.split("=", 1) for each in given)',
         new='given = dict([*each.split("=", 1), "1"][:2] for each in given)',
@@ -290,7 +259,6 @@ DRAWN = [
     ),
     Fault(
         id="jobs-4",
-        promise="All that is wrong in a job's settings is listed at once.",
         file="jobs/settings.py",
         old="""        except BadSettings as error:
             wrong.append(str(error))""",
@@ -300,7 +268,6 @@ DRAWN = [
     ),
     Fault(
         id="jobs-6",
-        promise="The exit code of a job is 1 only if it found something.",
         file="jobs/runner.py",
         old='return FOUND if totals.get("found") else GOOD',
         new='return FOUND if not (totals.get("found")) else GOOD',
@@ -308,7 +275,6 @@ DRAWN = [
     ),
     Fault(
         id="jobs-8",
-        promise="A schema that gives the table a column twice is refused.",
         file="jobs/bodies.py",
         old="for each in names.values()}) < len(columns):",
         new="for each in names.values()}) > len(columns):",
@@ -316,7 +282,6 @@ DRAWN = [
     ),
     Fault(
         id="jobs-1",
-        promise="A job's stream has a task for each core of the cluster.",
         file="jobs/streams.py",
         old="if given.max_concurrency is not None or given.instances:",
         new="if not (given.max_concurrency is not None or given.instances):",
@@ -324,7 +289,6 @@ DRAWN = [
     ),
     Fault(
         id="demo-9",
-        promise="Without the wheel of the private server an error names the extra.",
         file="testing/embedded.py",
         old="if found is None or found.origin is None:",
         new="if not (found is None or found.origin is None):",
@@ -332,7 +296,6 @@ DRAWN = [
     ),
     Fault(
         id="testing-5",
-        promise="What a test sends waits in its queue.",
         file="testing/queues.py",
         old="            connection.load(self._address, rows)",
         new="            pass",
@@ -340,7 +303,6 @@ DRAWN = [
     ),
     Fault(
         id="postgresql-1",
-        promise="A mover sleeps no longer than until the next message is due.",
         file="database/postgresql/delayed.sql",
         statement="next_due",
         old="min(due)",
@@ -349,7 +311,6 @@ DRAWN = [
     ),
     Fault(
         id="postgresql-6",
-        promise="Failures are grouped by the first messages of an error queue.",
         file="database/postgresql/browse.sql",
         statement="browse_headers",
         old="{page}",
@@ -358,7 +319,6 @@ DRAWN = [
     ),
     Fault(
         id="postgresql-9",
-        promise="The dispatch log keeps the row of a write for a week.",
         file="database/postgresql/staging.sql",
         statement="delete_old_sinks",
         old="AND dispatched <",
@@ -367,7 +327,6 @@ DRAWN = [
     ),
     Fault(
         id="sqlserver-2",
-        promise="On SQL Server a receive takes no message outside of its range.",
         file="database/sqlserver/receive.sql",
         statement="receive",
         old="       AND {message_bytes}",
@@ -376,7 +335,6 @@ DRAWN = [
     ),
     Fault(
         id="sqlserver-4",
-        promise="On SQL Server a look at a queue waits for no row that another session holds.",
         file="database/sqlserver/peek.sql",
         statement="sample",
         old="""                  FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
@@ -389,7 +347,6 @@ DRAWN = [
     ),
     Fault(
         id="sqlserver-9",
-        promise="On SQL Server a receive locks the rows that it reads.",
         file="database/sqlserver/receive.sql",
         statement="receive",
         old="(FORCESEEK, UPDLOCK, READPAST,",

@@ -1,10 +1,4 @@
-"""
-The notebook of ten minutes: its cells are run, and what they print is stored in it.
-
-    python -m tests.pages.notebook
-
-writes the outputs into the notebook again. They are the same in each run: no ids, no times.
-"""
+"""`python -m tests.pages.notebook` runs the notebook of ten minutes and stores what it prints."""
 
 from __future__ import annotations
 
@@ -40,30 +34,19 @@ def executed() -> Any:
             record_timing=False,
             config=Config({"KernelManager": manager}),
         ).execute()
-    for cell in cells(notebook):
-        cell.execution_count = None
-        # the JVM's warnings differ from machine to machine
-        cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
-        for output in cell.outputs:
-            if "execution_count" in output:
-                output.execution_count = None
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            # the JVM's warnings differ from machine to machine
+            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+            for counted in (cell, *(each for each in cell.outputs if "execution_count" in each)):
+                counted.execution_count = None
     return notebook
 
 
-def cells(notebook: Any) -> list[Any]:
-    """The cells with code."""
-    return [each for each in notebook.cells if each.cell_type == "code"]
-
-
 def printed(notebook: Any) -> list[str]:
-    """What each cell printed, and its value."""
-    return [
-        "".join(
-            str(each.text if each.output_type == "stream" else each.data["text/plain"])
-            for each in cell.outputs
-        )
-        for cell in cells(notebook)
-    ]
+    """What each output shows as text."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return [str(each.get("text") or each.data["text/plain"]) for each in outputs]
 
 
 if __name__ == "__main__":

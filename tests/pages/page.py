@@ -1,13 +1,4 @@
-"""
-A page of the documents, parsed: its blocks of code and its tables, each with its id.
-
-Ids are comments, which a reader does not see, so that rewording changes none of them.
-
-    <!-- table: promises -->            on the line before a table
-    | <!-- id: task-dies --> a task …   at the start of a row's first cell
-    <!-- block: poison/find -->         on the line before a block of code; `poison` is its group
-    <!-- not run: why -->               on the line before a block that no test runs
-"""
+"""A page of the documents, parsed: its blocks and tables, with the ids that CONTRIBUTING shows."""
 
 from __future__ import annotations
 
@@ -42,11 +33,6 @@ class Block:
     text: str
     id: str | None
     unrun: str | None  # why it is not run
-
-    @property
-    def name(self) -> str:
-        """Where it stands, and how it begins."""
-        return f"{self.page}: {self.text.splitlines()[0]}"
 
     @property
     def group(self) -> str | None:
@@ -107,9 +93,3 @@ def cells(line: str) -> list[str]:
     """The cells of a row; a bar inside a cell is written with a backslash."""
     bare = ROW_ID.sub("", line)
     return [each.strip().replace(r"\|", "|") for each in re.split(r"(?<!\\)\|", bare)[1:-1]]
-
-
-def headings(page: str) -> list[str]:
-    """The headings of a page, as links name them."""
-    titles = re.findall(r"^#+ (.+)$", without_code(page), flags=re.MULTILINE)
-    return [re.sub(r"[^\w -]", "", each.strip("# ").lower()).replace(" ", "-") for each in titles]

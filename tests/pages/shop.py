@@ -1,21 +1,21 @@
-"""
-Where the documents' code is run: a database of its own, in the place of the documents' `shop`.
-
-Python runs in one namespace, SQL by psycopg or by Spark, `sqlqueue …` by the command line itself.
-Of other programs' lines only the words are checked.
-"""
+"""Where the documents' code is run: a database of its own, in the place of their `shop`."""
 
 from __future__ import annotations
 
 import io
 import json
+import logging
+import os
 import re
+import secrets
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+from urllib.parse import urlsplit, urlunsplit
 
+import psycopg
 import pytest
 
 from sqlq_spark.admin import checks
@@ -29,9 +29,9 @@ from sqlq_spark.wire.rows import NO_STREAM, Origin
 from . import programs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    import psycopg
     from pyspark.sql import SparkSession
 
     from sqlq_spark.receive.offset import Offset
@@ -54,6 +54,7 @@ class Shop:
     words: dict[str, str] = field(default_factory=dict)  # word of a page → ours
     printed: str = ""  # by the last command
     rows: list[Any] = field(default_factory=list)  # of the last SQL
+    seen: str = ""  # all that blocks printed or returned
 
     def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
         """Run statements, and return the rows of the last, if it has any."""
@@ -91,8 +92,9 @@ class Shop:
         for each in given:
             if each.unrun is None:
                 self.do(each.language, each.text, spark)
+                self.seen += f"{self.printed}{self.rows}"
 
-    def do(self, language: str, text: str, spark: SparkSession | None = None) -> None:
+    def do(self, language: str, text: str, spark: SparkSession | None) -> None:
         """Run one text with our database, our folders and what a test puts for a word."""
         text = re.sub(PASSWORD, "", text).replace(URL, self.url)
         for word, ours in self.words.items():
@@ -113,7 +115,7 @@ class Shop:
             assert language in {"csharp", "mermaid", "json", "text"}, language
 
     def command(self, words: list[str], code: int) -> None:
-        """Run one command, which may get a word by `echo`; one that would not end is checked."""
+        """Run our command, which may get a word by `echo`; only check one that would not end."""
         given = words.index("|") + 1 if words[0] == "echo" else 0
         with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(words[1].encode()))):
             if words[given] == "sqlqueue" and "--watch" not in words:
@@ -160,7 +162,7 @@ class Stream:
     def received(self, origin: Origin = NO_STREAM) -> list[bytes]:
         """The bodies that the tasks of the open batch hand out."""
         connection = self.loop._session.open()  # noqa: SLF001
-        tables = [receive(connection, task, origin=origin) for task in self.loop.tasks(self.offset)]
+        tables = (receive(connection, task, origin=origin) for task in self.loop.tasks(self.offset))
         return [body for each in tables for body in each["body"].to_pylist()]
 
     @property
@@ -171,3 +173,24 @@ class Stream:
     def close(self) -> None:
         """End the session."""
         self.loop.close()
+
+
+@pytest.fixture
+def shop(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Shop]:
+    """Give a database of its own, with the state tables and the documents' queues."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # of each call, which pytest would keep
+    name = f"shop_{secrets.token_hex(6)}"
+    url = urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            with (
+                mock.patch.dict(os.environ, {"SQLQUEUE_URL": url}),
+                psycopg.connect(url, autocommit=True) as connection,
+            ):
+                made = Shop(url, tmp_path, connection, capsys)
+                made.sqlqueue("install")
+                made.sqlqueue("create", "Shop.Orders", "--error", "error", "--delayed")
+                yield made
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

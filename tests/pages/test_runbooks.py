@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -9,12 +10,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
-from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.wire.rows import Origin
 
-from .page import blocks
+from . import locks
+from .page import blocks, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,24 +29,14 @@ MESSAGE = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c12"
 CHANGES = {
     "url": "{other}",
     "headersFormat": "json",
-    "peekDelay": "100ms",
-    "minMessagesPerTrigger": "2",
-    "maxTriggerDelay": "1s",
-    "minConcurrency": "2",
-    "warnIfShared": "false",
-    "delayedDelivery": "true",
-    "endpointTimeZone": "Europe/Berlin",
-    "allowedDestinations": "Shop.*",
-    "failOnDataLoss": "false",
-    "failOnMissingReceipts": "true",
-    "queryTimeout": "20s",
     "errorQueue": "error",
-    "maxBytesPerTrigger": "1m",
     "maxConcurrency": "3",
     "maxMessagesPerTrigger": "2",
     "transactionMode": "none",
 }
 EXPIRED = "UPDATE \"Shop.Orders\" SET expires = '2020-01-01'"
+FULL = "SELECT setval('\"Shop.Orders_seq_seq\"', 2000000000)"
+PUBLISHED = "CREATE PUBLICATION everything FOR ALL TABLES"
 POISON = f"INSERT INTO error (id, headers, body) VALUES ('{MESSAGE}', '[oops', 'x')"
 FAILED = """
 INSERT INTO error (id, headers) SELECT gen_random_uuid(), json_build_object(
@@ -55,44 +46,71 @@ FROM unnest(ARRAY['System.InvalidOperationException', 'System.InvalidOperationEx
                   'System.TimeoutException']) AS kind
 """
 
+SCRIPT = ["script", "Shop.Orders", "--delayed", "--error", "error"]
+SCRIPT += ["--subscription-table", "SubscriptionRouting", "--domain"]
+# object of a GRANT in the script → second part of the row's id, as in `reader:error`
+PLACES = {
+    "Shop.Orders": "queue",
+    "error_seq_seq": "error-sequence",
+    "Shop.Orders.Delayed": "delayed",
+    "Shop.Orders_seq_seq": "queue-sequence",
+    "SubscriptionRouting": "subscriptions",
+}
+CATALOGUE = r"""
+SELECT oid::regclass::text,
+       (SELECT string_agg(acl::text, ' ') FROM aclexplode(relacl) AS acl WHERE grantee <> relowner)
+  FROM pg_class WHERE oid >= 16384
+UNION ALL SELECT nspname, nspacl::text FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%'
+UNION ALL SELECT proname, proacl::text FROM pg_proc WHERE oid >= 16384
+UNION ALL SELECT rolname, '' FROM pg_roles
+ORDER BY 1, 2
+"""
+
 
 @pytest.fixture
 def stream(shop: Shop) -> Iterator[Stream]:
     """Give a stream that has received 3 messages; its batch is open, and it is the pages' one."""
     shop.fill(ORDERS, 3)
     with closing(shop.stream()) as made:
-        made.batch(Origin(query_id="8d2e", query_batch=4))
+        made.batch()
         shop.words = {STREAM: made.id}
         yield made
 
 
-# ---------------------------------------------------------------- docs/operations.md
-
-
 @pytest.mark.parametrize(
-    ("group", "before", "said"),
+    ("section", "before", "said"),
     [
-        ("look-first", "SELECT", "report.html"),
-        ("receipts-left", "SELECT", "{stream}"),
-        ("taken-over", "SELECT", "{stream}"),
-        ("poison", POISON, "[]"),
-        ("failed", FAILED, "2 messages returned"),
-        ("backlog", EXPIRED, "2 expired messages deleted"),
-        ("disk-full", EXPIRED, "2 expired messages deleted"),
-        ("seq", "SELECT setval('\"Shop.Orders_seq_seq\"', 2000000000)", "no problems found"),
-        ("dropped-queue", 'DROP TABLE "Shop.Orders"', "Shop.Orders"),
+        ("operations/look-first", "", "report.html"),
+        ("operations/receipts-left", "", "{stream}"),
+        ("operations/taken-over", "", "{stream}"),
+        ("operations/poison", POISON, "[]"),
+        ("operations/failed", FAILED, "2 messages returned"),
+        ("operations/backlog", EXPIRED, "2 expired messages deleted"),
+        ("operations/disk-full", EXPIRED, "2 expired messages deleted"),
+        ("operations/seq", FULL, "no problems found"),
+        ("operations/snapshot", "", "[(False,)]"),
+        ("operations/dropped-queue", 'DROP TABLE "Shop.Orders"', "Shop.Orders"),
+        ("retention/kept", "", "1, Decimal('3'), "),
+        ("retention/publications", PUBLISHED, "'staging_page'"),
+        ("upgrade/beside", "", "sqlqueue_next"),
+        ("upgrade/version", "", "[(3,)]"),
+        ("restore/compare", "", "{stream}"),
+        ("dba/watch", "", "sqlqueue driver Shop.Orders"),
+        ("load/waits", "", ""),
+        ("load/vacuum", "", ""),
     ],
 )
 def test_the_commands_of_a_runbook(
-    shop: Shop, stream: Stream, group: str, before: str, said: str
+    shop: Shop, stream: Stream, section: str, before: str, said: str
 ) -> None:
-    """Each ends as the page says; the last one says what it found or did."""
+    """Each ends as the page says; one of them says what it found or did."""
+    page, group = section.split("/")
     shop.fill(ORDERS, 2)
     shop.sql(before)
 
-    shop.run(*blocks("docs/operations.md", group))
+    shop.run(*blocks(f"docs/{page}.md", group))
 
-    assert said.format(stream=stream.id) in f"{shop.printed}{shop.rows}"
+    assert said.format(stream=stream.id) in shop.seen
     assert shop.count("error") == [before == FAILED]  # one of another exception
 
 
@@ -116,20 +134,15 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
     assert shop.sql("SELECT stream FROM sqlqueue.stream") == [(stream.id,)]
 
 
-def test_snapshot_pinned(shop: Shop) -> None:
-    """The session that pins is shown on both pages, and ended."""
-    shown, ended = blocks("docs/operations.md", "snapshot")
-    with closing(psycopg.connect(shop.url)) as other:
-        other.execute("SET application_name = 'left open'")
-        other.execute(f"SELECT pg_current_xact_id(), count(*) FROM {ORDERS}".encode())
-        for each in (shown, blocks("docs/dba.md", "watch")[-1]):
-            shop.run(each)
-            [pid] = [row[0] for row in shop.rows if "left open" in row]
-        shop.words = {"4711": str(pid)}
-        shop.run(ended)
+def test_files_lost(shop: Shop) -> None:
+    """The last batch of each query that was acknowledged is shown."""
+    shop.fill(ORDERS, 1)
+    with closing(shop.stream()) as stream:
+        stream.batch(Origin(query_id="8d2e", query_batch=4))
+        stream.loop.acknowledge(stream.offset)
 
-        with pytest.raises(psycopg.OperationalError):
-            other.execute("SELECT 1")
+    shop.run(*blocks("docs/operations.md", "files-lost"))
+    assert shop.rows == [("8d2e", 4, 1)]
 
 
 # ---------------------------------------------------------------- docs/guide/changing-options.md
@@ -186,7 +199,7 @@ def test_who_has_rights_and_who_is_in_two_domains_is_listed(shop: Shop, team: st
     """The login of a team is listed for its own state schema, until it gets rights on another."""
     rights, domains = blocks("docs/isolation.md", "check")
     login, state = str(urlsplit(team).username), shop.words["sqlqueue_orders"]
-    shop.run(rights)
+    shop.run(*blocks("docs/isolation.md", "domain"), rights)
     assert [row for row in shop.rows if login in row] == [(state, login, False)]
     shop.run(domains)
     assert shop.rows == []
@@ -194,8 +207,6 @@ def test_who_has_rights_and_who_is_in_two_domains_is_listed(shop: Shop, team: st
     shop.sql(f"GRANT USAGE ON SCHEMA sqlqueue TO {login}")
     shop.run(domains)
     assert shop.rows == [(login, f"sqlqueue, {state}")]
-    shop.run(*blocks("docs/isolation.md", "domain"))
-    assert f'"{state}"' in shop.printed
 
 
 def test_a_stream_is_stopped_and_continues(shop: Shop, team: str) -> None:
@@ -229,7 +240,6 @@ def test_one_message_is_shown_and_deleted(shop: Shop) -> None:
     """In a queue, and in a receipt that is returned without it."""
     in_queue, in_receipt = blocks("docs/retention.md", "one")
     from_queue, from_receipt, vacuum = blocks("docs/retention.md", "delete")
-    kept = blocks("docs/retention.md", "kept")
     shop.fill(ORDERS, 3)
     shop.sql(f"INSERT INTO {ORDERS} (id, headers, body) VALUES ('{MESSAGE}', '{{}}', 'secret')")
 
@@ -238,49 +248,73 @@ def test_one_message_is_shown_and_deleted(shop: Shop) -> None:
     with closing(shop.stream()) as stream:
         stream.batch()
     shop.words = {STREAM: stream.id}
-    shop.run(*kept, kept[0])
-    assert [row[3:5] for row in shop.rows] == [(1, 4)]
     shop.run(in_receipt)
     assert "body: secret" in shop.printed
     shop.run(from_receipt, from_queue, vacuum)
     assert shop.count(ORDERS, RECEIPTS) == [3, 0]
 
 
-def test_a_publication_of_all_tables_has_the_state_tables(shop: Shop) -> None:
-    """And one of schemas leaves them out."""
-    shown, schemas = blocks("docs/retention.md", "publications")
-    shop.sql("CREATE PUBLICATION everything FOR ALL TABLES")
-
-    shop.run(shown)
-    published = {row[2] for row in shop.rows}
-    shop.run(schemas, shown)
-
-    assert {"receipt", "receipt_page", "staging", "staging_page"} <= published
-    assert shop.rows == []
+# ---------------------------------------------------------------- docs/dba.md
 
 
-def test_the_queries_of_a_restore_an_upgrade_and_a_watch(shop: Shop, stream: Stream) -> None:
-    """Each shows the stream, the version or the queue that it is about."""
-    shop.run(*blocks("docs/upgrade.md"))
-    assert shop.rows == [(3,)]
-    streams, *others = blocks("docs/restore.md", "compare")
-    shop.run(*others, streams)
-    assert [row[3:5] for row in shop.rows] == [(0, 1)]
+def test_the_locks_of_statements_are_those_of_their_comments() -> None:
+    """`python -m tests.pages.locks` prints the table."""
+    assert f"<!-- locks -->\n{locks.table()}<!-- /locks -->" in read("docs/dba.md")
 
-    sessions, sizes, watched, sequences, _ = blocks("docs/dba.md", "watch")
-    shop.run(sizes)
-    assert {"Shop.Orders", "stream", "receipt"} <= {row[0] for row in shop.rows}
-    shop.run(watched)
-    assert [row[5:] for row in shop.rows] == [(1, 3)]
-    shop.run(sequences)
-    assert ('"Shop.Orders_seq_seq"', 3) in [row[:2] for row in shop.rows]
 
-    def open_for() -> list[tuple[str, object]]:
-        shop.run(sessions)
-        return [(row[1], row[4]) for row in shop.rows]
+def test_whoever_holds_the_key_of_the_page_keeps_an_installer_waiting(shop: Shop) -> None:
+    """It is the key of the schema `sqlqueue`."""
+    shop.run(*blocks("docs/dba.md", "advisory"))
+    with closing(psycopg.connect(shop.url)) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", shop.rows[0])
+        shop.sqlqueue("install", "--query-timeout", "1s", code=3)
 
-    # no transaction is open while Spark works; a session that has ended may be there for a moment
-    until(open_for, [("sqlqueue driver Shop.Orders", None)])
-    stream.loop.acknowledge(stream.offset)
-    shop.run(*blocks("docs/operations.md", "files-lost"))
-    assert shop.rows == [("8d2e", 4, 1)]
+
+def test_the_rights_on_the_page_are_those_that_the_script_grants(shop: Shop) -> None:
+    """By role, right and place; a row's id names the role and the place."""
+    text = shop.sqlqueue(*SCRIPT, "orders")
+    granted = set()
+    for rights, places, role in re.findall(
+        r"^GRANT ([^;]+?)\s+ON ([^;]+?) TO \"orders_(\w+)\"", text, flags=re.MULTILINE
+    ):
+        for place in places.split(", "):
+            name = re.sub(r'^(SEQUENCE )?"\w+"\.', "", place).strip('"')
+            called = "schemas" if place.startswith("SCHEMA") else PLACES.get(name, name)
+            granted.add((role, " ".join(rights.split()), called))
+    installed = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
+    state = {name for (name,) in installed}
+
+    page = table("docs/dba.md", "rights")
+    listed = set()
+    for row_id, (_, right, on) in zip(page.ids, page.rows, strict=True):
+        role, _, place = str(row_id).partition(":")
+        names = {*re.findall(r"`(\w+)`", on)} & state or {place}
+        listed |= {(role.partition("-")[0], right.strip("`"), name) for name in names}
+    assert listed == granted
+    assert {each.strip("`") for each in table("docs/dba.md", "state-tables").column()} == state
+
+
+def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
+    """The catalogue is as it was before us: relations, functions, grants, roles."""
+    name = f"team_{secrets.token_hex(4)}"
+    shop.sql("DROP SCHEMA sqlqueue CASCADE")
+    shop.sql(
+        'CREATE TABLE "SubscriptionRouting" (queueaddress text, endpoint text, topic text, '
+        "PRIMARY KEY (endpoint, topic)) WITH (fillfactor = 100)"
+    )
+    before = shop.sql(CATALOGUE)
+    shop.sql(shop.sqlqueue(*SCRIPT, name))
+    shop.sqlqueue("create", "Lake")
+    shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Lake")
+    shop.fill(ORDERS, 10)
+    with closing(shop.stream(stateSchema=f"sqlqueue_{name}")) as stream:
+        stream.batch()
+        stream.batch()
+    during = shop.sql(CATALOGUE)
+
+    shop.words = {"sqlqueue_orders": f"sqlqueue_{name}", "orders_": f"{name}_"}
+    shop.run(*blocks("docs/dba.md", "remove"))
+
+    assert len(during) > len(before) + 20
+    assert shop.sql(CATALOGUE) == before
+    assert shop.count('"SubscriptionRouting"') == [0]
