@@ -26,7 +26,7 @@ import pytest
 import servers
 from conformance import transport_sqlserver
 from conformance.transport import PostgreSQL
-from faults.model.steps import FIGURES
+from faults.steps import FIGURES
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
