@@ -75,20 +75,17 @@ def build_wheel(folder: Path) -> Path:
 
 def make(environment: Environment, wheel: Path) -> None:
     """Make an environment, or use that of an earlier run, and install the wheel into it."""
-    uv, python = shutil.which("uv"), interpreter(environment.python)
     program = str(environment.program)
-    venv = [uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]
-    pip = [uv, "pip", "install", "--python", program] if uv else [program, "-m", "pip", "install"]
-    # the wheel of an earlier run has the same version
-    again = ["--reinstall-package", "sqlq-spark"] if uv else ["--force-reinstall", "--no-deps"]
     if not environment.program.exists():
-        run(*venv, str(environment.folder))
-    run(*pip, "--quiet", *environment.pins, str(wheel))
-    run(*pip, "--quiet", *again, str(wheel))
+        run(interpreter(environment.python), "-m", "venv", str(environment.folder))
+    pip = [program, "-m", "pip", "install", "--quiet"]
+    run(*pip, *environment.pins, str(wheel))
+    # the wheel of an earlier run has the same version
+    run(*pip, "--force-reinstall", "--no-deps", str(wheel))
 
 
 def interpreter(version: str) -> str:
-    """Find a Python on PATH or among those of pyenv, whose shims may fail; or the caller's."""
+    """Find a Python on PATH or among those of pyenv, whose shims may fail; or take the caller's."""
     known = [shutil.which(f"python{version}"), sys.executable]
     known += sorted(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
     for program in filter(None, known):

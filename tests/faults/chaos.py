@@ -2,8 +2,8 @@
 Chaos: a stream, its producer and its competitor are harmed for a while, then counted.
 
 A round: start, harm about once a second, stop, drain with AvailableNow, and find every committed
-message in exactly one of the sink, the competitor's table, the error queue, or the streams' count
-of expired ones. Nothing may be left in the queue, in receipts or in the staging.
+message in exactly one place: the sink, or the competitor's table. Nothing may be left in the queue,
+in receipts or in the staging. What becomes of poison and of what expired: test_failpoints.py.
 
 The server is a private one, on a disk that can be filled: a tmpfs. Where none can be mounted it
 stands on the usual disk, and is never filled.
@@ -45,18 +45,14 @@ HARMED, AROUND = 20.0, 25.0  # seconds of harm in a round; and before and after 
 INSIST = 6.0  # seconds that a harm waits for its victim
 DRAINING = 300.0  # seconds until the drain counts as stuck
 WAITING = 4000  # messages; the producer pauses above that
-KINDS = {"plain": 88, "expiring": 10, "poison": 2}  # percent of the messages
 # with 7,000 characters a batch of a few hundred is worth two tasks; the database packs them
 SEND = """
-WITH sent AS (INSERT INTO {name}.sent SELECT * FROM unnest(%s::int[], %s::text[]))
-INSERT INTO {name}.orders (Id, Expires, Headers, Body)
-SELECT gen_random_uuid(),
-       (clock_timestamp() AT TIME ZONE 'UTC') + make_interval(secs => lifetime),
-       CASE kind WHEN 'poison' THEN 'no headers, ' || number
-            ELSE '{{"NServiceBus.MessageId":"m-' || number || '"}}' END,
-       convert_to('{{"number":' || number || ',"pad":"' || repeat(' ', 7000) || '"}}', 'UTF8')
-  FROM unnest(%s::int[], %s::text[], %s::float8[]) AS message (number, kind, lifetime)
+INSERT INTO {name}.orders (Id, Headers, Body)
+SELECT gen_random_uuid(), '{{"NServiceBus.MessageId":"m-' || number || '"}}',
+       convert_to(repeat(' ', 7000), 'UTF8')
+  FROM generate_series(%s::int, %s::int) AS number
 """
+NUMBERS = "SELECT substr(headers::json->>'NServiceBus.MessageId', 3)::int FROM {name}.{table}"
 # a lost session, whatever the server or the line says of it
 LOST = (
     psycopg.OperationalError,
@@ -65,30 +61,21 @@ LOST = (
 )
 
 
-def problems(
-    sent: dict[int, str], places: dict[str, list[int]], counted: dict[str, int]
-) -> dict[str, list[int]]:
+def problems(sent: set[int], places: dict[str, list[int]], counted: int) -> dict[str, list[int]]:
     """
-    Find every message in exactly one place; returns what is wrong, by number.
+    Find every message that was sent in exactly one place; returns what is wrong, by number.
 
-    `sent` has each number's kind. `counted` is what the streams' rows say of places, and of what
-    expired. Only so many expiring messages may be missing; the others stand last among the lost.
+    `counted` is how many were streamed, as the streams' rows say.
     """
     times = Counter(number for numbers in places.values() for number in numbers)
-    missing = sorted(sent.keys() - times.keys())
-    expired = [number for number in missing if sent[number] == "expiring"]
-    poison = {number for number, kind in sent.items() if kind == "poison"}
+    streamed = len(places["streamed"])
     found = {
-        "lost": [each for each in missing if each not in expired] + expired[counted["expired"] :],
+        "lost": sorted(sent - times.keys()),
         "repeated": [number for number in times if times[number] > 1],
-        "never committed, but delivered": times.keys() - sent.keys(),
-        "misplaced": poison.intersection(places["streamed"]) | ({*places["errors"]} - poison),
-        "left in the queue": places["left"],
+        "left": places["left"],
+        "counted": [] if counted == streamed else [counted, streamed],
     }
-    for name, numbers in (places | {"expired": expired}).items():
-        if counted.get(name, len(numbers)) != len(numbers):
-            found[f"counted and {name}"] = [counted[name], len(numbers)]
-    return {name: [*numbers] for name, numbers in found.items() if numbers}
+    return {name: numbers for name, numbers in found.items() if numbers}
 
 
 @contextmanager
@@ -127,7 +114,8 @@ class Round:
     figures: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
-    given: int = 0  # numbers of messages
+    sent: set[int] = field(default_factory=set)  # numbers whose commit was answered
+    given: int = 0  # numbers, also those whose commit's answer was lost
 
     def run(self) -> None:
         """Do all of it; the evidence is in the folder."""
@@ -159,7 +147,6 @@ class Round:
     def _make(self) -> dict[str, Any]:
         """Create queues, books and state tables; returns what the driver runs."""
         self.ground.ask(f"CREATE SCHEMA {self.name}")
-        self.ground.ask(f"CREATE TABLE {self.name}.sent (number int PRIMARY KEY, kind text)")
         self.ground.ask(f"CREATE TABLE {self.name}.taken (number int)")
         url, state = self.ground.server.url, f"{self.name}_state"
         with psycopg.connect(url, autocommit=True) as one:
@@ -167,11 +154,12 @@ class Round:
             orders = Queue(place, "orders")
             orders.install()
             orders.create()
-            errors, out = orders.another("error"), orders.another("out")
+            out = orders.another("out")
         given = {"maxMessagesPerTrigger": "400", "maxConcurrency": "3", "peekDelay": "100ms"}
-        given |= {"errorQueue": errors.name, "queryTimeout": f"{QUERY_TIMEOUT:g}s"}
-        mode = "sendsAtomicWithReceive" if self.sink == "atomic" else "receiveOnly"
-        sink = out.options | {"queryTimeout": given["queryTimeout"], "transactionMode": mode}
+        given["queryTimeout"] = f"{QUERY_TIMEOUT:g}s"
+        sink = out.options | {"queryTimeout": given["queryTimeout"]}
+        if self.sink == "atomic":
+            sink["transactionMode"] = "sendsAtomicWithReceive"
         stream = {
             "options": orders.options | given,
             "out": None if self.sink == "parquet" else sink,
@@ -230,34 +218,23 @@ class Round:
         ask, name = self.ground.ask, self.name
 
         def numbers(table: str) -> list[int]:
-            text = f"SELECT (convert_from(body, 'UTF8')::json->>'number')::int FROM {name}.{table}"
-            return [row[0] for row in ask(text)]
+            return [row[0] for row in ask(NUMBERS.format(name=name, table=table))]
 
         tables = [Path(stream["table"]) for stream in self.order["streams"]]
         ids = [int(each.removeprefix("m-")) for table in tables for each in cluster.landed(table)]
-        sent = dict(ask(f"SELECT number, kind FROM {name}.sent"))
-        places = {
-            "streamed": ids + numbers("out"),
-            "taken": [row[0] for row in ask(f"SELECT number FROM {name}.taken")],
-            "errors": numbers("error"),
-            "left": numbers("orders"),
-        }
-        totals = ask(f"SELECT sum(expired), sum(messages), sum(diverted) FROM {name}_state.stream")
-        counted = dict(zip(("expired", "streamed", "errors"), map(int, totals[0]), strict=True))
-        found = problems(sent, places, counted)
+        taken = [row[0] for row in ask(f"SELECT number FROM {name}.taken")]
+        places = {"streamed": ids + numbers("out"), "taken": taken, "left": numbers("orders")}
+        counted = ask(f"SELECT sum(messages)::int FROM {name}_state.stream")[0][0]
+        found = problems(self.sent, places, counted)
         for table in ("receipt", "receipt_page", "staging", "staging_page"):
             found[f"left in {table}"] = [0 for _ in ask(f"SELECT FROM {name}_state.{table}")]
         self.wrong += [f"{len(each)} {what}: {each[:10]}" for what, each in found.items() if each]
-        for what, each in {"sent": sent, **places}.items():
-            self.figures[what] += len(each)
-        self._note(json.dumps({"sent": sent, "places": places, "counted": counted}))
+        self.figures += Counter({what: len(each) for what, each in places.items()})
+        self._note(f"{self.sent} sent, {places}")
         if not self.wrong:
             ask(f"DROP SCHEMA {name}, {name}_state CASCADE")
 
     # ------------------------------------------------------------ others on the queue
-    # Both keep their books in the transaction of the message itself, so that what was committed is
-    # known however many answers are lost.
-
     def _use(self, step: Callable[[Any], None]) -> None:
         """Do one transaction after another, on a new connection whenever it is lost."""
         while not self.over.is_set():
@@ -272,27 +249,23 @@ class Round:
             time.sleep(0.1)
 
     def _produce(self, connection: psycopg.Connection[Any]) -> None:
-        """Send some messages; now and then it is rolled back."""
-        rng, first = self.rng, self.given
-        time.sleep(rng.expovariate(8.0))
+        """Send some messages."""
+        time.sleep(self.rng.expovariate(8.0))
         waiting = f"SELECT count(*) FROM (SELECT FROM {self.name}.orders LIMIT {WAITING})"
-        if connection.execute(waiting.encode()).fetchone() == (WAITING,):
-            return
-        self.given += rng.choice([1, 2, 10, 30, 60, 150])
-        numbers = [*range(first, self.given)]
-        kinds = rng.choices([*KINDS], [*KINDS.values()], k=len(numbers))
-        lives = [rng.uniform(0.0, 3.0) if kind == "expiring" else None for kind in kinds]
-        with connection.transaction(force_rollback=rng.random() < 0.03):
+        if connection.execute(waiting.encode()).fetchone() != (WAITING,):
+            first, self.given = self.given, self.given + self.rng.choice([1, 2, 10, 30, 60, 150])
             text = SEND.format(name=self.name).encode()
-            connection.execute(text, (numbers, kinds, numbers, kinds, lives))
+            connection.execute(text, (first, self.given - 1))
+            self.sent |= {*range(first, self.given)}
 
     def _compete(self, connection: psycopg.Connection[Any]) -> None:
-        """Receive as the transport does, or hold some for a second; now and then rolled back."""
+        """Receive as the transport does, and book it in the same commit; or hold some, or undo."""
         dotnet = PostgreSQL(self.ground.server.url, self.name, "", connection)
         held, queue = self.rng.random() < 0.01, QueueAddress("orders", self.name)
         with connection.transaction(force_rollback=self.rng.random() < 0.1):
             found = [dotnet.receive(queue) for _ in range(5 if held else 1)]
-            taken = [json.loads(each.body)["number"] for each in found if each and each.body]
+            texts = [each.headers for each in found if each and each.headers]
+            taken = [int(json.loads(each)["NServiceBus.MessageId"][2:]) for each in texts]
             text = f"INSERT INTO {self.name}.taken SELECT unnest(%s::int[])"
             connection.execute(text.encode(), [taken])
             time.sleep(1.0 if held else 0.0)

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,14 +140,16 @@ class Order:
 class Cluster:
     """A running cluster with its driver."""
 
+    driver: subprocess.Popen[bytes]
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.workers: list[subprocess.Popen[bytes]] = []
-        self.driver: subprocess.Popen[bytes]
-        self._orders = count()
+        self.orders = 0
 
     def order(self) -> Order:
-        return Order(self.folder / f"order{next(self._orders)}")
+        self.orders += 1
+        return Order(self.folder / f"order{self.orders}")
 
     def start(self, order: Order) -> None:
         what = {"streams": order.streams, "answer": str(order.answer), "executors": len(HOSTS)}
@@ -161,12 +162,13 @@ class Cluster:
 
     def until(self, true: Callable[[], object]) -> None:
         """Wait until a condition is true, while the driver lives."""
-
-        def said() -> str:
-            return (self.folder / "driver.log").read_text(encoding="utf-8")[-3000:]
-
-        until(lambda: true() or self.driver.poll() is not None, seconds=PATIENCE, told=said)
-        assert self.driver.poll() is None, said()
+        log = self.folder / "driver.log"
+        until(
+            lambda: true() or self.driver.poll() is not None,
+            seconds=PATIENCE,
+            told=lambda: log.read_text(encoding="utf-8")[-3000:],
+        )
+        assert self.driver.poll() is None, log.read_text(encoding="utf-8")[-3000:]
 
     def executors(self, host: str) -> list[int]:
         below = processes.below(self.workers[HOSTS.index(host)].pid)

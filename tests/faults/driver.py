@@ -57,7 +57,9 @@ def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
             open_notes.append(note.open("w", buffering=1, encoding="utf-8"))
         open_notes[0].write(f"{message}\n")
         rows[0] += 1
-        if rows[0] == fail and first(Path(f"{notes}/{batch} {partition} failed")):
+        mark = Path(f"{notes}/{batch} {partition} failed")
+        if rows[0] == fail and not mark.exists():
+            mark.touch()
             text = "this attempt fails, as ordered"
             raise RuntimeError(text)
         if attempt == 0 and rows[0] == hold:
@@ -68,15 +70,6 @@ def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
         return body
 
     return frame.withColumn("body", pass_on.asNondeterministic()(F.expr(MESSAGE_ID), "body"))
-
-
-def first(mark: Path) -> bool:
-    """Whether this attempt is the first that leaves this mark: a slow one may be overtaken."""
-    try:
-        mark.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 def wait_for(true: Callable[[], object], what: str) -> None:
@@ -136,16 +129,7 @@ def keep_running(spark: SparkSession, order: dict[str, Any]) -> None:
                         del left[at]
             except Exception as error:  # noqa: BLE001 - that it ends is what we are here for
                 sys.stderr.write(f"stream {at}: {error}\n")
-                leave_without_java(spark)
         time.sleep(PAUSE)
-
-
-def leave_without_java(spark: SparkSession) -> None:
-    """A driver whose JVM is gone has nothing left to do."""
-    try:
-        spark.sparkContext._jsc.sc().isStopped()  # noqa: SLF001
-    except Exception:  # noqa: BLE001 - py4j has many
-        os._exit(3)
 
 
 def main(job: dict[str, Any]) -> None:

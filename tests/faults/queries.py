@@ -65,10 +65,9 @@ class Checkpoint:
     commits: set[int] = field(default_factory=set)
 
     @property
-    def streams(self) -> set[str]:
-        """Whose receipts this checkpoint may still ask for."""
-        last = self.offsets.get(max(self.offsets, default=-1), ())
-        return {offset.stream for offset in last if offset.stream}
+    def shared(self) -> bool:
+        """Whether an operator may touch its receipts at any time."""
+        return self.sink.kind == "atomic" and self.sources == 1
 
 
 class Receipt(NamedTuple):

@@ -57,7 +57,7 @@ ELSEWHERE = {
     *("receive.receipts.is_passed_over", "send.dispatch.last_sent"),
     *("send.subscriptions.check_table", "send.subscriptions.refuse_code"),
     "receive.driver.purge",  # … take what is meant to be lost
-    *("send.dispatch.open_request", "send.dispatch.give_up"),  # … are one transaction of a job
+    "send.dispatch.give_up",  # … are one transaction of a job
     "send.subscriptions.subscribe",  # … touch no message
 }
 DEATHS = 8  # of one process in a trip
@@ -222,7 +222,7 @@ def lose(walk: Walk) -> None:
         world.send(4)
         checkpoint = world.query("table")
         driver = world.drive(checkpoint)
-        while driver is not None and driver.phase != phase:
+        while driver.phase != phase:
             driver.next()
             world.finish()
             driver = driver if driver.alive else world.drive(checkpoint)

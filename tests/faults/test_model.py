@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
     def checkpoint(self, which: int) -> Checkpoint:
         return self.world.checkpoints[which % len(self.world.checkpoints)]
 
-    def driver(self, which: int) -> Driver | None:
+    def driver(self, which: int) -> Driver:
         """A driver that lives: of the query, or a new one for it."""
         checkpoint = self.checkpoint(which)
         alive = self.world.alive(checkpoint)
@@ -104,8 +104,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(4):
             if self.world.jobs:
                 return self.world.jobs[which % len(self.world.jobs)]
-            if driver := self.driver(which):
-                driver.next()
+            self.driver(which).next()
         return None
 
     # ------------------------------------------------------------ messages come, and go elsewhere
@@ -127,17 +126,15 @@ class Machine(RuleBasedStateMachine):
     def go_on(self, which: int, things: int) -> None:
         """A driver does its next things; what they start is left where it begins."""
         for _ in range(things):
-            if driver := self.driver(which):
-                driver.next()
+            self.driver(which).next()
 
     @rule(which=WHICH, things=st.integers(3, 12))
     def hurry(self, which: int, things: int) -> None:
         """A driver does several things, and nobody comes between unless it must wait."""
         for _ in range(things):
             driver = self.driver(which)
-            if driver is None or driver.idle:
-                break
-            self.world.hurry(driver)
+            if not driver.idle:
+                self.world.hurry(driver)
 
     @rule(which=WHICH, statements=st.sampled_from([1, 2, 3, 4, 100, 100]))
     def advance(self, which: int, statements: int) -> None:

@@ -91,7 +91,6 @@ class World:
         self.taken: list[bytes] = []  # by the competitor
         self.dropped: list[bytes] = []
         self.expired = 0  # messages whose count went with a receipt
-        self.operated: set[str] = set()  # streams that an operator has in hand
         self.owners: dict[str, Checkpoint] = {}  # stream → a checkpoint that knew it
         self.retired: Counter[str] = Counter()  # stream → the batch that an operator closed
         self.marred: set[str] = set()  # queries whose checkpoint lost entries, or was copied
@@ -291,13 +290,14 @@ class World:
                 self.dropped += [body for body in bodies if not self.sunk(body, key)]
 
         def end() -> None:
-            self.operated.discard(key[0])
             expected(job.error, ConnectionLost, Deadlock, ReceiptSettled)
             if isinstance(job.error, ReceiptSettled):
                 assert self.before[key].state == "settled"
 
-        self.operated.add(key[0])
         job = self.spawn(move, run, move, on_commit=committed, on_end=end)
+        if not self.owners[key[0]].shared:  # nobody may begin to read it meanwhile
+            self.run(job)
+            self.step(job, "die")
 
     def may_operate(self, key: Key) -> bool:
         """
@@ -306,11 +306,8 @@ class World:
         With sendsAtomicWithReceive he may at any time. Otherwise only he can know that the sink has
         not got the batch, and that no query will bring it there.
         """
-        owner = self.owners[key[0]]
         speaking = any(driver.alive and key[0] in driver.names for driver in self.drivers)
-        atomic = owner.sink.kind == "atomic" and owner.sources == 1
-        free = atomic or not (speaking or self.bodies_of(key[:2]))
-        return free and key[0] not in self.operated
+        return self.owners[key[0]].shared or not (speaking or self.bodies_of(key[:2]))
 
     # ------------------------------------------------------------ queries
 
@@ -326,10 +323,7 @@ class World:
         self.sinks.append(Sink(name, kind, self.targets.get(kind)))
         return self.sinks[-1]
 
-    def drive(self, checkpoint: Checkpoint) -> Driver | None:
-        """Start a driver, unless an operator has the checkpoint's receipts in hand."""
-        if checkpoint.streams & self.operated and checkpoint.sink.kind != "atomic":
-            return None
+    def drive(self, checkpoint: Checkpoint) -> Driver:
         self.drivers.append(Driver(self, checkpoint))
         FIGURES["drivers"] += 1
         return self.drivers[-1]
@@ -417,7 +411,6 @@ class World:
         while True:
             drivers = self.alive(checkpoint)
             driver = drivers[0] if drivers else self.drive(checkpoint)
-            assert driver is not None
             driver.idle = 0
             # two peeks more: the first may look behind what others held
             while driver.alive and (not driver.idle or (driver.idle < 3 and self._waiting())):
