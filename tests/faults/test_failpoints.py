@@ -242,9 +242,9 @@ def send_otherwise(walk: Walk) -> None:
     given_up = [{"queue": walk.names["billing"], "headers": "{}", "body": b"given up"}]
     walk.done("stage", partial(walk.stage, one, 0, given_up))
     with StateSession(walk.options, "abort") as session:
-        job = world.spawn(
-            "discard", partial(send.discard, session.open(), one, 0, final=True), None
-        )
+        discard = partial(send.discard, session.open(), final=True)
+        walk.done("abort", partial(discard, f"{one}, new", 0))  # no task has staged for it
+        job = world.spawn("discard", partial(discard, one, 0), None)
         world.run(job)
     walk.stage(one, 0, given_up)
     assert job.error or not world.ask("SELECT FROM {state}.staging"), "a late task staged"
