@@ -214,7 +214,6 @@ class Round:
         assert answer.read_text(encoding="utf-8") == ""
 
     def _count(self) -> None:
-        """Compare all books."""
         ask, name = self.ground.ask, self.name
 
         def numbers(table: str) -> list[int]:
@@ -249,7 +248,6 @@ class Round:
             time.sleep(0.1)
 
     def _produce(self, connection: psycopg.Connection[Any]) -> None:
-        """Send some messages."""
         time.sleep(self.rng.expovariate(8.0))
         waiting = f"SELECT count(*) FROM (SELECT FROM {self.name}.orders LIMIT {WAITING})"
         if connection.execute(waiting.encode()).fetchone() != (WAITING,):

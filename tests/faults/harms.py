@@ -103,7 +103,6 @@ class Scene:
         return True
 
     def hit(self, pid: int, how: str) -> bool:
-        """Terminate, kill or freeze a process; whether it was there."""
         if how == "terminated":
             return self.ground.ask("SELECT pg_terminate_backend(%s)", pid) == [(True,)]
         if how == "frozen":
@@ -121,7 +120,6 @@ class Scene:
         return [] if self.driver is None else processes.below(self.driver.pid)
 
     def fill(self, seconds: float) -> None:
-        """Leave no room on the server's disk for some seconds."""
         assert self.ground.disk is not None
         ballast = self.ground.disk / "ballast"
         try:

@@ -4,8 +4,7 @@ A model of Spark and of its queries, around the real functions on a real databas
 On Spark's side a checkpoint is a log of offsets and a log of commits; a driver
 plans, writes the offsets, runs tasks in attempts, hands their rows to the sink, writes the commit.
 A driver may die, live on as a second one, or stand on a copy of its checkpoint; an attempt may go
-on when nobody waits for it any more. Receipts, streams, fences and dispatch logs are the
-package's.
+on when nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -229,7 +228,6 @@ class Driver:
         yield from self._do("dispatch", dispatch, "settle", committed)
 
     def attempt(self, slot: Slot) -> None:
-        """Start an attempt of a task: receive, and stage where the sink is a queue."""
         world, task, batch, checkpoint = self.world, self.slots[slot], self.batch, self.checkpoint
         origin = Origin(query_id=checkpoint.query, query_batch=batch)
         job: Work
@@ -288,7 +286,6 @@ class Driver:
 
 
 def stage_rows(sink: Sink, bodies: list[bytes], origin: Origin) -> send.Staged | None:
-    """Put a task's messages into the staging, a chunk for each two of them."""
     if sink.options is None or origin.query_batch is None:
         return None
     rows = [{"headers": "{}", "body": body} for body in bodies]

@@ -135,7 +135,6 @@ class Stage:
         self.made = 0
 
     def stir(self, works: list[Work]) -> None:
-        """See who has got the lock that it waited for."""
         blocked = [work for work in works if work.blocked]
         waiting = self.waiting() if blocked else ()
         for work in blocked:
@@ -182,7 +181,6 @@ class Gated(RecordedConnection):
         self.lost = self.begun = False
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
         if statement == "rollback":
             return self.undo()
         work: Work | None = getattr(_HERE, "work", None)

@@ -93,10 +93,9 @@ def test_an_executor_killed_decommissioned_or_frozen_in_mid_task(
     """
     The task that was lost replays its receipt, and the executor's end or return changes nothing.
 
-    SIGKILL: Spark starts another. SIGPWR decommissions: it takes no more tasks, ends the one it
-    has, and goes. SIGSTOP: its tasks are done elsewhere, and when it goes on, Spark drops its rows.
-    Nothing goes on before the signal: a cold executor would else lose its task to a speculative
-    attempt on the warm one before it has seen a row.
+    SIGPWR decommissions: it takes no more tasks, ends the one it has, and goes. SIGSTOP: its tasks
+    are done elsewhere, and when it goes on, Spark drops its rows. All tasks hold until the signal:
+    a cold executor would else lose its own to a speculative attempt.
     """
     queue.fill(0, 2000)
     order = cluster.order()

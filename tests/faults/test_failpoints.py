@@ -176,7 +176,6 @@ class Walk:
             return send.stage(session, chunks, sink=sink, batch=batch)
 
     def write(self, sink: str, batch: int, *parts: list[dict[str, Any]]) -> None:
-        """Run a write: a task for each part, and its dispatch."""
         name = sink[:4]
         staged = [
             self.done(f"stage {name} {at}", partial(self.stage, sink, batch, part))

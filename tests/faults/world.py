@@ -174,12 +174,7 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """
-        See that every message is in one place.
-
-        Raises:
-            Lost: it is in none, or in several.
-        """
+        """Raise Lost unless every message is in one place."""
         found, expired, counted = *self.places(), 0
         for body, kind in self.sent.items():
             where = found.pop(body, [])
@@ -300,12 +295,7 @@ class World:
             self.step(job, "die")
 
     def may_operate(self, key: Key) -> bool:
-        """
-        Whether a careful operator would touch a receipt now.
-
-        With sendsAtomicWithReceive he may at any time. Otherwise only he can know that the sink has
-        not got the batch, and that no query will bring it there.
-        """
+        """Whether a careful operator would: no sink has the batch, and no query brings it there."""
         speaking = any(driver.alive and key[0] in driver.names for driver in self.drivers)
         return self.owners[key[0]].shared or not (speaking or self.bodies_of(key[:2]))
 
@@ -343,8 +333,7 @@ class World:
         """
         Lose the last entries of a checkpoint's logs: commits only, or the offsets with them.
 
-        Without the first offsets a query loses its streams, but not its name. They stay where a
-        copy has the same name: two queries that run at once would use one batch's number.
+        The first offsets stay where a copy has the query's name: two would use a batch's number.
         """
         copies = sum(each.query == checkpoint.query for each in self.checkpoints)
         self.marred.add(checkpoint.query)
