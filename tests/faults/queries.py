@@ -46,9 +46,8 @@ TIMEOUT = 60.0
 class Sink:
     """An idempotent table, or a queue of ours."""
 
-    name: str
     kind: Kind
-    options: SinkOptions | None = None
+    options: SinkOptions | None
     batches: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)  # of a table
     keys: dict[bytes, Key] = field(default_factory=dict)  # by which receipt a message came
 
@@ -246,7 +245,7 @@ class Driver:
             if error is None and waiting:
                 self.results.setdefault(slot, job.result)
             if isinstance(error, errors.StaleTask):
-                assert task.batch <= world.acked(task.stream), error
+                assert task.batch <= world.stream(task.stream)[0], error
             elif isinstance(error, errors.CheckpointIncomplete):
                 assert batch in checkpoint.commits or checkpoint.query in world.marred, error
             else:
@@ -263,14 +262,14 @@ class Driver:
         world, pairs = self.world, [*zip(self.streams, self.start, self.end, strict=True)]
         marred = self.checkpoint.query in world.marred
         if isinstance(error, errors.CheckpointRolledBack):
-            assert any(world.acked(start.stream) > start.batch for _, start, _ in pairs), error
+            assert any(world.stream(x.stream)[0] > x.batch for _, x, _ in pairs), error
         elif isinstance(error, errors.StreamTakenOver):
-            speaking = [world.speaker(start.stream) for _, start, _ in pairs]
+            speaking = [world.stream(start.stream)[1] for _, start, _ in pairs]
             assert speaking != [loop.claim.driver for loop, _, _ in pairs], error
         elif isinstance(error, errors.DispatchLogAhead):  # a copy, or a checkpoint that went back
             assert marred, error
         elif isinstance(error, errors.NothingToSettle):  # closed by its stream, or a lost one
-            assert marred or any(world.acked(end.stream) >= end.batch for *_, end in pairs), error
+            assert marred or any(world.stream(x.stream)[0] >= x.batch for *_, x in pairs), error
         else:
             expected(error, ConnectionLost, Deadlock, errors.ChunksMissing)
 

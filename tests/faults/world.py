@@ -84,7 +84,7 @@ class World:
         self.jobs: list[Work] = []
         self.drivers: list[Driver] = []
         self.checkpoints: list[Checkpoint] = []
-        self.sinks: list[Sink] = []
+        self.sinks: dict[Kind, Sink] = {}
         self.sent: dict[bytes, str] = {}  # body → kind
         self.hand: list[bytes] = []  # messages that a job will send
         self.held: list[bytes] = []  # by the competitor, not committed
@@ -209,7 +209,7 @@ class World:
             ("hand", self.hand),
             ("competitor", self.taken),
             ("dropped", self.dropped),
-            *((sink.name, each) for sink in self.sinks for each in sink.batches.values()),
+            *((kind, x) for kind, sink in self.sinks.items() for x in sink.batches.values()),
         ]:
             for body in bodies:
                 found[body].append(name)
@@ -220,10 +220,11 @@ class World:
         return found, expired
 
     def sunk(self, body: bytes, key: Key) -> bool:
-        return any(sink.keys.get(body) == key for sink in self.sinks)
+        return any(sink.keys.get(body) == key for sink in self.sinks.values())
 
     def bodies_of(self, batch: tuple[str, int]) -> set[bytes]:
-        return {body for sink in self.sinks for body, key in sink.keys.items() if key[:2] == batch}
+        found = (each for sink in self.sinks.values() for each in sink.keys.items())
+        return {body for body, key in found if key[:2] == batch}
 
     def _check_receipts(self) -> None:
         """What lies in a receipt can still be read; settled is sent, and sent is settled."""
@@ -252,13 +253,10 @@ class World:
             for stream, batch, task, settled, expired, closed, payload in rows
         }
 
-    def acked(self, stream: str | None) -> int:
-        rows = self.ask("SELECT acked_batch FROM {state}.stream WHERE stream = %s", stream)
-        return int(rows[0][0]) if rows else 0
-
-    def speaker(self, stream: str | None) -> str | None:
-        rows = self.ask("SELECT driver FROM {state}.stream WHERE stream = %s", stream)
-        return rows[0][0] if rows else None
+    def stream(self, name: str | None) -> tuple[int, str | None]:
+        """The last batch of a stream that is closed, and the driver that speaks for it."""
+        rows = self.ask("SELECT acked_batch, driver FROM {state}.stream WHERE stream = %s", name)
+        return rows[0] if rows else (0, None)
 
     # ------------------------------------------------------------ the operator
 
@@ -301,17 +299,11 @@ class World:
 
     # ------------------------------------------------------------ queries
 
-    def query(self, kind: Kind, sources: int = 1, sink: Sink | None = None) -> Checkpoint:
-        """Begin a query with an empty checkpoint; all queries of a kind of queue share it."""
-        sinks = [sink] if sink else [each for each in self.sinks if each.name == kind]
-        sink = sinks[0] if sinks else self.new_sink(kind)
+    def query(self, kind: Kind, sources: int = 1) -> Checkpoint:
+        """Begin a query with an empty checkpoint; all of a kind write one table or queue."""
+        sink = self.sinks.setdefault(kind, Sink(kind, self.targets.get(kind)))
         self.checkpoints.append(Checkpoint(str(uuid.uuid4()), sink, sources))
         return self.checkpoints[-1]
-
-    def new_sink(self, kind: Kind) -> Sink:
-        name = kind if kind != "table" else f"table {len(self.sinks)}"
-        self.sinks.append(Sink(name, kind, self.targets.get(kind)))
-        return self.sinks[-1]
 
     def drive(self, checkpoint: Checkpoint) -> Driver:
         self.drivers.append(Driver(self, checkpoint))
@@ -351,7 +343,7 @@ class World:
             driver.die()
         self.checkpoints.remove(checkpoint)
         FIGURES["checkpoints lost"] += 1
-        return self.query(checkpoint.sink.kind, checkpoint.sources, checkpoint.sink)
+        return self.query(checkpoint.sink.kind, checkpoint.sources)
 
     # ------------------------------------------------------------ the competitor
 
