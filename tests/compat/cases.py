@@ -155,7 +155,7 @@ def a_job_drains_a_queue(stage: Stage) -> None:
     stage.fill(names["source"], 0, 250)
     settings = stage.folder / "relay.toml"
     text = RELAY.format(**names, checkpoint=stage.folder / "job")
-    settings.write_text(text, encoding="utf-8")
+    settings.write_text(text)
     urls = {"SQLQUEUE_SOURCE_URL": stage.url, "SQLQUEUE_TARGET_URL": stage.url}
     # with SPARK_TESTING Spark chooses the port: the server of this process has the default one
     remote = {"SPARK_REMOTE": "local[2]", "SPARK_TESTING": "1"} if stage.connect else {}

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # in the environment that is there: an isolated one would fetch the backend
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 PARTS = ["pyspark_sqlqueue.py", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOWER_BOUNDS = [each.replace(">=", "==") for each in PROJECT["dependencies"]]
 # pandas comes with Spark Connect, which the extra pipelines contains; Spark 4.0 and 4.1 were
 # released before pandas 3

@@ -50,9 +50,9 @@ class Pipeline:
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace a text in a file of the project."""
         path = self.folder / "project" / name
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text()
         assert old in text
-        path.write_text(text.replace(old, new), encoding="utf-8")
+        path.write_text(text.replace(old, new))
 
     def rows(self, table: str, what: str = "1") -> list[object]:
         return execute(self.url, f"SELECT {what} FROM {table}")

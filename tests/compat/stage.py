@@ -163,7 +163,7 @@ class Record:
         """Take a batch."""
         rows = [(row.seq, row.headers[MESSAGE_ID]) for row in frame.collect()]
         call = self.folder / f"{time.time_ns()}-{batch}.json"
-        call.write_text(json.dumps(rows), encoding="utf-8")
+        call.write_text(json.dumps(rows))
         if (self.folder / "fail").exists():
             raise RuntimeError(f"sink failed on batch {batch}")
         if (self.folder / f"stop-{batch}").exists():
@@ -182,7 +182,7 @@ class Record:
     def of(self, batch: int) -> list[list[list[Any]]]:
         """The rows (seq, message id) of each call for a batch."""
         calls = sorted(self.folder.glob(f"*-{batch}.json"))
-        return [json.loads(call.read_text(encoding="utf-8")) for call in calls]
+        return [json.loads(call.read_text()) for call in calls]
 
     def last_ids(self) -> list[str]:
         """The message ids of the last call for each batch."""

@@ -141,7 +141,7 @@ class Round:
         shutil.copy(self.ground.server.place / "log", self.folder / "server.log")
 
     def _note(self, what: str) -> None:
-        with (self.folder / "harms.log").open("a", encoding="utf-8") as file:
+        with (self.folder / "harms.log").open("a") as file:
             file.write(f"{time.time():.2f} {what}\n")
 
     def _make(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Round:
             return answer.exists()
 
         until(done, seconds=DRAINING)
-        assert answer.read_text(encoding="utf-8") == ""
+        assert answer.read_text() == ""
 
     def _count(self) -> None:
         ask, name = self.ground.ask, self.name

@@ -130,7 +130,7 @@ class Order:
         found = []
         for path in (self.folder / str(stream)).glob("* seen"):
             batch, partition, _, host, _ = path.name.split()
-            found.append((f"{batch} {partition}", host, path.read_text(encoding="utf-8").split()))
+            found.append((f"{batch} {partition}", host, path.read_text().split()))
         return found
 
     def landed(self, stream: int = 0) -> list[str]:
@@ -157,7 +157,7 @@ class Cluster:
 
     def finish(self, order: Order) -> None:
         self.until(order.answer.exists)
-        error = order.answer.read_text(encoding="utf-8")
+        error = order.answer.read_text()
         assert not error, error
 
     def until(self, true: Callable[[], object]) -> None:
@@ -166,9 +166,9 @@ class Cluster:
         until(
             lambda: true() or self.driver.poll() is not None,
             seconds=PATIENCE,
-            told=lambda: log.read_text(encoding="utf-8")[-3000:],
+            told=lambda: log.read_text()[-3000:],
         )
-        assert self.driver.poll() is None, log.read_text(encoding="utf-8")[-3000:]
+        assert self.driver.poll() is None, log.read_text()[-3000:]
 
     def executors(self, host: str) -> list[int]:
         below = processes.below(self.workers[HOSTS.index(host)].pid)

@@ -54,7 +54,7 @@ def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
         if not open_notes:
             host = os.environ["SPARK_LOCAL_IP"]  # of the worker that started our executor
             note = Path(f"{notes}/{batch} {partition} {attempt} {host} seen")
-            open_notes.append(note.open("w", buffering=1, encoding="utf-8"))
+            open_notes.append(note.open("w", buffering=1))
         open_notes[0].write(f"{message}\n")
         rows[0] += 1
         mark = Path(f"{notes}/{batch} {partition} failed")
@@ -141,7 +141,7 @@ def main(job: dict[str, Any]) -> None:
         except Exception as found:  # noqa: BLE001 - it is the answer
             error = f"{type(found).__name__}: {found}"
         unfinished = Path(order["answer"]).with_suffix(".part")
-        unfinished.write_text(error, encoding="utf-8")
+        unfinished.write_text(error)
         unfinished.rename(order["answer"])
 
 

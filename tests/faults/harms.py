@@ -69,7 +69,7 @@ class Ground:
     def revive(self) -> None:
         """Start the server where it is down, and wait until it answers."""
         path = self.server.place / "data" / "postmaster.pid"
-        lines = path.read_text(encoding="utf-8").split() if path.exists() else []
+        lines = path.read_text().split() if path.exists() else []
         if not (lines and processes.command(int(lines[0]))):
             self.server.start()
         self.ask("SELECT")

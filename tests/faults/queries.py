@@ -258,7 +258,7 @@ class Driver:
         job = world.spawn(f"task {batch} {slot}", run, "save", driver=self, slot=slot, on_end=end)
 
     def _check(self, error: BaseException) -> None:
-        """See that what the package says is so."""
+        """See that what the package says is true."""
         world, pairs = self.world, [*zip(self.streams, self.start, self.end, strict=True)]
         marred = self.checkpoint.query in world.marred
         if isinstance(error, errors.CheckpointRolledBack):

@@ -78,7 +78,7 @@ def sites() -> dict[tuple[str, int], str]:
     found, stale = {}, {*ELSEWHERE}
     for path in [*PACKAGE.glob("receive/*.py"), *PACKAGE.glob("send/*.py")]:
         module = name = f"{path.parent.name}.{path.stem}"
-        for at, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for at, line in enumerate(path.read_text().splitlines(), 1):
             if owner := re.match(r" *def (\w+)", line):
                 name = f"{module}.{owner[1]}"
             elif re.search(rf"connection\.({'|'.join(METHODS)})\(", line):
