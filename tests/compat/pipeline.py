@@ -7,31 +7,29 @@ state tables and the queues Shop.Orders and Shop.Billing.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-import pyarrow.parquet as pq
 import pyspark
-from processes import kill_session
-from waiting import until
+from faults.cluster import landed
+from jobs.submit import started
 
-from compat.stage import BUSY, execute, fill
+from compat.stage import BUSY, execute, fill, numbered
 from jobs import gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from jobs.submit import Running
 
 ROOT = Path(__file__).parents[2]
 RUNS = 3  # of which a busy machine may end some
-TIMEOUT = 600.0  # seconds for a run on a busy machine
 LAKE = "/lake/"  # where the example keeps its tables, its catalog and its checkpoints
 RECEIPTS, ORDERS, BILLING = "sqlqueue.receipt", '"Shop.Orders"', '"Shop.Billing"'
 
@@ -52,56 +50,41 @@ class Pipeline:
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace a text in a file of the project."""
         path = self.folder / "project" / name
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text()
         assert old in text
-        path.write_text(text.replace(old, new), encoding="utf-8")
+        path.write_text(text.replace(old, new))
 
-    def count(self, table: str) -> int:
-        """How many rows a table of the database has."""
-        return int(execute(self.url, f"SELECT count(*) FROM {table}")[0][0])
+    def rows(self, table: str, what: str = "1") -> list[object]:
+        return execute(self.url, f"SELECT {what} FROM {table}")
 
     def fill(self, first: int, stop: int) -> None:
-        """Send the orders `first` … `stop - 1`."""
         fill(self.url, ORDERS, first, stop)
 
-    def received(self) -> list[int]:
-        """The numbers of the orders in the streaming table, in order."""
-        log = self.folder / "warehouse" / "orders" / "_spark_metadata"
-        lines = [x for each in log.glob("[0-9]*") for x in each.read_text("utf-8").splitlines()[1:]]
-        paths = [unquote(urlsplit(json.loads(line)["path"]).path) for line in lines]
-        bodies = [body for path in paths for body in pq.read_table(path)["body"].to_pylist()]
-        return sorted(json.loads(body)["number"] for body in bodies)
-
-    def sent(self) -> list[int]:
-        """The numbers of the orders that were sent on, in order."""
-        rows = execute(self.url, f"SELECT convert_from(Body, 'UTF8') FROM {BILLING}")
-        return sorted(json.loads(body)["number"] for (body,) in rows)
+    def check(self, first: int, stop: int, times: int = 1) -> None:
+        """Orders are once in the streaming table, and were sent on so many times."""
+        ids = sorted(numbered(first, stop))
+        sent = self.rows(BILLING, "convert_from(Body, 'UTF8')::json->>'number'")
+        assert sorted(landed(self.folder / "warehouse" / "orders")) == ids
+        assert sorted(f"m-{number}" for number in sent) == sorted(ids * times)
+        assert self.rows(ORDERS) == []
 
     def run(self, *words: str, good: bool = True) -> str:
         """Run it to its end, again if the machine was too busy; gives what it printed."""
         for _ in range(RUNS):
-            with self._started(self.url, *words) as process:
-                code = process.wait(TIMEOUT)
-            if code == 0 or BUSY not in self.log:
+            with self._started(self.url, *words) as running:
+                ended = running.ended()
+            if ended.code == 0 or BUSY not in ended.log:
                 break
-        assert (code == 0) == good, self.log[-5000:]
-        return self.log
+        assert (ended.code == 0) == good, ended.log[-5000:]
+        return ended.out + ended.log
 
     def killed_when(self, moment: Callable[[], object]) -> None:
         """Run the pipeline and kill it at a moment; a gate keeps it from going on after that."""
-        with gate.opened(self.url, moment) as way, self._started(way.url) as process:
-            until(lambda: way.shut.is_set() or process.poll() is not None, seconds=TIMEOUT)
-            assert process.poll() is None, self.log[-5000:]
+        with gate.opened(self.url, moment) as way, self._started(way.url) as running:
+            running.until(way.shut.is_set)
 
-    @property
-    def log(self) -> str:
-        """What the last run printed."""
-        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
-
-    @contextmanager
-    def _started(self, url: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    def _started(self, url: str, *words: str) -> AbstractContextManager[Running]:
         """Run it as long as the block lasts; none of its processes is left after."""
-        program = Path(sys.executable).with_name("spark-pipelines")
         kept = {name: text for name, text in os.environ.items() if name != "SPARK_REMOTE"}
         # with SPARK_TESTING a local server of Spark Connect chooses its port
         ours = {
@@ -113,60 +96,45 @@ class Pipeline:
             "SPARK_TESTING": "1",
             "SQLQUEUE_URL": url,
         }
-        with (self.folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [program, "run", "--properties-file", "catalog.conf", *words],
-                cwd=self.folder / "project",
-                env=kept | ours,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            yield process
-        finally:
-            kill_session(process)
-
-
-def killed_twice(pipeline: Pipeline) -> None:
-    """Kill it with a batch received, then with a batch sent."""
-    pipeline.fill(0, 300)
-    pipeline.killed_when(lambda: pipeline.count(RECEIPTS))
-    assert (pipeline.count(ORDERS), pipeline.received()) == (0, [])
-
-    killed_when_sent(pipeline, 300)
+        program = str(Path(sys.executable).with_name("spark-pipelines"))
+        command = [program, "run", "--properties-file", "catalog.conf", *words]
+        return started(command, self.folder / "project", kept | ours)
 
 
 def killed_when_sent(pipeline: Pipeline, first: int = 0) -> None:
     """Send the orders from `first` on, kill it with a batch sent, and run it to its end."""
     pipeline.fill(first, 400)
-    pipeline.killed_when(lambda: pipeline.count(BILLING))
+    pipeline.killed_when(lambda: pipeline.rows(BILLING))
     pipeline.run()
 
-    assert pipeline.received() == pipeline.sent() == list(range(400))
-    assert pipeline.count(ORDERS) == 0
+    pipeline.check(0, 400)
     password = str(urlsplit(pipeline.url).password).encode()
     files = [each for each in pipeline.folder.rglob("*") if each.is_file()]
     assert [each for each in files if password in each.read_bytes()] == []
 
 
-def refreshed(pipeline: Pipeline) -> None:
-    """A full refresh is refused, sends all again, and with leave of the table deletes its rows."""
-    assert "TABLE_NOT_RESETTABLE" in pipeline.run("--full-refresh", "orders", good=False)
+def killed_and_refreshed(pipeline: Pipeline) -> None:
+    """
+    Kill it with a batch received, then with a batch sent, and refresh it.
 
+    A full refresh is refused, sends all again, and with leave of the table deletes its rows.
+    """
+    pipeline.fill(0, 300)
+    pipeline.killed_when(lambda: pipeline.rows(RECEIPTS))
+    killed_when_sent(pipeline, 300)
+
+    assert "TABLE_NOT_RESETTABLE" in pipeline.run("--full-refresh", "orders", good=False)
     pipeline.run("--full-refresh-all")
-    assert pipeline.received() == list(range(400))
-    assert pipeline.sent() == sorted([*range(400)] * 2)
+    pipeline.check(0, 400, times=2)
 
     forbidden = '(table_properties={"pipelines.reset.allowed": "false"})'
     pipeline.edit("transformations/orders.py", forbidden, "")
     pipeline.fill(400, 450)
-    pipeline.killed_when(lambda: not pipeline.count(ORDERS))
+    pipeline.killed_when(lambda: not pipeline.rows(ORDERS))
     pipeline.fill(450, 460)
     said = pipeline.run("--full-refresh", "orders")
 
-    assert pipeline.received() == list(range(450, 460))
-    held = f"SELECT sum(messages)::int FROM {RECEIPTS} GROUP BY stream"
-    assert (50,) in execute(pipeline.url, held)  # of the lost checkpoint
+    assert sorted(landed(pipeline.folder / "warehouse" / "orders")) == numbered(450, 460)
+    # of the lost checkpoint
+    assert 50 in pipeline.rows(f"{RECEIPTS} GROUP BY stream", "sum(messages)::int")
     assert "lie in receipts of other streams" in said

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 from adbc_driver_postgresql import dbapi
 from pyspark.errors import PySparkException
@@ -19,7 +16,7 @@ from pyspark.sql import SparkSession
 from sqlq_spark.spark_api import DRAINS_AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -39,7 +36,7 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
 # Spark gives a worker ten seconds to start, which cannot be set, and a busy machine needs more.
 BUSY = "connect back"
 MESSAGE_ID = "NServiceBus.MessageId"
-_FILL = """
+FILL = """
 INSERT INTO {} (Id, Expires, Headers, Body)
 SELECT gen_random_uuid(), NULL,
     '{{"NServiceBus.MessageId":"m-' || number || '","NServiceBus.ReplyToAddress":"answers",'
@@ -50,22 +47,21 @@ FROM generate_series({}, {}) AS number ORDER BY number
 """
 
 
-def execute(url: str, text: str) -> list[tuple[Any, ...]]:
-    """Run one statement in a transaction of its own; gives its rows."""
+def execute(url: str, text: str) -> list[Any]:
+    """Run one statement in a transaction of its own; gives the first column."""
     with dbapi.connect(url) as connection, connection.cursor() as cursor:
         cursor.execute(text)
-        found: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
+        found = cursor.fetchall() if cursor.description else []
         connection.commit()
-        return found
+        return [row[0] for row in found]
 
 
 def fill(url: str, table: str, first: int, stop: int) -> None:
     """Send the messages `m-<first>` … `m-<stop - 1>`, with their number in the body."""
-    execute(url, _FILL.format(table, first, stop - 1))
+    execute(url, FILL.format(table, first, stop - 1))
 
 
 def numbered(first: int, stop: int) -> list[str]:
-    """The message ids that `fill` gives."""
     return [f"m-{number}" for number in range(first, stop)]
 
 
@@ -79,17 +75,15 @@ def raised(work: Callable[[], object], words: str) -> None:
     assert words in found, found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Stage:
-    """One environment's corner of the database and of the disk."""
+    """One environment's database, and its folder."""
 
     url: str
-    schema: str  # of queues and state tables
     folder: Path
     connect: bool  # Spark Connect instead of a classic session
 
     def session(self, **settings: bool | float | str | None) -> SparkSession:
-        """Give the session; the first call starts it, and may add settings."""
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = SparkSession.builder.appName("sqlq-compat").config(map=SETTINGS | settings)
@@ -97,74 +91,44 @@ class Stage:
         return where.getOrCreate()
 
     def options(self, queue: str, **more: object) -> dict[str, str]:
-        """Options of a read or a write of a queue."""
-        known = {"url": self.url, "stateSchema": self.schema, "queue": self.address(queue)}
-        return known | {name: str(value) for name, value in more.items()}
+        given = {"url": self.url, "queue": queue, **more}
+        return {name: str(value) for name, value in given.items()}
 
-    def address(self, queue: str) -> str:
-        """Write a queue's name as an option takes it."""
-        return f'"{self.schema}"."{queue}"'
-
-    # ------------------------------------------------------------ the database
-
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
-        """Run one statement in a transaction of its own."""
+    def sql(self, text: str) -> list[Any]:
         return execute(self.url, text)
-
-    @contextmanager
-    def database(self) -> Iterator[str]:
-        """Make a database of its own, and drop it; gives its url."""
-        name = f"{self.schema}_{secrets.token_hex(4)}"
-        with dbapi.connect(self.url, autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {name}")
-            try:
-                yield urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
-            finally:
-                cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def queue(self, name: str, messages: int = 0) -> str:
         """Make a queue with so many messages, `m-0` and on."""
-        self.sql(f"CREATE TABLE {self.schema}.{name} (LIKE {self.schema}.orders INCLUDING ALL)")
+        self.sql(f"CREATE TABLE {name} (LIKE orders INCLUDING ALL)")
         self.fill(name, 0, messages)
         return name
 
     def fill(self, name: str, first: int, stop: int) -> None:
-        """Send messages `m-<first>` … `m-<stop - 1>`."""
-        fill(self.url, f"{self.schema}.{name}", first, stop)
+        fill(self.url, name, first, stop)
 
     def headers(self, name: str) -> list[dict[str, str]]:
-        """The headers of what waits, by seq."""
-        rows = self.sql(f"SELECT Headers FROM {self.schema}.{name} ORDER BY Seq")
-        return [json.loads(headers) for (headers,) in rows]
+        found = self.sql(f"SELECT Headers FROM {name} ORDER BY Seq")
+        return [json.loads(headers) for headers in found]
 
     def ids(self, name: str) -> list[str]:
-        """Message ids of what waits, by seq."""
         return [each[MESSAGE_ID] for each in self.headers(name)]
 
     def count(self, name: str) -> int:
-        """How many rows a table has."""
-        return int(self.sql(f"SELECT count(*) FROM {self.schema}.{name}")[0][0])
-
-    def held(self, queue: str) -> int:
-        """How many receipts of a queue there are."""
-        found = f"SELECT count(*) FROM {self.schema}.receipt WHERE queue LIKE '%\"{queue}\"'"
-        return int(self.sql(found)[0][0])
+        return len(self.sql(f"SELECT 1 FROM {name}"))
 
     # ------------------------------------------------------------ Spark
 
     def browse(self, queue: str) -> DataFrame:
-        """Look at a queue."""
         return self.session().read.format("sqlqueue").options(**self.options(queue)).load()
 
     def stream(self, queue: str, **more: object) -> DataFrame:
-        """Receive."""
         given = {"maxMessagesPerTrigger": 100, "peekDelay": "100ms"} | more
         options = self.options(queue, **given)
         return self.session().readStream.format("sqlqueue").options(**options).load()
 
-    def finish(self, writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
+    def finish(self, writer: DataStreamWriter, checkpoint: str) -> StreamingQuery:
         """Run a stream until it received what waits; raises what it raised."""
-        writer = writer.option("checkpointLocation", str(checkpoint))
+        writer = writer.option("checkpointLocation", str(self.folder / checkpoint))
         for _ in range(RUNS):
             try:
                 query = writer.trigger(availableNow=True).start()
@@ -181,7 +145,7 @@ class Stage:
     def received(self, queue: str, sink: Record, **more: object) -> None:
         """Receive into a Record; its folder has the checkpoint too."""
         stream = self.stream(queue, **more)
-        self.finish(stream.writeStream.foreachBatch(sink), sink.folder / "checkpoint")
+        self.finish(stream.writeStream.foreachBatch(sink), f"{sink.folder}/checkpoint")
 
 
 @dataclass(frozen=True)
@@ -199,7 +163,7 @@ class Record:
         """Take a batch."""
         rows = [(row.seq, row.headers[MESSAGE_ID]) for row in frame.collect()]
         call = self.folder / f"{time.time_ns()}-{batch}.json"
-        call.write_text(json.dumps(rows), encoding="utf-8")
+        call.write_text(json.dumps(rows))
         if (self.folder / "fail").exists():
             raise RuntimeError(f"sink failed on batch {batch}")
         if (self.folder / f"stop-{batch}").exists():
@@ -212,15 +176,17 @@ class Record:
         (self.folder / name).touch()
         return self.folder / name
 
+    def batches(self) -> list[int]:
+        return sorted({int(call.stem.partition("-")[2]) for call in self.folder.glob("*.json")})
+
     def of(self, batch: int) -> list[list[list[Any]]]:
         """The rows (seq, message id) of each call for a batch."""
         calls = sorted(self.folder.glob(f"*-{batch}.json"))
-        return [json.loads(call.read_text(encoding="utf-8")) for call in calls]
+        return [json.loads(call.read_text()) for call in calls]
 
     def last_ids(self) -> list[str]:
         """The message ids of the last call for each batch."""
-        batches = {int(call.stem.partition("-")[2]) for call in self.folder.glob("*.json")}
-        return [name for batch in sorted(batches) for _, name in self.of(batch)[-1]]
+        return [name for batch in self.batches() for _, name in self.of(batch)[-1]]
 
 
 def lose(checkpoint: Path, *logs: str) -> None:

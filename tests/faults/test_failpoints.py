@@ -1,286 +1,321 @@
 """
 A kill in every gap between two statements of what receives, acknowledges, sends and returns.
 
-A trip is always the same work: a stream of two batches, a job that writes, or an operator. In each
-trip every part of it (`receive 1.0`, `dispatch`) dies at a point where none of its kind has died
-yet, and is done again as Spark or a user would; in the end every message is counted. The walk is
-over when no point is left.
+A trip is always the same work: a query, jobs that write, or an operator. In each trip every part of
+it (`task 0 (0, 1)`, `dispatch`) dies a few times, each time at a point where none of its kind has
+died yet: before a statement, or after a commit. Then it is done again as Spark or a user would.
+After each commit every message is looked for. The walk is over when no point is left.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import sys
-from contextlib import closing, suppress
+import re
+import uuid
+from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-import stamina
-from conformance.transport import PostgreSQL
+from recorded_connection import METHODS
 
-from sqlq_spark import database
+import sqlq_spark
+from sqlq_spark.admin import failed_messages
 from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ChunksMissing
-from sqlq_spark.receive import receipts
+from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.insert import Inserts
-from sqlq_spark.wire.rows import NO_STREAM
+from sqlq_spark.send import insert, subscriptions
+from sqlq_spark.send.dispatch import NAMELESS
+from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.wire.address import POSTGRESQL
+from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 
-from .failpoints import points, spark_by_hand
-from .failpoints.message_count import HEARING, QUEUES, TIMEOUT, TOPIC, Books, Count, Shop
-from .failpoints.points import Order
-from .failpoints.spark_by_hand import SMALL, Desk, Died, Stream
+from .steps import FIGURES, Killed
+from .world import HEARING, Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from conftest import Place
+    from collections.abc import Callable
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.options import SinkOptions
-    from sqlq_spark.receive.task import Task, TaskResult
     from sqlq_spark.send.dispatch import Staged
-    from sqlq_spark.wire.rows import Origin
 
-    from .failpoints.points import Point
-    from .failpoints.spark_by_hand import Harm, Patch
-
-    Work = Callable[["Walk"], None]
+    from .steps import Order, Work
+    from .world import World
 
 pytestmark = pytest.mark.faults
 
-FIRST = ["heavy", "expired", "good", "poison", "good", "good", "expired", "poison", "good", "good"]
-SECOND = ["good", "large", "poison", "expired", "good", "heavy"]
+PACKAGE = Path(sqlq_spark.__file__).parent
+# modules and functions whose statements are not struck: they read only, or …
+ELSEWHERE = {
+    *("receive.browse", "receive.driver._freeze", "receive.driver._check_owner", "send.throttle"),
+    *("receive.receipts.is_passed_over", "send.dispatch.last_sent"),
+    *("send.subscriptions.check_table", "send.subscriptions.refuse_code"),
+    "receive.driver.purge",  # … take what is meant to be lost
+    "send.dispatch.give_up",  # … are one transaction of a job
+    "send.subscriptions.subscribe",  # … touch no message
+}
+DEATHS = 8  # of one process in a trip
+LIFE = 10**8  # milliseconds
+TOPIC = "Shop.Billed"
+# where messages of a kind are in the end
+ENDS = {
+    "home": "atomic",
+    **dict.fromkeys(["poison", "large", "nowhere", "undeliverable"], "error"),
+    **dict.fromkeys(["away", "sent", "failed"], "billing"),
+    "delayed": "delayed",
+}
+CHUNK = pa.schema([*CHUNK_ROW, CHUNK_DELAYS["delay"], CHUNK_TOPICS])
 
 
-def nothing(_: object) -> None:
-    """Leave the package as it is."""
+def sites() -> dict[tuple[str, int], str]:
+    """Each place where what receives or sends runs a statement: file and line; its function."""
+    found, stale = {}, {*ELSEWHERE}
+    for path in [*PACKAGE.glob("receive/*.py"), *PACKAGE.glob("send/*.py")]:
+        module = name = f"{path.parent.name}.{path.stem}"
+        for at, line in enumerate(path.read_text().splitlines(), 1):
+            if owner := re.match(r" *def (\w+)", line):
+                name = f"{module}.{owner[1]}"
+            elif re.search(rf"connection\.({'|'.join(METHODS)})\(", line):
+                stale -= {module, name}
+                if ELSEWHERE.isdisjoint({module, name}):
+                    found[str(path), at] = name
+    assert not stale, f"ELSEWHERE names what is no more: {stale}"
+    return found
 
 
 class Walk:
-    """Strikes each deed at a point that is not known yet, trip after trip, until none is left."""
+    """Kills the processes of trips at points that are not known yet, until none is left."""
 
-    def __init__(self, books: Books, shop: Shop, run: Callable[[Order], Point | None]) -> None:
-        self.books = books
-        self.shop = shop
-        self.run = run  # makes a process to kill
-        self.desk = Desk(shop)
-        self.count = Count()
-        self.struck: list[Point] = []
-        self.over: set[str] = set()  # deeds without a point left
-        self.done: set[str] = set()  # deeds of this trip
-        self.only = ""  # how the names of deeds begin that are struck
-        self.harm: Harm = nothing  # what the package lacks
-        self.fell: Point | None = None
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.points: set[Any] = set()
+        self.sites: set[tuple[str, int]] = set()
+        self.struck: Counter[str] = Counter()  # processes of this trip
+        world.order = self.order
+        world.stage.passed.clear()
+        source, self.routes = world.source, replace(world.queues["orders"], table="routes")
+        self.names = {name: POSTGRESQL.print_address(each) for name, each in world.queues.items()}
+        given = {
+            "url": source.url,
+            "stateSchema": source.state_schema,
+            "delayedQueue": self.names["delayed"],
+            "subscriptionTable": POSTGRESQL.print_address(self.routes),
+            "undeliverable": self.names["error"],
+        }
+        self.options = SinkOptions.parse(given)
 
-    def __call__(self, name: str, work: Callable[..., Any], *args: Any) -> Any:
-        """Do a deed; strike it, if that is its first time in this trip and it has a point left."""
-        self.fell = None
-        if name in self.over | self.done or not name.startswith(self.only):
-            return work(self.desk, *args)
-        self.done.add(name)
-        known = frozenset(point.kind for point in self.struck)
-        elsewhere = partial(spark_by_hand.elsewhere, self.shop, self.harm, work, args)
-        self.fell = self.run(Order(name, known, elsewhere))
-        if self.fell is None:
-            self.over.add(name)
-        else:
-            self.struck.append(self.fell)
-        raise Died(name)
+    def __call__(self, trip: Callable[[Walk], None]) -> None:
+        """Make a trip again and again; each time all is in its place in the end."""
+        before = -1
+        while len(self.points) > before:
+            before = len(self.points)
+            self.struck.clear()
+            self.world.begin()
+            try:
+                trip(self)
+                self.check()
+            finally:
+                self.world.close()
 
-    def trips(self, work: Work) -> None:
-        """Do a work until no deed of it has a point left, or the count is out; count each time."""
-        self.done = set()
-        while not self.over >= self.done or not self.done:
-            before, self.done = len(self.struck), set()
-            self.books.open()
-            work(self)
-            found = self.books.count()
-            self.count.add(found)
-            if not found.clean:
-                names = [str(point) for point in self.struck[before:]]
-                self.count.wrong.append(f"{work.__name__} after {names}")
-            if found.lost or found.repeated:
-                return
+    def order(self, work: Work) -> Order:
+        kinds: tuple[Order, ...] = ("die", "late") if work.at == "commit" else ("die",)
+        for order in kinds:
+            point = (work.name.partition(" ")[0], order, work.site, work.passed[work.at])
+            alive = work.blocked or self.struck[work.name] == DEATHS
+            if work.at and not alive and point not in self.points:
+                self.points.add(point)
+                self.sites.add(work.site)
+                self.struck[work.name] += 1
+                return order
+        return "go"
+
+    def check(self) -> None:
+        found, _ = self.world.places()
+        for body, kind in self.world.sent.items():
+            assert kind not in ENDS or found[body] == [ENDS[kind]], (body, found[body])
+        for table in ("receipt", "receipt_page", "staging", "staging_page"):
+            assert self.world.ask(f"SELECT FROM {{state}}.{table}") == [], table
+
+    # ------------------------------------------------------------ jobs
+
+    def done(self, name: str, call: Callable[[], Any], *, sends: bool = False) -> Any:
+        """Do something, and again where its process dies; its commit may send what is in hand."""
+
+        def committed(_: object) -> None:
+            self.world.hand = []
+
+        while True:
+            job = self.world.spawn(name, call, None, on_commit=committed if sends else None)
+            self.world.run(job)
+            if not isinstance(job.error, Killed):
+                assert job.error is None, job.error
+                return job.result
+
+    def row(self, kind: str, **columns: Any) -> dict[str, Any]:
+        body = self.world.new(kind)
+        self.world.hand.append(body)
+        return {"headers": "{}", "body": body, **columns}
+
+    def rows(self, kind: str = "") -> list[dict[str, Any]]:
+        """Give a row of each kind, or of one kind that each of them goes by."""
+        return [
+            self.row(kind or "sent", queue=self.names["billing"], lifetime=LIFE),
+            self.row(kind or "delayed", queue=self.names["billing"], delay=LIFE),
+            self.row(kind or "published", topics=[TOPIC, "Shop.IEvent"]),
+        ]
+
+    def stage(self, sink: str, batch: int, rows: list[dict[str, Any]]) -> Staged:
+        chunks = [pa.Table.from_pylist(rows, CHUNK)]
+        with StateSession(self.options, "sink") as session:
+            return send.stage(session, chunks, sink=sink, batch=batch)
+
+    def write(self, sink: str, batch: int, *parts: list[dict[str, Any]]) -> None:
+        name = sink[:4]
+        staged = [
+            self.done(f"stage {name} {at}", partial(self.stage, sink, batch, part))
+            for at, part in enumerate(parts)
+        ]
+        self.done(f"dispatch {name}", partial(self.dispatch, staged), sends=True)
+
+    def dispatch(self, staged: list[Staged]) -> int:
+        subscriptions.cache.drop(self.options)
+        with StateSession(self.options, "dispatch") as session:
+            return session.run_with_retries(lambda one: send.dispatch(one, staged, self.options))
+
+
+# ---------------------------------------------------------------- trips
 
 
 def stream(walk: Walk) -> None:
     """
-    Run a query while another consumer takes one message, and holds a second for a while.
+    Run a query into a queue, with messages of all kinds.
 
-    Delayed messages become due: one for the queue itself, one for another, one for none.
+    Delayed ones become due: one for the queue itself, one for another, one for none.
     """
-    books, shop = walk.books, walk.shop
-    names = {"orders": "sold", "billing": "sold", "nowhere": "error"}
-    books.delay({shop.printed(table): place for table, place in names.items()})
-    bodies = books.post(FIRST)
-    books.hold(bodies[4], bodies[8])
-    books.post(SECOND)
-    Stream(walk.desk, books, walk).run()
-    books.total(9, 3, 5, 1)
-    walk.desk.restart()
+    world, names = walk.world, walk.names
+    places = {"home": names["orders"], "away": names["billing"], "nowhere": '"nowhere"'}
+    for kind, place in places.items():
+        headers = dumps({FORWARD_DESTINATION: place})
+        world.dotnet.store(world.queues["delayed"], headers, world.new(kind), delay=-3600)
+    kinds = {"plain": 3, "expired": 2, "poison": 2, "large": 1}
+    for kind, messages in kinds.items():
+        world.send(messages, kind)
+    world.send(2)
+    world.query("atomic")
+    world.drain()
 
-
-def write(walk: Walk) -> None:
-    """Run a job that writes."""
-    spark_by_hand.write(walk.desk, walk.books, walk)
-
-
-def operate(walk: Walk) -> None:
-    """Bring back what a stream has left."""
-    walk.books.post(FIRST)
-    spark_by_hand.operate(walk.desk, walk.books, walk)
-    walk.desk.restart()
+    counts = "SELECT sum(messages), sum(expired), sum(diverted), sum(forwarded) FROM {state}.stream"
+    assert [*map(int, world.ask(counts)[0])] == [6, 2, 4, 1]
 
 
 def lose(walk: Walk) -> None:
-    """Lose entries of a checkpoint whose batch the sink has."""
-    walk.books.post(FIRST)
-    spark_by_hand.lose(walk.desk, walk.books, walk)
-    walk.desk.restart()
+    """Lose a checkpoint before its sink has the batch, and one after: return and drop receipts."""
+    world = walk.world
+    for phase in ("sink", "sunk"):
+        world.send(4)
+        checkpoint = world.query("table")
+        driver = world.drive(checkpoint)
+        while driver.phase != phase:
+            driver.next()
+            world.finish()
+            driver = driver if driver.alive else world.drive(checkpoint)
+        world.lose(checkpoint)
+    world.drain()
+
+
+def send_by_name(walk: Walk) -> None:
+    """Send under a name; some messages have no destination, and go to the error queue."""
+    lost = [walk.row("undeliverable"), walk.row("undeliverable", queue='"nowhere"')]
+    walk.write("app:bill", 7, walk.rows(), lost)
+
+
+def send_otherwise(walk: Walk) -> None:
+    """Give one write up, which a later one without a name cleans up; send one at least once."""
+    world, (one, other) = walk.world, (f"{NAMELESS}{uuid.uuid4()}" for _ in range(2))
+    given_up = [{"queue": walk.names["billing"], "headers": "{}", "body": b"given up"}]
+    walk.done("stage", partial(walk.stage, one, 0, given_up))
+    with StateSession(walk.options, "abort") as session:
+        discard = partial(send.discard, session.open(), final=True)
+        walk.done("abort", partial(discard, f"{one}, new", 0))  # no task has staged for it
+        job = world.spawn("discard", partial(discard, one, 0), None)
+        world.run(job)
+    walk.stage(one, 0, given_up)
+    assert job.error or not world.ask("SELECT FROM {state}.staging"), "a late task staged"
+    world.dotnet.dba.age("staging", "created", hours=8 * 24)
+    walk.write(other, 0, [walk.row("sent", queue=walk.names["billing"])])
+
+    options = replace(walk.options, delivery="atLeastOnce")
+    chunks = [pa.Table.from_pylist([row], CHUNK) for row in walk.rows("at least once")]
+
+    def send_now() -> None:
+        subscriptions.cache.drop(options)
+        with StateSession(options, "sink") as session:
+            insert.send_now(session, chunks, options)
+
+    walk.done("send_now", send_now)
+    world.hand = []
+
+
+def retry(walk: Walk) -> None:
+    """Return what has failed to its queue, in two transactions."""
+    world = walk.world
+    errors = world.queues["error"]
+    for _ in range(3):
+        headers = dumps({FAILED_Q: walk.names["billing"]})
+        world.dotnet.send(errors, headers, world.new("failed"))
+
+    def give_back() -> None:
+        with Session(world.source, "retry") as session:
+            choice = failed_messages.Choice()
+            planned = failed_messages.plan(session.open(), errors, choice, session.options)
+            returned = failed_messages.give_back(session, errors, planned, batch=2)
+            assert not [each for each in returned if each.reason]
+
+    walk.done("retry", give_back)
 
 
 @pytest.fixture
-def shop(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    """Give queues and state tables; sessions are watched, and connect again without pauses."""
-    dotnet, mark = PostgreSQL.at(place), f"faults {secrets.token_hex(4)}"
-    shop = Shop(place.url, place.schema, place.state, mark)
-    for table in QUEUES:
-        dotnet.create(shop.address(table))
-    routes = shop.address("SubscriptionRouting")
-    dotnet.create_subscriptions(routes)
-    for table in HEARING:
-        dotnet.subscribe(routes, table, TOPIC, shop.printed(table))
-    dialect = database.of(place.url)
-    connection = dialect.connect(place.url, application=mark, timeout=TIMEOUT, state=place.state)
-    schema.install(connection)
-    schema.create_delayed(connection, shop.address("orders"))
-    connection.close()
-    monkeypatch.setattr(dialect, "connect", points.watching(place.url, mark))
-    for module, name, value in SMALL:
-        monkeypatch.setattr(module, name, value)
-    with stamina.set_testing(testing=True, attempts=7, cap=True):
-        yield shop
-
-
-@pytest.fixture
-def walk(place: Place, shop: Shop) -> Iterator[Walk]:
-    """Give a walk whose processes are killed."""
-    with (
-        closing(Books(PostgreSQL.at(place), shop, f"{shop.mark}-{os.getpid()}-")) as books,
-        points.forge() as run,
-    ):
-        made = Walk(books, shop, run)
-        yield made
-        made.desk.close()
+def walk(world: World, monkeypatch: pytest.MonkeyPatch) -> Walk:
+    """Give a walk in a world with delayed messages and subscriptions."""
+    monkeypatch.setattr(receiving, "STEP", 220)  # a task receives in several statements
+    world.queues["delayed"] = schema.delayed_of(world.queues["orders"])
+    world.dotnet.create_delayed(world.queues["delayed"])
+    world.source = replace(world.source, delayed_delivery=True)
+    made = Walk(world)
+    world.dotnet.create_subscriptions(made.routes)
+    for name in HEARING:
+        world.dotnet.subscribe(made.routes, name, TOPIC, made.names[name])
+    return made
 
 
 @pytest.mark.timeout(900)
-def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(
-    walk: Walk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(walk: Walk) -> None:
     """Whatever dies wherever, each message is in its place once, and nothing is left behind."""
-    for work in (stream, write, operate, lose):
-        walk.trips(work)
+    for trip in (stream, lose, send_by_name, send_otherwise, retry):
+        walk(trip)
 
-    count, names = walk.count, {str(point) for point in walk.struck}
-    with capsys.disabled():
-        sys.stdout.write(
-            f"\n{len(names)} points, {len(walk.struck)} kills, {count.messages} messages, "
-            f"{len(count.lost)} lost, {len(count.repeated)} repeated\n"
-        )
-    assert count.clean, "\n".join([*count.lost, *count.repeated, *count.wrong])
-    assert points.untouched(points.sites(points.sources()), walk.struck) == []
+    FIGURES["points of death"] += len(walk.points)
+    untouched = {name for site, name in sites().items() if site not in walk.sites}
+    assert untouched == set(), "no kill reaches their statements: a trip must come through them"
 
 
-# ---------------------------------------------------------------- what is checked can fail
-
-
-def test_a_statement_that_no_kill_reaches_is_found() -> None:
-    """A new gap needs a part of the walk that comes through it."""
-    texts = points.sources()
-    struck = [
-        points.Point("deed", "before", site.statement, 1, site.module, site.first, 0)
-        for site in points.sites(texts)
-    ]
-    texts["receive.task"] += """
-def new(connection: Connection, name: str) -> None:
-    connection.rows(
-        "made_up", stream="r")
-    connection.rows(name)
-"""
-
-    found = points.untouched(points.sites(texts), struck)
-
-    assert found == ["receive.task.new:made_up", "receive.task.new:rows"]
-
-
-def empty_receipt(patch: Patch) -> None:
-    """A receipt without the messages: they are with the attempt that died."""
-    save = receipts.save
-
-    def empty(at: Connection, task: Task, result: TaskResult, origin: Origin) -> None:
-        save(at, task, replace(result, rows=result.rows[:0]), origin)
-
-    patch(receipts, "save", empty)
-
-
-def two_commits(patch: Patch) -> None:
-    """The chunks in one commit, the dispatch log in the next; a second time finds none."""
+def test_a_dispatch_in_two_commits_is_found(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunks in one commit, the dispatch log in the next: a kill between them repeats."""
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
-        with suppress(ChunksMissing), transaction(connection, timeout=TIMEOUT):
-            send.lock_exclusive(connection, staged[0].sink)
-            inserts = Inserts(connection, options, isolate_failures=True)
-            for chunk in send.read_chunks(connection, staged):
-                inserts.insert(chunk)
+        with suppress(ChunksMissing), transaction(connection):
+            inserts = insert.Inserts(connection, options, isolate_failures=True)
+            for each in send.read_chunks(connection, staged):
+                inserts.insert(each)
         send.discard(connection, staged[0].sink, staged[0].batch, final=True)
 
-    patch(send, "dispatch", dispatch)
+    monkeypatch.setattr(send, "dispatch", dispatch)
 
-
-def no_high_water(patch: Patch) -> None:
-    """A task receives for a number that the query has used: the sink drops what it received."""
-    patch(receiving, "is_new", lambda *_: True)
-
-
-@pytest.mark.parametrize(
-    ("harm", "work", "only", "found"),
-    [
-        (empty_receipt, stream, "receive 1.0", "lost"),
-        (two_commits, write, "dispatch", "repeated"),
-        (no_high_water, lose, "receive_lost", "lost"),
-    ],
-)
-def test_the_count_finds_what_a_kill_loses_or_repeats(
-    walk: Walk, monkeypatch: pytest.MonkeyPatch, *, harm: Harm, work: Work, only: str, found: str
-) -> None:
-    """Each by a protocol that lacks one thing, which a kill shows."""
-    harm(monkeypatch.setattr)
-    walk.harm = harm
-    walk.only = only
-
-    walk.trips(work)
-
-    kinds = {kind: bool(getattr(walk.count, kind)) for kind in ("lost", "repeated")}
-    assert kinds == {"lost": False, "repeated": False} | {found: True}
-
-
-def test_the_count_finds_what_is_left_on_the_server(walk: Walk, shop: Shop) -> None:
-    """A transaction, its lock and a chunk that nobody sends."""
-    books, connection = walk.books, walk.desk.sends.open()
-    books.patience = 0.0
-    spark_by_hand.stage(walk.desk, [books.chunk([b"body"], ["{}"])], "app:left", 0, NO_STREAM)
-    connection.rows("begin")
-    connection.rows("sink_close", sink="app:left")
-
-    found = books.count().wrong
-
-    assert found[0] == "1 rows left in staging"
-    assert "idle in transaction" in found[1]
-    assert shop.mark in found[1]
-    assert len(found) == 2
+    with pytest.raises(Lost):
+        walk(send_by_name)

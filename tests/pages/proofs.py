@@ -12,7 +12,7 @@ PROOFS = {
         "faults/test_failpoints.py::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"
     ),
     "executor-lost": f"{CLUSTER}_an_executor_killed_decommissioned_or_frozen_in_mid_task",
-    "executor-freezes": f"{CLUSTER}_an_executor_frozen_while_it_writes_its_receipt",
+    "executor-freezes": f"{CLUSTER}_an_executor_killed_decommissioned_or_frozen_in_mid_task",
     "executor-decommissioned": f"{CLUSTER}_an_executor_killed_decommissioned_or_frozen_in_mid_task",
     "speculation": f"{CLUSTER}_a_speculative_attempt_ends_with_the_same_rows",
     "two-queries": f"{CLUSTER}_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows",

@@ -8,10 +8,10 @@ waiting, and counts as a step of its own when another's commit lets it go.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from recorded_connection import RecordedConnection
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import psycopg
+    from receipt_moves import Move
 
     from sqlq_spark.database import Connection
 
@@ -30,8 +31,8 @@ Order = Literal["go", "die", "late", "cut", "mute"]
 FIGURES: Counter[str] = Counter()
 
 # These wait for no one and change nothing that others see: no moment between them is a new one.
-UNGATED = {
-    *("begin", "timeouts", "rollback", "version", "clock", "columns"),
+QUICK = {
+    *("begin", "timeouts", "version", "clock", "columns"),
     *("peek", "sample", "outcome", "receipts", "receipt_pages"),
     *("chunks", "chunk", "chunk_pages", "discard_abandoned", "delete_old_sinks"),
 }
@@ -48,15 +49,25 @@ class Killed(BaseException):
 class Work:
     """What one process does, in a thread that stops before each statement."""
 
-    def __init__(self, stage: Stage, name: str, call: Callable[[], Any]) -> None:
+    at = ""  # the statement before which it stands
+    site = ("", 0)  # of the code that runs it: file and line
+    pid = 0  # of its session with the server
+    order: Order = "go"
+    blocked = done = dead = committed = False
+    result: Any = None
+    error: BaseException | None = None
+    # what a model makes of it: the move of its commit, the driver and the task that it works for
+    move: Move | None = None
+    driver: Any = None
+    slot: tuple[int, int] | None = None
+    on_commit: Callable[[dict[Any, Any]], None] | None = None  # gets the receipts that are gone
+    on_end: Callable[[], None] | None = None
+
+    def __init__(self, stage: Stage, name: str, call: Callable[[], Any], **more: Any) -> None:
         """Begin, and stop before the first statement."""
         self.stage, self.name, self.call = stage, name, call
-        self.at: str | None = None  # the statement before which it stands
-        self.pid = 0  # of its session with the server
-        self.order: Order = "go"
-        self.blocked = self.done = self.dead = self.committed = False
-        self.result: Any = None
-        self.error: BaseException | None = None
+        vars(self).update(more)
+        self.passed: Counter[str] = Counter()  # statements
         self.go, self.here = threading.Semaphore(0), threading.Semaphore(0)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
@@ -71,34 +82,27 @@ class Work:
         self.done = True
         self.here.release()
 
-    def gate(self, statement: str, pid: int) -> Order:
-        """Stop here; called in the thread of the process."""
-        self.at, self.pid = statement, pid
+    def gate(self, statement: str, pid: int, site: tuple[str, int]) -> Order:
+        self.at, self.pid, self.site = statement, pid, site
+        self.passed[statement] += 1
         self.here.release()
         self.go.acquire()
-        if self.order == "die" or (self.order == "late" and statement != "commit"):
-            raise Killed
         return self.order
 
     def step(self, order: Order = "go") -> None:
         """Let it through one gate, and wait until it stands at the next, ends, or is blocked."""
         if self.blocked and self.pid not in self.stage.waiting():
             self.look()
-        stays = self.blocked and order == "go"
-        if self.done or stays:
+        if self.done or (self.blocked and order == "go"):
             return
         FIGURES["steps"] += 1
         self.dead = self.dead or order in {"die", "late"}
         self.order = order
         if self.blocked:
             self.stage.terminate(self.pid)
-        if not self.blocked:
+        else:
             self.go.release()
         self.look()
-        if self.dead and not self.done:  # it got its lock, and a gate further, before it was cut
-            self.order = "die"
-            self.go.release()
-            self.look()
         assert not (self.dead and self.blocked), f"{self.name} lives on"
 
     def look(self) -> None:
@@ -107,38 +111,35 @@ class Work:
         while not self.here.acquire(timeout=GLANCE):
             assert time.monotonic() < until, f"{self.name} hangs at {self.at}"
             if self.pid in self.stage.waiting():
-                FIGURES["waits for a lock"] += not self.blocked
+                FIGURES["waits for a lock"] += 1
                 self.blocked = True
                 return
         self.blocked = False
-        if self.done and self.error is not None and not isinstance(self.error, SqlQueueError):
-            assert isinstance(self.error, Killed), repr(self.error)
+        expected(self.error, SqlQueueError)
 
 
-@dataclass
+def expected(error: BaseException | None, *kinds: type[BaseException]) -> None:
+    """Let an error be only if it is one of these; a killed process has none."""
+    if error is not None and not isinstance(error, (*kinds, Killed)):
+        raise error
+
+
 class Stage:
     """Where work is done: sessions that are used again, and an eye on the server's locks."""
 
-    desk: psycopg.Connection[tuple[Any, ...]]
-    connect: Callable[..., Connection]  # the dialect's own
-    works: list[Work] = field(default_factory=list)
-    _free: list[Gated] = field(default_factory=list)
-    _made: int = 0
+    def __init__(self, desk: psycopg.Connection[Any], connect: Callable[..., Connection]) -> None:
+        self.desk = desk
+        self.connect = connect  # the dialect's own
+        self.passed = {*QUICK}  # statements without a gate
+        self.free: list[Gated] = []
+        self.made = 0
 
-    def start(self, name: str, call: Callable[[], Any]) -> Work:
-        """Start a process."""
-        work = Work(self, name, call)
-        self.works.append(work)
-        return work
-
-    def stir(self) -> None:
-        """See who has got the lock that it waited for, and drop who is done."""
-        if any(work.blocked for work in self.works):
-            waiting = self.waiting()
-            for work in self.works:
-                if work.blocked and work.pid not in waiting:
-                    work.look()
-        self.works = [work for work in self.works if not work.done]
+    def stir(self, works: list[Work]) -> None:
+        blocked = [work for work in works if work.blocked]
+        waiting = self.waiting() if blocked else ()
+        for work in blocked:
+            if work.pid not in waiting:
+                work.look()
 
     def terminate(self, pid: int) -> None:
         """End a session as a DBA, or a broken network, does; it is gone after."""
@@ -149,55 +150,41 @@ class Stage:
         FIGURES["sessions ended by the server"] += 1
 
     def waiting(self) -> set[int]:
-        """The sessions that wait for a lock that they have not got."""
         return {pid for (pid,) in self.desk.execute("SELECT pid FROM pg_locks WHERE NOT granted")}
 
     def open(self, url: str, *, application: str, timeout: float, state: str) -> Gated:
         """Stand in for the dialect's `connect`: a session that another process has left, or new."""
-        if self._free:
-            gated = self._free.pop()
-            gated.application = application
-            return gated
-        self._made += 1
-        name = f"stage {id(self)} {self._made}"
+        if self.free:
+            return self.free.pop()
+        self.made += 1
+        name = f"stage {id(self)} {self.made}"
         inner = self.connect(url, application=name, timeout=timeout, state=state)
         # the driver connects twice, and its first session may not be gone yet
         text = """
             SELECT pid FROM pg_stat_activity
              WHERE application_name = %s ORDER BY backend_start DESC LIMIT 1"""
-        row = self.desk.execute(text, [name]).fetchone()
-        assert row is not None
-        return Gated(inner, row[0], self, application)
-
-    def keep(self, gated: Gated) -> None:
-        """Take back a session that has no transaction open."""
-        assert gated not in self._free
-        self._free.append(gated)
+        ((pid,),) = self.desk.execute(text, [name]).fetchall()
+        del application
+        return Gated(inner, pid, self)
 
     def close(self) -> None:
-        """End all sessions."""
-        for gated in self._free:
+        for gated in self.free:
             gated.inner.close()
-        self._free.clear()
 
 
 class Gated(RecordedConnection):
     """A connection whose statements stop at the gate of the process that uses it."""
 
-    def __init__(self, inner: Connection, pid: int, stage: Stage, application: str) -> None:
+    def __init__(self, inner: Connection, pid: int, stage: Stage) -> None:
         super().__init__(inner)
-        self.pid, self.stage, self.application = pid, stage, application
+        self.pid, self.stage = pid, stage
         self.lost = self.begun = False
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
+        if statement == "rollback":
+            return self.undo()
         work: Work | None = getattr(_HERE, "work", None)
-        gated = work is not None and statement not in UNGATED
-        order = work.gate(statement, self.pid) if work is not None and gated else "go"
-        if order == "cut":  # the server undoes what was begun; another process may use the session
-            self.undo()
-            reason = "the connection was cut"
-            raise ConnectionLost(statement=statement, reason=reason)
+        order = "go" if work is None else self.stop(work, statement)
         try:
             found = call()
         except ConnectionLost:
@@ -205,9 +192,7 @@ class Gated(RecordedConnection):
             if work is not None and work.dead:
                 raise Killed from None
             raise
-        self.begun = statement == "begin" or (
-            self.begun and statement not in {"commit", "rollback"}
-        )
+        self.begun = statement == "begin" or (self.begun and statement != "commit")
         if statement == "commit" and work is not None:
             work.committed = True
             if order == "late":
@@ -217,16 +202,33 @@ class Gated(RecordedConnection):
                 raise ConnectionLost(statement=statement, reason=reason)
         return found
 
+    def stop(self, work: Work, statement: str) -> Order:
+        """Let a process stop at its gate, and die or lose its connection there, if it is to."""
+        if work.dead:  # of a process that is gone nothing comes any more
+            raise Killed
+        if statement in self.stage.passed:
+            return "go"
+        code = sys._getframe(3)  # noqa: SLF001 - who runs the statement
+        order = work.gate(statement, self.pid, (code.f_code.co_filename, code.f_lineno))
+        if order in {"go", "mute"} or (order == "late" and statement == "commit"):
+            return order
+        self.undo()  # as the server does; another process may use the session
+        if order == "cut":
+            reason = "the connection was cut"
+            raise ConnectionLost(statement=statement, reason=reason)
+        raise Killed
+
     def close(self) -> None:
-        """Leave the session to the next process, unless it is broken; end what was begun."""
         if self.lost:
             self.inner.close()
-        else:
-            self.undo()
-            self.stage.keep(self)
+            return
+        assert not self.begun, "a transaction is left open"
+        self.stage.free.append(self)
 
     def undo(self) -> None:
-        """Undo what was begun."""
         if self.begun:
-            self.inner.rows("rollback")
             self.begun = False
+            try:
+                self.inner.rows("rollback")
+            except ConnectionLost:
+                self.lost = True

@@ -1,1 +1,0 @@
-"""A kill before each statement and after each commit, and a count of the messages after it."""
