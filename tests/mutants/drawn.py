@@ -175,9 +175,7 @@ DRAWN = [
         file="functions/expressions.py",
         old="F.regexp_extract(queue, POSTGRESQL_TABLE, 1)",
         new="F.regexp_extract(queue, POSTGRESQL_TABLE, 2)",
-        tests=[
-            "spark/test_functions.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"
-        ],
+        tests=["spark/test_functions.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"],
     ),
     Fault(
         id="admin-1",
