@@ -193,7 +193,7 @@ class World:
     def places(self) -> tuple[dict[bytes, list[str]], int]:
         found: dict[bytes, list[str]] = defaultdict(list)
         text = " UNION ALL ".join(
-            f"SELECT '{name}', body FROM {self.dotnet.dba.quoted(queue)}"
+            f"SELECT '{name}', body FROM {self.dotnet.quoted(queue)}"
             for name, queue in self.queues.items()
         )
         text += """

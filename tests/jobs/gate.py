@@ -51,8 +51,8 @@ class Gate(Proxy):
 def opened(url: str, moment: Callable[[], object]) -> Iterator[Gate]:
     """Give a gate as long as the block."""
     gate = Gate(url, moment)
-    try:
-        yield gate
-    finally:
-        gate.over.set()
-        gate.close()
+    with gate.listening:
+        try:
+            yield gate
+        finally:
+            gate.over.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from sqlq_spark import database
 from sqlq_spark.database import schema
@@ -47,8 +47,7 @@ class Queue:
     @property
     def dotnet(self) -> DotNet:
         """An endpoint that uses the queue."""
-        found: DotNet = getattr(self.place, "dotnet", self.place)
-        return found
+        return cast("DotNet", getattr(self.place, "dotnet", self.place))
 
     @property
     def dba(self) -> DBA:
