@@ -131,8 +131,8 @@ CASES = [
         {"parquet received": 5, BILLING: 3},
     ),
     Case(
-        (f"{GUIDE}databricks.md", f"{GUIDE}versions.md", f"{GUIDE}troubleshooting.md"),
-        {ORDERS: 15},
+        (f"{GUIDE}databricks.md", f"{GUIDE}troubleshooting.md"),
+        {ORDERS: 10},
     ),
     Case((f"{GUIDE}checkpoints.md",), {"parquet orders": 5, ORDERS: 5}),
     Case((f"{GUIDE}raw-table.md",), RAW | {BILLING: 5}),

@@ -59,7 +59,7 @@ def options(kind: type) -> set[str]:
     ("page", "table_id", "known"),
     [
         ("jobs", "jobs", {*JOBS}),
-        ("jobs", "targets", {*BUNDLE["targets"]}),
+        ("guide/databricks", "targets", {*BUNDLE["targets"]}),
         ("failed", "acknowledging-jobs", {*JOBS} - {"maintenance"}),
         ("sqlqueue", "write-columns", {*WRITTEN}),
         ("sqlqueue", "metrics", METRICS),
