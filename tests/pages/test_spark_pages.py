@@ -88,12 +88,6 @@ def contracts(shop: Shop) -> None:
     subscribe("Shop.Contracts.IOrderEvent", "Shop.Web")(shop)
 
 
-def trial(shop: Shop) -> None:
-    """Answer the page's question, and put its folder into ours."""
-    shop.names["input"] = lambda _: None
-    shop.words["/tmp/sqlqueue_trial"] = str(shop.folder)  # noqa: S108 - the page's
-
-
 def bodies(shop: Shop) -> None:
     """Hold bodies of newer and older types, bad ones, and a message of another type."""
     good = [
@@ -148,7 +142,6 @@ CASES = [
         totals,
         same_again("append", "merge", "look", "into_delta"),
     ),
-    Case((f"{GUIDE}trial.md",), {"parquet orders": 3}, trial),
 ]
 
 
