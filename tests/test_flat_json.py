@@ -27,7 +27,7 @@ from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.flat_json import MOST_SPACES, FlatObjects
 from sqlq_spark.wire.header_columns import Headers, to_read_columns, with_legacy_columns
 from sqlq_spark.wire.payload import LARGE, PAGE, RECEIPT_KEY, Expected, in_row, pack, pages, unpack
-from sqlq_spark.wire.rows import QUEUE_ROW, random_ids
+from sqlq_spark.wire.rows import QUEUE_ROW
 
 MAP = pa.map_(pa.string(), pa.string())
 PLAIN = st.text('abäß漢🚀 :,{}[]"\\/\b\f\n\r\t\0', max_size=6)
@@ -207,18 +207,6 @@ def test_what_spark_gets_is_what_the_row_holds(
         assert all(each.schema.equals(schema) for each in found)
         got = [row for each in found for row in each.to_pylist()]
         assert got == [{name: row[name] for name in schema.names} for row in expected]
-
-
-@given(st.integers(1, 50), IDS)
-def test_ids_are_version_4_uuids_and_a_seed_repeats_them(how_many: int, seed: bytes) -> None:
-    """A retried task repeats its message ids; nothing else shares them."""
-    seeds = (seed, seed, None, bytes(255 - byte for byte in seed))
-    one, again, *others = [[*map(bytes, random_ids(how_many, seed=each))] for each in seeds]
-
-    assert one == again
-    assert len({*one, *others[0], *others[1]}) == 3 * how_many
-    made = [uuid.UUID(bytes=each) for each in one + others[0]]
-    assert {(each.version, each.variant) for each in made} == {(4, uuid.RFC_4122)}
 
 
 def test_what_endpoints_of_version_1_read_stands_in_columns() -> None:

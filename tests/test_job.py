@@ -210,24 +210,6 @@ def test_the_totals_are_the_last_line(
         assert said["seconds"] >= 0
 
 
-def test_without_java_or_delta_a_job_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before Spark starts, and before anything is received."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
-
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # of another test
-    made, words = job.Job("", Settings, lambda *_: {}), [*WORDS, "--checkpoint", "/c"]
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "delta", None)
-        assert made.main(words) == 2
-    assert "add --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
-
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert made.main(words) == 2
-    assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
-
-
 def test_the_settings_in_conf_fit_their_job() -> None:
     """Each stands there, be it as a comment, but login and log level; so does the tested Delta."""
     for name in JOBS:
