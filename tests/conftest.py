@@ -23,6 +23,8 @@ from conformance.transport import PostgreSQL
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
+from sqlq_spark.testing.queues import VARIABLE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -142,3 +144,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = {item for item in items if servers.of_another(item)}
     config.hook.pytest_deselected(items=[*out])
     items[:] = [item for item in items if item not in out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which servers were used."""
+    none = f"none: {servers.VARIABLE} names none and no Docker engine answers; T-SQL is parsed only"
+    used = {
+        "PostgreSQL": f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded",
+        "SQL Server": "run" if "sqlserver" in servers.databases() else none,
+    }
+    terminalreporter.section("servers")
+    for name, what in used.items():
+        terminalreporter.write_line(f"{name}: {what}")

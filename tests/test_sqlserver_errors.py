@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tds.messages import OPENING, STATEMENT, TEXTS
+from tds.messages import TEXTS
 
 from sqlq_spark import errors
 from sqlq_spark.database import Place
@@ -20,7 +19,6 @@ from sqlq_spark.database.sqlserver.errors import (
 )
 from sqlq_spark.wire.address import QueueAddress
 
-REFUSED = "Syntax error or access violation"  # what mssql-python says for 42000
 PLACE = Place(
     statement="receive",
     target="orders@[dbo]",
@@ -49,22 +47,6 @@ def odbc(state: str, number: int, sentence: str) -> Exception:
 def failure(number: int, sentence: str = "", place: Place = PLACE) -> errors.DatabaseFailure:
     """What an error of pyodbc becomes during a statement."""
     return statement_error(read_error(odbc("42000", number, sentence or TEXTS[number])), place)
-
-
-@pytest.mark.parametrize("number", TEXTS)
-def test_an_error_is_the_same_by_either_driver(number: int) -> None:
-    """By the number where a driver reports it, by the server's sentence where not."""
-    sentence = " ".join(TEXTS[number].split())
-    for raised in (odbc("42000", number, sentence), Mssql(REFUSED, sentence)):
-        said = read_error(raised)
-        found = statement_error(said, PLACE)
-        opening = connection_error("sqlserver://db", said)
-
-        unclear = number == 18456 and isinstance(raised, Mssql)
-        assert said.text == sentence
-        assert type(found) is STATEMENT[number]
-        assert type(opening) is (errors.LoginUnclear if unclear else OPENING[number])
-        assert str(pickle.loads(pickle.dumps(found))) == str(found)  # noqa: S301 - our own
 
 
 def test_every_number_has_a_text() -> None:
