@@ -47,7 +47,8 @@ class Queue:
     @property
     def dotnet(self) -> DotNet:
         """An endpoint that uses the queue."""
-        found: DotNet = getattr(self.place, "dotnet", self.place)
+        here: Any = self.place
+        found: DotNet = getattr(here, "dotnet", here)
         return found
 
     @property
