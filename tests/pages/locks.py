@@ -25,6 +25,7 @@ USUAL = {
     "ALTER TABLE": "the whole table, until commit",
     "CREATE (?:NONCLUSTERED )?INDEX": "the table against writes, until commit",
 }
+UNTIL = ", until (?:commit|the transaction ends)"  # the page says it once
 # of tasks, of a dispatch, and of those who install; the others run once, or when a user asks
 CONCERNS = ["schema", "peek", "receive", "trust", "receipts"]
 CONCERNS += ["staging", "subscriptions", "delayed", "browse"]
@@ -59,16 +60,23 @@ def locked_by(name: str, commented: dict[str, str], statements: dict[str, str], 
 
 
 def table() -> str:
-    """The table in Markdown, without statements that lock nothing on either database."""
-    rows = ["| statement | PostgreSQL | SQL Server |\n|---|---|---|\n"]
+    """The table in Markdown: statements with the same locks share a row."""
     found = {each: (comments(each), Statements.load(each)) for each in DIALECTS}
+    rows: dict[tuple[str, ...], list[str]] = {}
     for concern in CONCERNS:
         names = [name for each in DIALECTS for name in comments(each, [concern])]
         for name in dict.fromkeys(names):
-            locks = [locked_by(name, *found[each], reads) for each, reads in DIALECTS.items()]
+            locks = tuple(
+                re.sub(UNTIL, "", locked_by(name, *found[each], reads))
+                for each, reads in DIALECTS.items()
+            )
             if not {*locks} <= {*DIALECTS.values(), ABSENT}:
-                rows.append(f"| `{name}` | {' | '.join(locks)} |\n")
-    return "".join(rows)
+                rows.setdefault(locks, []).append(f"`{name}`")
+    lines = ["| Statement | PostgreSQL | SQL Server |\n|---|---|---|\n"]
+    for (first, second), names in rows.items():
+        same = "the same" if first == second else second
+        lines.append(f"| {', '.join(names)} | {first} | {same} |\n")
+    return "".join(lines)
 
 
 if __name__ == "__main__":
