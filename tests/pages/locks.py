@@ -26,9 +26,10 @@ USUAL = {
     "CREATE (?:NONCLUSTERED )?INDEX": "the table against writes, until commit",
 }
 UNTIL = ", until (?:commit|the transaction ends)"  # the page says it once
-# no row, or the rows that the statement is there to change; the page says this once too
+# no row, the rows that the statement is there to change, or the table; the page says this once too
 USUALLY = re.compile(
-    "-|no row|keeps none(?:, waits for no row)?|the rows? it (?:write|delete|change)s"
+    "-|no row|keeps none(?:, waits for no row)?|advisory|application.*"
+    "|the (?:rows?|tables?) (?:that )?it (?:write|delete|change|create)s(?:; none that is there)?"
 )
 # of tasks, of a dispatch, and of those who install; the others run once, or when a user asks
 CONCERNS = ["schema", "peek", "receive", "trust", "receipts"]
