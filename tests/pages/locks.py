@@ -16,14 +16,12 @@ from sqlq_spark.database.statements import FILES, Statements, sql
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "no row", "sqlserver": "keeps none"}
 ABSENT = "-"  # of a statement that one of them lacks
-# for statements whose comments do not name locks: the first word that they contain
+# for statements whose comments do not name locks: the first words that they contain
 USUAL = {
     "INSERT|MERGE": "the rows it writes, until commit",
     "DELETE": "the rows it deletes, until commit",
     "UPDATE": "the rows it changes, until commit",
     "CREATE TABLE": "the table that it creates, until commit; none that is there",
-    "ALTER TABLE": "the whole table, until commit",
-    "CREATE (?:NONCLUSTERED )?INDEX": "the table against writes, until commit",
 }
 UNTIL = ", until (?:commit|the transaction ends)"  # the page says it once
 # no row, the rows that the statement is there to change, or the table; the page says this once too
@@ -39,13 +37,11 @@ CONCERNS += ["staging", "subscriptions", "delayed", "browse"]
 def comments(dialect: str, concerns: list[str] | None = None) -> dict[str, str]:
     """What stands above each statement, in one line."""
     text = "\n".join(sql(dialect, each) for each in concerns or FILES)
-    _, *parts = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
-    found = {}
-    for name, part in zip(parts[::2], parts[1::2], strict=True):
-        head = re.match(r"\s*((?:^ *--.*\n)*)", part, flags=re.MULTILINE)
-        lines = re.findall(r"^ *-- ?(.*)$", head[1] if head else "", flags=re.MULTILINE)
-        found[name] = " ".join(" ".join(lines).split())
-    return found
+    parts = re.findall(r"^-- name: *(\w+) *\n\s*((?:^ *--.*\n)*)", text, flags=re.MULTILINE)
+    return {
+        name: " ".join(re.sub(r"^ *-- ?", "", head, flags=re.MULTILINE).split())
+        for name, head in parts
+    }
 
 
 def locked_by(name: str, commented: dict[str, str], statements: dict[str, str], reads: str) -> str:
@@ -67,21 +63,18 @@ def locked_by(name: str, commented: dict[str, str], statements: dict[str, str], 
 def table() -> str:
     """The table in Markdown: statements with the same locks share a row."""
     found = {each: (comments(each), Statements.load(each)) for each in DIALECTS}
+    names = [x for concern in CONCERNS for each in DIALECTS for x in comments(each, [concern])]
     rows: dict[tuple[str, ...], list[str]] = {}
-    for concern in CONCERNS:
-        names = [name for each in DIALECTS for name in comments(each, [concern])]
-        for name in dict.fromkeys(names):
-            locks = tuple(
-                re.sub(UNTIL, "", locked_by(name, *found[each], reads))
-                for each, reads in DIALECTS.items()
-            )
-            if not all(USUALLY.fullmatch(each) for each in locks):
-                rows.setdefault(locks, []).append(f"`{name}`")
-    lines = ["| Statement | PostgreSQL | SQL Server |\n|---|---|---|\n"]
-    for (first, second), names in rows.items():
-        same = "the same" if first == second else second
-        lines.append(f"| {', '.join(names)} | {first} | {same} |\n")
-    return "".join(lines)
+    for name in dict.fromkeys(names):
+        locks = [locked_by(name, *found[each], reads) for each, reads in DIALECTS.items()]
+        first, second = (re.sub(UNTIL, "", each) for each in locks)
+        if not (USUALLY.fullmatch(first) and USUALLY.fullmatch(second)):
+            same = "the same" if first == second else second
+            rows.setdefault((first, same), []).append(f"`{name}`")
+    head = "| Statement | PostgreSQL | SQL Server |\n|---|---|---|\n"
+    return head + "".join(
+        f"| {', '.join(statements)} | {' | '.join(locks)} |\n" for locks, statements in rows.items()
+    )
 
 
 if __name__ == "__main__":
