@@ -106,6 +106,8 @@ REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
         "option minConcurrency is '5': expected at most 4",
     ),
     (SourceOptions, {"minConcurrency": "0"}, BadOption, "a whole number of at least 1"),
+    (SinkOptions, {"topics": "Shop.Placed"}, BadOption, "expected no queue beside it"),
+    (SinkOptions, {"queue": "", "topics": "A;B"}, BadOption, "expected types' full names, as Shop"),
     (SourceOptions, {"url": "mysql://user:hush@host/shop"}, BadOption, "option url is "),
     (SourceOptions, {"url": "user:hush@host"}, BadOption, "option url is "),
 ]
