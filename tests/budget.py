@@ -28,8 +28,8 @@ BUDGET = {
     "other files in tests": {"files": 4, "lines": 529},
     "package": {"files": 113, "lines": 21365, "tokens": 123211},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 160, "lines": 28651, "tokens": 203387},
-    "words": {"words": 69990},
+    "tests": {"files": 160, "lines": 28634, "tokens": 203198},
+    "words": {"words": 62808},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -77,7 +77,7 @@ def test_the_oldest_versions_are_those_of_the_project(monkeypatch: pytest.Monkey
 
 def test_each_entry_names_the_version_that_is_too_old() -> None:
     """Spark finds the format, which then says why it fails; Spark 3 has no data sources at all."""
-    said = run(
+    name, arrow, spark = run(
         "import pyarrow; pyarrow.__version__ = '17.0.0'\n"
         "from pyspark_sqlqueue import DefaultSource\n"
         "print(DefaultSource.name())\n"
@@ -90,9 +90,9 @@ def test_each_entry_names_the_version_that_is_too_old() -> None:
         "except ImportError as error: print(error)\n"
     )
 
-    assert said[0] == "sqlqueue"
-    assert "pyarrow 18.0 or newer, but found 17.0.0. Run: pip install 'pyarrow>=18.0'" in said[1]
-    assert "pyspark 4.0 or newer, but found 3.5.9. Run: pip install 'pyspark>=4.0', and" in said[2]
+    assert name == "sqlqueue"
+    assert "pyarrow 18.0 or newer, but found 17.0.0. Run: pip install 'pyarrow>=18.0'" in arrow
+    assert "pyspark 4.0 or newer, but found 3.5.9. Run: pip install 'pyspark>=4.0', and" in spark
 
 
 def test_spark_finds_the_format_without_what_only_readers_and_writers_need() -> None:

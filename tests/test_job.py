@@ -300,10 +300,8 @@ def test_settings_that_do_not_go_together() -> None:
             tables(**given)
 
 
-def test_a_schema_is_read_once_from_a_file_and_failures_go_to_the_error_queue(
-    tmp_path: Path,
-) -> None:
-    """A byte order mark and blanks do not matter; with the state tables of the read."""
+def test_a_schema_of_a_file_and_where_failures_go(tmp_path: Path) -> None:
+    """It is read once, without a byte order mark; failures have the state tables of the read."""
     path = tmp_path / "order.ddl"
     path.write_text("\ufeff\nnumber INT\n", encoding="utf-8")
     source = {"stateSchema": "mine", "allowedDestinations": "a*", "maxMessagesPerTrigger": "5"}

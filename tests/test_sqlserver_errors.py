@@ -87,23 +87,23 @@ def test_every_number_has_a_text_that_it_alone_begins() -> None:
 @pytest.mark.parametrize(
     ("raised", "during", "opening"),
     [
-        (odbc("HYT00", 0, "timeout expired"), errors.TimedOut, errors.NotReachable),
-        (Mssql("Timeout expired", "timeout"), errors.TimedOut, errors.NotReachable),
-        (odbc("HY000", 10054, "forcibly closed"), errors.ConnectionLost, errors.ConnectionLost),
-        (Mssql("Communication link failure", ""), errors.ConnectionLost, errors.ConnectionLost),
-        (odbc("08001", 10061, "refused"), errors.StatementFailed, errors.NotReachable),
-        (odbc("28000", 0, "Anmeldung"), errors.StatementFailed, errors.LoginRefused),
-        (odbc("42S02", 208, "Invalid object name 'OPENJSON'."), errors.DatabaseTooOld, None),
+        (odbc("HYT00", 0, "timeout expired"), "TimedOut", "NotReachable"),
+        (Mssql("Timeout expired", "timeout"), "TimedOut", "NotReachable"),
+        (odbc("HY000", 10054, "forcibly closed"), "ConnectionLost", "ConnectionLost"),
+        (Mssql("Communication link failure", ""), "ConnectionLost", "ConnectionLost"),
+        (odbc("08001", 10061, "refused"), "StatementFailed", "NotReachable"),
+        (odbc("28000", 0, "Anmeldung"), "StatementFailed", "LoginRefused"),
+        (odbc("42S02", 208, "Invalid object name 'OPENJSON'."), "DatabaseTooOld", "NotReachable"),
     ],
 )
 def test_an_error_without_a_known_number_is_known_by_its_state(
-    raised: Exception, during: type[Exception], opening: type[Exception] | None
+    raised: Exception, during: str, opening: str
 ) -> None:
     """Errors of the network, in the driver's own words or in another language."""
     said = read_error(raised)
 
-    assert type(statement_error(said, PLACE)) is during
-    assert opening is None or type(connection_error("sqlserver://db", said)) is opening
+    assert type(statement_error(said, PLACE)).__name__ == during
+    assert type(connection_error("sqlserver://db", said)).__name__ == opening
 
 
 DENIED = "The INSERT permission was denied on the object 'receipt', database 'shop', schema '{}'."

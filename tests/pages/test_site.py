@@ -6,6 +6,7 @@ import html
 import re
 import subprocess
 import sys
+from itertools import product
 from typing import TYPE_CHECKING
 
 import browser
@@ -51,14 +52,13 @@ def test_the_site_has_every_page(site: Path) -> None:
     assert 'href="../conf"' not in (site / "docs" / "jobs.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [400, 1400])
-def test_a_browser_shows_the_pages(site: Path, tmp_path: Path, width: int) -> None:
+def test_a_browser_shows_the_pages(site: Path, tmp_path: Path) -> None:
     """No page is wider than the screen, because tables, code and diagrams scroll alone."""
     program = browser.program()
     if program is None:
         pytest.skip("no browser: see the closing lines")
     with browser.page(program, tmp_path / "profile") as tab:
-        for each in sorted((site / "docs").rglob("*.html")):
+        for each, width in product((site / "docs").rglob("*.html"), (400, 1400)):
             tab.show(each, width=width)
 
             assert tab.ask("document.documentElement.scrollWidth") <= width, each.name
