@@ -25,11 +25,11 @@ BUDGET = {
     "core": {"files": 62, "lines": 12342, "tokens": 70995},
     "everything else": {"files": 51, "lines": 9023, "tokens": 52216},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
-    "other files in tests": {"files": 4, "lines": 529},
+    "other files in tests": {"files": 4, "lines": 423},
     "package": {"files": 113, "lines": 21365, "tokens": 123211},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 160, "lines": 28651, "tokens": 203387},
-    "words": {"words": 69990},
+    "tests": {"files": 159, "lines": 27830, "tokens": 196643},
+    "words": {"words": 60108},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

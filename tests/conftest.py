@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import browser
 import psycopg
 import pytest
 import servers
@@ -148,12 +147,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which servers and which browser were used."""
+    """Say which servers were used."""
     none = f"none: {servers.VARIABLE} names none and no Docker engine answers; T-SQL is parsed only"
     used = {
         "PostgreSQL": f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded",
         "SQL Server": "run" if "sqlserver" in servers.databases() else none,
-        "browser": browser.program() or "none; pages are parsed only",
     }
     terminalreporter.section("servers")
     for name, what in used.items():

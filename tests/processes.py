@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -40,14 +39,6 @@ def memory(pid: int) -> float:
     """Resident memory of a process in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / MIB
-
-
-def peak(pid: int) -> float:
-    """The most bytes that were resident."""
-    with suppress(*GONE):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-        return 1024.0 * int(found[1]) if found else 0.0
-    return 0.0
 
 
 def files(pid: int) -> list[str]:

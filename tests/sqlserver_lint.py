@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlfluff.core import Linter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     Rule = Callable[["Text"], Iterator[str]]
 
@@ -45,10 +45,9 @@ def parse(sql: str) -> Any:
 
 @dataclass(frozen=True)
 class Text:
-    """A statement, and the names of the parameters that may be bound."""
+    """A statement."""
 
     sql: str
-    parameters: Collection[str] = ()
 
     def all(self, *kinds: str) -> Iterator[Any]:
         """Every segment of some kinds."""
@@ -134,20 +133,10 @@ def indexes_are_not_converted(text: Text) -> Iterator[str]:
         )
 
 
-def parameters_are_declared(text: Text) -> Iterator[str]:
-    """Each is bound with a known type, or declared in the text, or is a procedure's own."""
-    declared = " ".join(each.raw for each in text.all("declare_segment"))
-    known = {*re.findall(r"@\w+", declared), *text.parameters}
-    bare = re.sub(r"N?'(?:[^']|'')*'", "''", text.sql)
-    bare = re.sub(r"EXEC .*?;", lambda call: re.sub(r"@\w+ =", "", call[0]), bare, flags=re.DOTALL)
-    yield from {*re.findall(r"(?<![@\w])@\w+", bare)} - known
-
-
 RULES: tuple[Rule, ...] = (
     readpast_is_shared,
     hints_agree,
     insert_has_its_columns,
     output_has_its_columns,
     indexes_are_not_converted,
-    parameters_are_declared,
 )

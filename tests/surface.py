@@ -11,13 +11,10 @@ import io
 import json
 import os
 import sys
-import tomllib
 from collections import defaultdict
 from contextlib import redirect_stdout
-from dataclasses import MISSING, fields, replace
-from importlib import import_module
+from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 from unittest.mock import patch
 
@@ -30,9 +27,7 @@ import sqlq_spark
 from sqlq_spark import functions, testing
 from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
-from sqlq_spark.jobs import runner as jobs
-from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.fields import option_fields
+from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import Acknowledged
@@ -44,28 +39,15 @@ if TYPE_CHECKING:
 Facts: TypeAlias = "Iterator[tuple[str, str]]"
 OPEN = {"headers", "staying", "queues"}  # objects, not lists of them, whose keys are data
 LINES = '{"body": "4"}\n{"body": "5", "delay": "01:00:00"}\n'
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
 
 
 def facts(server: str) -> list[str]:
     """All facts, each with what it is true of; the commands run on a PostgreSQL server."""
-    parts = of_options(), of_metrics(), of_commands(), of_jobs(), of_exports()
+    parts = of_metrics(), of_commands(), of_exports()
     found: defaultdict[str, set[str]] = defaultdict(set)
     for fact, owner in chain(*parts, of_json(server)):
         found[fact].add(owner)
     return sorted(": ".join(filter(None, (key, ", ".join(sorted(found[key]))))) for key in found)
-
-
-def default(value: object) -> str:
-    """The default of an option or parameter."""
-    return "required" if value is MISSING else f"default {value!r}"
-
-
-def of_options() -> Facts:
-    """Options of the data source."""
-    for cls in (SourceOptions, SinkOptions):
-        for each in option_fields(cls):
-            yield f"option {each.metadata['option']}, {default(each.default)}", cls.side[0]
 
 
 def of_metrics() -> Facts:
@@ -91,18 +73,16 @@ def keys(place: str, value: object) -> Facts:
 
 
 def of_commands() -> Facts:
-    """Arguments and options of each command, and the exit codes."""
+    """Arguments and options of each command."""
     groups = {"sqlqueue": typer.main.get_command(main.app)}
     for name, command in (groups | COMMANDS).items():
         hints = get_type_hints(options.Shared) | get_type_hints(command.callback)
         for each in command.params:
             words = [each.param_type_name, *each.opts, *each.secondary_opts]
             words += [inspect.formatannotation(hints[each.name])] if each.name in hints else []
-            words += ["required"] if each.required else [default(each.default)]
+            words += ["required"] if each.required else [f"default {each.default!r}"]
             words += [f"or {each.envvar}"] if each.envvar else []
             yield f"command's {' '.join(words)}", name
-    for name in ("FOUND", "USAGE", "DATABASE", "STOPPED"):
-        yield "exit code of a command", f"{getattr(options, name)} {name}"
 
 
 def of_json(server: str) -> Facts:
@@ -129,26 +109,6 @@ def run(url: str, *words: str) -> tuple[object, list[Any]]:
         except SystemExit as ended:
             code = ended.code or 0
     return code, [json.loads(line) for line in out.getvalue().splitlines()]
-
-
-def of_jobs() -> Facts:
-    """Entry points and extras, and the settings of each job."""
-    project = PROJECT["project"]
-    for group, names in (("scripts", project["scripts"]), *project["entry-points"].items()):
-        yield from ((f"entry point of {group}, {name} = {at}", "") for name, at in names.items())
-    yield from (("extras", name) for name in project["optional-dependencies"])
-    for name in ("GOOD", "FOUND", "USAGE", "FAILED"):
-        yield "exit code of a job", f"{getattr(jobs, name)} {name}"
-    for job, at in project["scripts"].items():
-        kind: Any = getattr(import_module(at.partition(":")[0]), "Settings", None)
-        for each in fields(kind) if kind else ():
-            factory = each.default_factory
-            value = each.default if factory is MISSING else factory()
-            hint = str(each.type).removesuffix(" | None").partition("[")[0]
-            words = [each.name, hint, default(value)]
-            words += ["secret"] if each.name.endswith("password") else []
-            words += [f"or {variable}" for variable in each.metadata["environment"]]
-            yield f"setting {' '.join(words)}", job.removeprefix("sqlqueue-")
 
 
 def of_exports() -> Facts:

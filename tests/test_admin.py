@@ -15,11 +15,10 @@ from pyspark.sql import datasource as filters
 from sqlq_spark.admin import report, watch
 from sqlq_spark.admin.inspect import Delayed, Depth, Stream
 from sqlq_spark.admin.problems import Finding
-from sqlq_spark.admin.script import Endpoint, endpoint
+from sqlq_spark.admin.script import endpoint
 from sqlq_spark.errors import BadOption
 from sqlq_spark.receive.browse import ALL
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
-from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,18 +37,6 @@ def test_a_delayed_table_leaves_less_room_for_a_name() -> None:
         assert endpoint(url, longer).primary.table == longer
         with pytest.raises(BadOption, match=limits):
             endpoint(url, longer, delayed=True)
-
-
-def test_an_endpoint_has_all_queues_that_were_asked_for() -> None:
-    """In the order of the flags; a name in quotes is an address, with a schema of its own."""
-    more: dict[str, Any] = {"error": "error", "audit": '"ops"."audit"'}
-    more |= {"instances": ["web1", '"web"."shop.web2"'], "qualifiers": ["Retries", '"a""b"."c.d"']}
-    made = endpoint(URL, '"sales"."shop"', **more)
-
-    own = [("shop", "sales"), ("shop.web1", "sales"), ("shop.web2", "web")]
-    own += [("shop.Retries", "sales"), ("c.d", 'a"b')]
-    shared = [QueueAddress("error"), QueueAddress("audit", "ops")]
-    assert made == Endpoint([QueueAddress(*each) for each in own], shared)
 
 
 # ----- filters of a browse: for every row the same as Spark's own ------------------------------

@@ -107,18 +107,6 @@ def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
     assert naming(folder) == []
 
 
-def test_when_spark_fails_its_log_is_kept() -> None:
-    """And the error says where."""
-    done = demo(PYSPARK_SUBMIT_ARGS="--no-such-option pyspark-shell")
-
-    found = re.search(r"Spark's log is in (/\S+/spark\.log)", done.stderr)
-    assert done.returncode == 1
-    assert found
-    assert "no-such-option" in Path(found[1]).read_text()
-    assert "Traceback" not in done.stderr
-    shutil.rmtree(Path(found[1]).parent)
-
-
 def test_a_result_is_good_only_if_every_message_came_once() -> None:
     """The count finds what is lost, repeated and strange; any wrong figure is exit 1."""
     counted = count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,21 +16,15 @@ import yaml  # comes with sqlfluff
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 from jobs.submit import module
-from spark.stand import Queue
 
 from sqlq_spark.errors import QueueNotFound
 from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import streams
-from sqlq_spark.jobs.error_triage import Settings, in_log
+from sqlq_spark.jobs.error_triage import Settings
 from sqlq_spark.jobs.queue_to_delta import OTHER, application, table_name
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send import dispatch
-from sqlq_spark.send.dispatch import GIVEN_UP, OPEN, SENT, UNKNOWN, read_state
-
-if TYPE_CHECKING:
-    from conftest import Place
 
 ROOT = Path(__file__).parent.parent
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
@@ -178,25 +170,6 @@ def test_an_error_is_one_sentence() -> None:
     assert job.sentence(KeyError()) == "KeyError: without a message"
 
 
-def test_without_pyspark_a_job_says_what_to_install() -> None:
-    """Every job on Spark, by its exit code and without a trace."""
-    program = (
-        "import sys\n"
-        "from importlib import import_module, metadata\n"
-        "def missing(name): raise metadata.PackageNotFoundError(name)\n"
-        "metadata.version, sys.modules['pyspark'] = missing, None\n"
-        "for name in sys.argv[1:]:\n"
-        "    assert import_module(f'sqlq_spark.jobs.{name}').main.main([]) == 2\n"
-    )
-    names = [name for name in JOBS if name != "maintenance"]
-
-    command = [sys.executable, "-c", program, *names]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-
-    said = "package pyspark is not installed. Run: pip install 'sqlq-spark[spark]'"
-    assert ended.stderr.splitlines() == [f"{name}: {said}" for name in names]
-
-
 def test_the_totals_are_the_last_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,24 +181,6 @@ def test_the_totals_are_the_last_line(
         said = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert said["found"] == found
         assert said["seconds"] >= 0
-
-
-def test_without_java_or_delta_a_job_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before Spark starts, and before anything is received."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
-
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # of another test
-    made, words = job.Job("", Settings, lambda *_: {}), [*WORDS, "--checkpoint", "/c"]
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "delta", None)
-        assert made.main(words) == 2
-    assert "add --properties-file conf/spark-defaults.conf" in capsys.readouterr().err
-
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert made.main(words) == 2
-    assert f"JAVA_HOME is {tmp_path}, without bin/java. Install" in capsys.readouterr().err
 
 
 def test_the_settings_in_conf_fit_their_job() -> None:
@@ -300,10 +255,8 @@ def test_settings_that_do_not_go_together() -> None:
             tables(**given)
 
 
-def test_a_schema_is_read_once_from_a_file_and_failures_go_to_the_error_queue(
-    tmp_path: Path,
-) -> None:
-    """A byte order mark and blanks do not matter; with the state tables of the read."""
+def test_a_schema_of_a_file_and_where_failures_go(tmp_path: Path) -> None:
+    """It is read once, without a byte order mark; failures have the state tables of the read."""
     path = tmp_path / "order.ddl"
     path.write_text("\ufeff\nnumber INT\n", encoding="utf-8")
     source = {"stateSchema": "mine", "allowedDestinations": "a*", "maxMessagesPerTrigger": "5"}
@@ -345,21 +298,3 @@ def test_what_looks_alike_is_kept_apart() -> None:
     assert len({table_name(each).lower() for each in types}) == len(types)
     assert len(known) == 2 * len(writes)
     assert application("1", "x", one) == application("1", "x", other)
-
-
-def test_a_request_is_opened_once_and_then_sent_or_given_up(place: Place) -> None:
-    """Asking changes nothing; neither end is undone."""
-    queue = Queue(place, "orders")
-    queue.install()
-    sent, given_up = ({**queue.options, "txnAppId": name, "txnVersion": "0"} for name in "ab")
-    assert [in_log(each, read_state) for each in (sent, given_up)] == [UNKNOWN, UNKNOWN]
-    in_log(sent, dispatch.open_request)
-    assert [in_log(each, read_state) for each in (sent, given_up)] == [OPEN, UNKNOWN]
-    place.sql(f"UPDATE {place.state}.dispatch_log SET batch = {SENT}, messages = 7")
-    in_log(given_up, dispatch.open_request)
-
-    for change in (dispatch.give_up, dispatch.open_request, dispatch.give_up):
-        in_log(sent, change)
-        in_log(given_up, change)
-
-        assert [in_log(each, read_state) for each in (sent, given_up)] == [SENT, GIVEN_UP]

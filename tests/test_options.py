@@ -11,10 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import stamina
-from rotation import CREDENTIALS, rotation
 
 from sqlq_spark import errors
-from sqlq_spark.cli import main
 from sqlq_spark.cli.options import Shared
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import Target
@@ -29,7 +27,6 @@ from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, QueueAddress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Place
 
 URL, SQLSERVER_URL = "postgresql://host/shop", "sqlserver://db:1433/shop"
 Kind = type[SourceOptions | SinkOptions]
@@ -109,6 +106,8 @@ REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
         "option minConcurrency is '5': expected at most 4",
     ),
     (SourceOptions, {"minConcurrency": "0"}, BadOption, "a whole number of at least 1"),
+    (SinkOptions, {"topics": "Shop.Placed"}, BadOption, "expected no queue beside it"),
+    (SinkOptions, {"queue": "", "topics": "A;B"}, BadOption, "expected types' full names, as Shop"),
     (SourceOptions, {"url": "mysql://user:hush@host/shop"}, BadOption, "option url is "),
     (SourceOptions, {"url": "user:hush@host"}, BadOption, "option url is "),
 ]
@@ -166,13 +165,15 @@ COMPLETED = {
 def test_a_password_of_the_environment_is_added_to_a_url_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of either database; the options never show it."""
+    """Of either database, unless a function gives one; the options never show it."""
     assert Shared(url=URL).database().url == URL
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
     for url, added in COMPLETED.items():
         found = Shared(url=url).database()
         assert found.url == url + added
         assert "hush" not in repr(found)
+    asking = Shared(url=URL, credentials="shop_login:given").database()
+    assert (asking.url, asking.credentials) == (URL, "shop_login:given")
 
 
 def test_what_is_of_another_database_is_known() -> None:
@@ -346,31 +347,7 @@ def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
 
 def test_a_kept_connection_is_not_that_of_another_function() -> None:
     """Nor that of a login without the option."""
-    raw = {"url": LOGIN}
-    given = (raw, raw | {"credentials": "aws"}, raw | {"credentials": CREDENTIALS})
-    options = [DatabaseOptions.parse(each) for each in given]
+    given: list[dict[str, str]] = [{}, {"credentials": "aws"}, {"credentials": "login:f"}]
+    options = [DatabaseOptions.parse({"url": LOGIN, **each}) for each in given]
 
     assert len({StateSession(each, "test", worker=True)._key for each in options}) == 3  # noqa: SLF001
-
-
-def test_a_command_asks_too(
-    place: Place,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """By a flag or a variable; then a password of the environment is not used."""
-    codes = []
-    monkeypatch.setenv("SQLQUEUE_PASSWORD", "another")
-    with rotation(place, tmp_path) as rotating:
-        monkeypatch.setenv("SQLQUEUE_URL", rotating.url)
-        for variable in ("", CREDENTIALS, "another"):
-            monkeypatch.setenv("SQLQUEUE_CREDENTIALS", variable)
-            flags = [] if variable else ["--credentials", CREDENTIALS]
-            with pytest.raises(SystemExit) as ended:
-                main.main(["stats", "--json", *flags])
-            codes.append(ended.value.code)
-        assert len(rotating.calls) == 2
-
-    assert codes == [0, 0, 2]
-    assert "option --credentials is '…'" in capsys.readouterr().err

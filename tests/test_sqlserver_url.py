@@ -123,22 +123,20 @@ def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
 
 
 @pytest.mark.parametrize(
-    ("target", "names"),
+    ("query", "names"),
     [
-        ({}, [drivers.PYODBC, drivers.MSSQL_PYTHON]),
-        ({"authentication": "ActiveDirectoryDefault"}, [drivers.MSSQL_PYTHON]),
-        ({"driver": "mssql-python"}, [drivers.MSSQL_PYTHON]),
-        ({"driver": "pyodbc", "authentication": "ActiveDirectoryDefault"}, [drivers.PYODBC]),
-        ({"driver": drivers.ODBC[1]}, [drivers.PYODBC]),
+        ("", "pyodbc mssql-python"),
+        ("authentication=ActiveDirectoryDefault", "mssql-python"),
+        ("driver=mssql-python", "mssql-python"),
+        ("driver=pyodbc&authentication=ActiveDirectoryDefault", "pyodbc"),
+        ("driver=ODBC Driver 17 for SQL Server", "pyodbc"),
     ],
 )
-def test_the_driver_that_reports_numbers_comes_first(
-    target: dict[str, str], names: list[str]
-) -> None:
+def test_the_driver_that_reports_numbers_comes_first(query: str, names: str) -> None:
     """In another language mssql-python reports only a sentence; pyodbc lacks one kind of login."""
-    found = drivers.candidates(Target(host="db", **target))  # type: ignore[arg-type]
+    found = drivers.candidates(Target.parse(f"sqlserver://db?{query}"))
 
-    assert [name for name, _ in found] == names
+    assert [name for name, _ in found] == names.split()
     with pytest.raises(errors.BadOption, match="expected mssql-python, pyodbc or ODBC Driver 18"):
         list(drivers.candidates(Target(host="db", driver="jdbc")))
 

@@ -12,7 +12,7 @@ from . import ours, start, yardsticks
 from .stand import BATCHES, CORES, MANY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .stand import Stand
 
@@ -139,7 +139,7 @@ GROWTH = (
     Line("dispatch", _sent, ours.dispatched),
 )
 # line → another line → the least ratio of the medians, for times the greatest; p99 → the greatest
-AIMS = {
+AIMS: Mapping[str, Mapping[str, float]] = {
     "receive-json": {"by-hand": 0.55, "jdbc-read": 0.5, "limit": 0.6, "transport-loop": 25},
     "receive-map": {"by-hand": 0.45, "jdbc-read": 0.4, "transport-loop": 25},
     "receive-json-hard": {"by-hand-hard": 0.55},

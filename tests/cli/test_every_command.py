@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from conftest import Place, placed
-from pages.page import table
 from waiting import PATIENCE, until
-
-from sqlq_spark.cli import options as cli
-from sqlq_spark.errors import NAMED_OPTIONS
 
 from .calls import CALLS, filled, prepare
 from .commands import COMMANDS, options
@@ -67,46 +63,26 @@ def test_every_command_has_json_yes_and_a_database_that_may_be_away(
         assert len(failed.err.splitlines()) == 1
 
 
-def test_the_page_and_the_errors_name_what_there_is() -> None:
-    """A row for each command and exit code; each option of an error in the commands' spelling."""
-    rows = [name.strip("`") for name in table("docs/commandline.md", "commands").column()]
-    codes = {int(code) for code in table("docs/commandline.md", "exit-codes").column()}
-
-    assert sorted(rows) == sorted(COMMANDS)
-    assert codes == {0, cli.FOUND, cli.USAGE, cli.DATABASE, cli.STOPPED}
-    assert set(cli.FLAGS.values()) <= {each for name in COMMANDS for each in options(name)}
-    assert set(NAMED_OPTIONS) <= set(cli.FLAGS)
-
-
 FAILURES: list[tuple[Any, ...]] = [
     (1, ("receipts", "return", "--stream", "nobody", "--yes"), "has no such receipt"),
     (1, ("receipts", "show", STREAM, "--message", "M-3"), "holds message M-3"),
     (2, ("send", "q", "--time-to-be-received", "soon"), "option --time-to-be-received is 'soon'"),
-    (2, ("send", "q", "--header", "novalue"), "expected KEY=VALUE"),
     (2, ("send", "q", __file__, "--file", __file__), "no file of JSON lines with it"),
     (2, ("send", "q", "--topic", "A"), "option --topic is 'A'"),
-    (2, ("script", "q", "--dialect", "mysql"), "option --dialect is 'mysql'"),
     (2, ("script", "q", "--reader", "clerk"), "expected --domain or --state-schema with it"),
-    (2, ("script", "q", "r", "--instance", "web1"), "expected one with --instance"),
-    (2, ("script", "q", "--sender", "s", "--no-sender", "--domain", "d"), "no --no-sender with"),
     (2, ("script", "q@[dbo]@[shop]", "--dialect", "sqlserver"), "run the script in its database"),
     (2, ("stats", "q", "--count", "2"), "option --count is '2': expected --watch with it\n"),
     (2, ("stats", "--openmetrics", "/"), "option --openmetrics is '/': expected a file to write ("),
-    (2, ("stats", "--openmetrics", "-", "--json"), "expected no --json with it"),
     (2, ("stats", "--url", ""), "option --url is missing: give postgresql://user@host:5432/data"),
     (2, ("stats", "--url", "mysql://someone:hunter2@127.0.0.1/shop"), "sqlserver://"),
-    (2, ("stats", "--url", "hunter2"), "sqlserver://"),
-    (2, ("move-due", "QUEUE", "--endpoint-time-zone", "Mars"), "zone is 'Mars': expected the time"),
     (2, ("subscribe", "a", "--endpoint", "b", "--queue", '"q'), "option --queue is '\"q'"),
     (2, ("retry", "q"), "option --all is 'false': expected either this, or the messages by ID"),
-    (2, ("retry", "q", "--until", "2026-06-30T11:00"), "option --until is '2026-06-30T11:00': exp"),
+    (2, ("selftest", "--yes", "--only", "everything"), "option --only is 'everything'"),
     (3, ("stats", "nowhere"), 'queue "public"."nowhere" was not found'),
     (3, ("stats", "--url", "NOBODY"), "refused the login"),
     (3, ("receipts", "list", "--state-schema", "nowhere"), "Run `sqlqueue install` once"),
-    (3, ("create", '"not there"."q"'), 'schema "not there" does not exist. Ask a DBA to create'),
     (3, ("move-due", "OTHER"), "Create it with `sqlqueue create QUEUE --delayed`"),
     (3, ("subscribers",), "the subscription table"),
-    (3, ("subscribe", "a", "--endpoint", "b", "--queue", "no"), "sqlqueue create"),
     (3, ("retire", "VERSION", "--yes"), "is not a queue: it has no column body"),
 ]
 
@@ -210,7 +186,7 @@ def test_ctrl_c_during_work_is_130_and_reports_the_progress(
 
 
 def test_help_imports_neither_pyarrow_nor_the_demo() -> None:
-    """Because people wait for it; and the brackets of an address are no markup."""
+    """Because people wait for it."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "sqlq_spark", "browse", "--help"],
         capture_output=True,
@@ -220,6 +196,5 @@ def test_help_imports_neither_pyarrow_nor_the_demo() -> None:
 
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     slow = {"pyarrow", "psycopg", "numpy", "pyspark", "jinja2", "sqlq_spark.demo"}
-    assert "table@[schema]" in done.stdout
     assert "sqlq_spark.cli.main" in loaded
     assert slow & loaded == set()

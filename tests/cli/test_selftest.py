@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import psycopg.conninfo
 import pytest
 from servers import only
-from waiting import until
 
 from sqlq_spark.admin import plans, selftest
 from sqlq_spark.database.postgresql import rows
@@ -90,7 +89,7 @@ def run_one(url: str, name: str) -> dict[str, Any]:
 def test_every_check_passes_and_nothing_is_left(
     run: Run, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The terminal has a line for each, and the file has neither host nor password."""
+    """The file has neither host nor password."""
     file, facts = tmp_path / "report.json", psycopg.conninfo.conninfo_to_dict(place.url)
     password = str(facts.get("password", "none"))
     monkeypatch.setenv("SQLQUEUE_URL", place.url.replace(f":{password}@", "@"))
@@ -98,16 +97,13 @@ def test_every_check_passes_and_nothing_is_left(
 
     done = run("selftest", "--roles", "--yes", "--file", str(file))
 
-    lines, text = done.out.splitlines(), file.read_text("utf-8")
+    text = file.read_text("utf-8")
     checks = [each for each in selftest.CHECKS if each is not selftest.databases]
     names = [each.__name__ for each in checks]
     assert done.code == 0, done.out
-    assert [line.split()[:2] for line in lines[1:-1]] == [["passed", name] for name in names]
-    assert lines[-1] == f"{len(names)} passed; {file} is to be attached to an issue"
+    assert f"\n{len(names)} passed; {file} is to be attached to an issue" in done.out
     report = json.loads(text)
     assert [each["check"] for each in report["checks"]] == names
-    assert report["versions"]["pyarrow"]
-    assert report["checks"][0]["figures"]["server_version"]
     assert str(facts["host"]) not in text
     assert "password" not in facts or password not in text
     assert place.sql(LEFT) == []
@@ -180,24 +176,6 @@ def test_a_database_that_is_not_utf8_is_found(place: Place) -> None:
 
     assert found["outcome"] == "failed"
     assert "encoding: LATIN1 (promised: UTF8), errors: []" in found["seen"]
-
-
-def test_an_error_of_the_server_is_found(place: Place) -> None:
-    """As `sqlqueue doctor` words it."""
-
-    def outcome(change: str, wanted: str) -> str:
-        """Change a setting, and look until the server has read it; return what the check saw."""
-        place.sql(f"ALTER SYSTEM {change}")
-        place.sql("SELECT pg_reload_conf()")
-        until(lambda: run_one(place.url, "facts")["outcome"], wanted)
-        return str(run_one(place.url, "facts")["seen"])
-
-    try:
-        seen = outcome("SET autovacuum = off", "failed")
-    finally:
-        outcome("RESET autovacuum", "passed")
-
-    assert "encoding: UTF8, errors: ['autovacuum is off on this server" in seen
 
 
 @only("sqlserver", "its databases have collations of their own")
@@ -282,45 +260,19 @@ def test_what_the_login_may_not_do_is_not_checked(run: Run, place: Place, tmp_pa
 def test_a_failed_check_is_exit_code_1(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also one that raised an error, or that lacked a right after something else had failed."""
-
-    def broken(_: selftest.Bench) -> selftest.Seen:
-        yield "first", 1, 1
-        message = "of a driver"
-        raise RuntimeError(message)
+    """Also one that lacked a right after something else had failed."""
 
     def missed(_: selftest.Bench) -> selftest.Seen:
         yield "first", 1, 2
         raise RightMissing(reason="no right", statement="peek", fix="GRANT")
 
-    monkeypatch.setattr(selftest, "CHECKS", (broken, missed))
+    monkeypatch.setattr(selftest, "CHECKS", (missed,))
 
     done = run("selftest", "--yes", "--json", "--file", str(tmp_path / "report.json"))
 
-    seen = [each["seen"] for each in done.objects]
-    assert done.code == 1
-    assert {each["outcome"] for each in done.objects} == {"failed"}
-    assert seen[0] == "first: 1, RuntimeError: of a driver"
-    assert seen[1].startswith("first: 1 (promised: 2), RightMissing: no right")
-
-
-def test_nothing_is_done_without_a_yes(run: Run, place: Place, tmp_path: Path) -> None:
-    """And an unknown check is refused, and databases of SQL Server on another one."""
-    file = tmp_path / "report.json"
-
-    asked = run("selftest", "--file", str(file), stdin="n\n")
-    unknown = run("selftest", "--yes", "--only", "everything", "--file", str(file))
-    others = [
-        run("selftest", "--yes", *words, "--file", str(file))
-        for words in (["--databases"], ["--only", "databases"])
-    ]
-
-    assert asked.code == 1
-    assert [(each.code, each.out) for each in others] == [(2, "")] * 2
-    assert "This will make schemas" in asked.out
-    assert (unknown.code, unknown.out) == (2, "")
-    assert not file.exists()
-    assert place.sql(LEFT) == []
+    (found,) = done.objects
+    assert (done.code, found["outcome"]) == (1, "failed")
+    assert found["seen"].startswith("first: 1 (promised: 2), RightMissing: no right")
 
 
 def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None:
@@ -365,24 +317,16 @@ QUEUE, ORDERED = {"table": "[q]"}, {"table": "[q]", "ordered": "true"}
 @pytest.mark.parametrize(
     ("plan", "statement", "found"),
     [
-        (SCAN.format(kind="Index Seek", ordered="true", **QUEUE), "peek", []),
         (SCAN.format(kind="Table Scan", ordered="0", **QUEUE), "peek", ["Table Scan of [q]"]),
         (SCAN.format(kind="Index Scan", **ORDERED), "peek", ["Index Scan of [q]"]),
         (BELOW_TOP.format(SCAN.format(kind="Index Scan", **ORDERED)), "peek", []),
-        (
-            BELOW_TOP.format(SCAN.format(kind="Table Scan", ordered="0", **QUEUE)),
-            "peek",
-            ["Table Scan of [q]"],
-        ),
         (SCAN.format(kind="Table Scan", ordered="0", **QUEUE), "stats", []),
         (SCAN.format(kind="Table Scan", ordered="0", table="[receipt]"), "peek", []),
         (SORT.format("Sort", COLUMN.format("RowVersion")), "receive", []),
         (SORT.format("Sort", COLUMN.format("Body")), "receive", ["Sort of bodies"]),
-        (SORT.format("Table Spool", COLUMN.format("Body")), "browse", ["Table Spool of bodies"]),
         (SORT.format("Sort", COLUMN.format("Body")), "load", []),
         (CONVERSION.format("float(53)", "RowVersion"), "receive", ["RowVersion is converted"]),
         (CONVERSION.format("bigint", "Expires"), "receive", []),
-        (CONVERSION.format("numeric", "RowVersion"), "receive", ["RowVersion is converted"]),
     ],
 )
 def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[str]) -> None:
@@ -393,12 +337,6 @@ def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[s
     tables = {"queue": QueueAddress("q", "s")}
 
     assert plans.judge(text, statement, tables) == found
-
-
-def test_a_statement_without_a_plan_is_no_good_plan() -> None:
-    """SQL Server plans each statement."""
-    with pytest.raises(SyntaxError, match="no element found"):
-        plans.judge("", "peek", {})
 
 
 @pytest.mark.parametrize("name", [name for name in calls.STATEMENTS if not plans.RUN.match(name)])

@@ -89,7 +89,7 @@ def ready(place: Place, run: Run) -> dict[str, str]:
 
 
 @pytest.fixture
-def stranger(place: Place) -> Iterator[psycopg.Connection[Any]]:
+def intruder(place: Place) -> Iterator[psycopg.Connection[Any]]:
     """Give the session of a login that may create in `public`, as every one could before 15."""
     name = f"{place.connection.info.dbname}_mallory"
     url = make_login(place, name, "CREATE ON SCHEMA public")
@@ -97,10 +97,10 @@ def stranger(place: Place) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def trap(stranger: psycopg.Connection[Any], *, without: frozenset[str] = frozenset()) -> int:
+def trap(intruder: psycopg.Connection[Any], *, without: frozenset[str] = frozenset()) -> int:
     """Define the functions and operators of our statements for many types; how many."""
     called = sorted({*WORDS.findall(texts())} - without)
-    arities = stranger.execute(
+    arities = intruder.execute(
         "SELECT DISTINCT proname, pronargs - generate_series(0, pronargdefaults) "
         "FROM pg_catalog.pg_proc WHERE proname = ANY (%s)",
         [called],
@@ -114,7 +114,7 @@ def trap(stranger: psycopg.Connection[Any], *, without: frozenset[str] = frozens
                 f'CREATE FUNCTION public."{name}"({given}) RETURNS {types[0] if types else "text"} '
                 + body.replace("%L", f"'{name}'")
             )
-    known = {sign for (sign,) in stranger.execute("SELECT oprname FROM pg_operator").fetchall()}
+    known = {sign for (sign,) in intruder.execute("SELECT oprname FROM pg_operator").fetchall()}
     for place, sign in enumerate(sorted({*SIGNS.findall(texts())} & known - without)):
         for left, right in product(PAIRED, repeat=2):
             result = left if sign in {"||", "+", "-", "*", "/"} else "boolean"
@@ -124,8 +124,8 @@ def trap(stranger: psycopg.Connection[Any], *, without: frozenset[str] = frozens
                 + body.replace("%L", f"'{sign}'"),
                 OPERATOR.format(sign, left, right, function),
             ]
-    with stranger.transaction():
-        stranger.execute(";\n".join(made).encode())
+    with intruder.transaction():
+        intruder.execute(";\n".join(made).encode())
     return len(made)
 
 
@@ -148,10 +148,10 @@ def sent(place: Place, url: str) -> int:
 
 
 def test_no_function_or_operator_of_another_login_runs(
-    place: Place, ready: dict[str, str], stranger: psycopg.Connection[Any], run: Run
+    place: Place, ready: dict[str, str], intruder: psycopg.Connection[Any], run: Run
 ) -> None:
     """In no command, in a stream, in a sink, nor while a session begins; a superuser uses them."""
-    assert trap(stranger) > 10_000
+    assert trap(intruder) > 10_000
     with pytest.raises(psycopg.errors.RaiseException, match=RAN):
         place.sql("SELECT cardinality(ARRAY[1::bigint])")  # they would run
 
@@ -163,11 +163,11 @@ def test_no_function_or_operator_of_another_login_runs(
 
 
 def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
-    place: Place, ready: dict[str, str], stranger: psycopg.Connection[Any]
+    place: Place, ready: dict[str, str], intruder: psycopg.Connection[Any]
 ) -> None:
     """Each transaction sets the path; what the driver asks as it connects is left to the login."""
     assert ready
-    trap(stranger, without=OF_DRIVER)
+    trap(intruder, without=OF_DRIVER)
 
     with relayed(place.url, options=False) as (url, relay):
         assert (streamed(place, url), sent(place, url)) == (3, 1)
@@ -175,7 +175,7 @@ def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
 
 
 def test_the_script_of_a_dba_runs_none_either(
-    place: Place, stranger: psycopg.Connection[Any], run: Run
+    place: Place, intruder: psycopg.Connection[Any], run: Run
 ) -> None:
     """A superuser runs it, so a function of another login would make that one a superuser."""
     name = place.connection.info.dbname
@@ -193,7 +193,7 @@ def test_the_script_of_a_dba_runs_none_either(
         "sqlqueue",
     )
     text = run("script", '"shop"."Shop.Orders"', *words, *roles).out
-    trap(stranger)
+    trap(intruder)
 
     for _ in range(2):
         place.connection.execute(text.encode())

@@ -455,9 +455,8 @@ def test_code_that_is_added_after_the_first_look_does_not_run(scene: Scene) -> N
     scene.arm(None)
     scene.mallory.sql("SET lock_timeout = '100ms'")
 
-    def add(*kinds: str) -> None:
-        for kind in kinds:
-            scene.mallory.sql(code(kind, scene.mallory.login))
+    def add(kind: str) -> None:
+        scene.mallory.sql(code(kind, scene.mallory.login))
 
     def fail_to_add() -> None:
         for kind in ("trigger", "rule", "default", "check constraint", "expression index"):

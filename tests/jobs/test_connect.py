@@ -46,7 +46,9 @@ def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
     typed = {"Shop.PlaceOrder": "number INT NOT NULL"}
     table = tmp_path / "1" / "table" / table_name("Shop.PlaceOrder")
     columns = {"body": "body", "headers": "to_json(headers)"}
-    order("queue_to_delta", queue, "1", most=40, split=True, schemas=typed, error_queue=unfit.name)
+    order(
+        "queue_to_delta", queue, "1", most=40, split="true", schemas=typed, error_queue=unfit.name
+    )
     for _ in range(2):
         order("delta_to_queue", sent, "2", table=table, columns=columns)
     order("relay", sent, "3", targets={sent.name: relayed.name})

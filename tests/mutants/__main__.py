@@ -29,6 +29,7 @@ from .history import HISTORY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "_build")
 SHOWN = 25  # last lines of a run that are printed if a fault survives
 times = count(1_000_000_000)  # each version of a file has its own, so that Python compiles it
 
@@ -37,16 +38,6 @@ def say(text: str) -> None:
     """Print at once, from any thread."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def copy_tree(into: Path) -> Path:
-    """Copy the files that git tracks."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, into / name)
-    return into
 
 
 def run_tests(copy: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
@@ -109,7 +100,7 @@ def main() -> int:
     with TemporaryDirectory(prefix="sqlq-mutants-") as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(given.jobs):
-            copies.put(copy_tree(Path(folder, str(number))))
+            copies.put(Path(shutil.copytree(ROOT, Path(folder, str(number)), ignore=LEFT_OUT)))
         tests = sorted({test for each in faults for test in each.tests})
         code, output = run_tests(Path(folder, "0"), tests, f"-n{given.jobs}")
         say(f"{len(tests)} tests without a fault: exit {code}")

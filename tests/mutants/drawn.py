@@ -50,7 +50,7 @@ DRAWN = [
         file="database/sqlserver/errors.py",
         old="number = int(first[1]) if",
         new="number = int(first[2]) if",
-        tests=["test_sqlserver_errors.py::test_an_error_is_the_same_by_either_driver"],
+        tests=["tds/test_drivers.py::test_every_error_of_the_server_is_classified"],
     ),
     Fault(
         id="database-12",

@@ -23,6 +23,12 @@ USUAL = {
     "UPDATE": "the rows it changes, until commit",
     "CREATE TABLE": "the table that it creates, until commit; none that is there",
 }
+UNTIL = ", until (?:commit|the transaction ends)"  # the page says it once
+# no row, the rows that the statement is there to change, or the table; the page says this once too
+USUALLY = re.compile(
+    "-|no row|keeps none(?:, waits for no row)?|advisory|application.*"
+    "|the (?:rows?|tables?) (?:that )?it (?:write|delete|change|create)s(?:; none that is there)?"
+)
 # of tasks, of a dispatch, and of those who install; the others run once, or when a user asks
 CONCERNS = ["schema", "peek", "receive", "trust", "receipts"]
 CONCERNS += ["staging", "subscriptions", "delayed", "browse"]
@@ -55,15 +61,20 @@ def locked_by(name: str, commented: dict[str, str], statements: dict[str, str], 
 
 
 def table() -> str:
-    """The table in Markdown, without statements that lock nothing on either database."""
-    rows = ["| statement | PostgreSQL | SQL Server |\n|---|---|---|\n"]
+    """The table in Markdown: statements with the same locks share a row."""
     found = {each: (comments(each), Statements.load(each)) for each in DIALECTS}
     names = [x for concern in CONCERNS for each in DIALECTS for x in comments(each, [concern])]
+    rows: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(names):
         locks = [locked_by(name, *found[each], reads) for each, reads in DIALECTS.items()]
-        if not {*locks} <= {*DIALECTS.values(), ABSENT}:
-            rows.append(f"| `{name}` | {' | '.join(locks)} |\n")
-    return "".join(rows)
+        first, second = (re.sub(UNTIL, "", each) for each in locks)
+        if not (USUALLY.fullmatch(first) and USUALLY.fullmatch(second)):
+            same = "the same" if first == second else second
+            rows.setdefault((first, same), []).append(f"`{name}`")
+    head = "| Statement | PostgreSQL | SQL Server |\n|---|---|---|\n"
+    return head + "".join(
+        f"| {', '.join(statements)} | {' | '.join(locks)} |\n" for locks, statements in rows.items()
+    )
 
 
 if __name__ == "__main__":

@@ -62,16 +62,3 @@ def test_every_row_of_the_table_of_failures_has_its_test() -> None:
     for each in PROOFS.values():
         path, _, name = each.partition("::")
         assert f"\ndef {name}(" in (TESTS / path).read_text(encoding="utf-8"), each
-
-
-def test_figures_that_are_repeated_are_those_of_the_bench() -> None:
-    """The speed in README, and each line of the page of sizing that links to docs/growth.md."""
-
-    def figures(text: str) -> set[str]:
-        return set(re.findall(r"\d[\d,.]*\d|\d", text))
-
-    lines = re.findall(r"^.*\.\./growth\.md#.*$", read("docs/guide/sizing.md"), flags=re.MULTILINE)
-    speed = read("README.md").partition("\n## Speed\n")[2].partition("\n## ")[0]
-    measured = figures(read("docs/growth.md"))
-
-    assert [each for each in (speed, *lines) if not figures(each) or figures(each) - measured] == []

@@ -1,4 +1,4 @@
-"""The site is built without a warning, a browser shows it, the notebook and the pipeline run."""
+"""The site is built without a warning; the notebook and the pipeline run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import browser
 import pytest
 from compat.pipeline import Pipeline, killed_when_sent
 
@@ -49,19 +48,6 @@ def test_the_site_has_every_page(site: Path) -> None:
         source = (site / page).read_text(encoding="utf-8")
         assert words in source + html.unescape(re.sub(r"<[^>]*>", "", source)), page
     assert 'href="../conf"' not in (site / "docs" / "jobs.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("width", [400, 1400])
-def test_a_browser_shows_the_pages(site: Path, tmp_path: Path, width: int) -> None:
-    """No page is wider than the screen, because tables, code and diagrams scroll alone."""
-    program = browser.program()
-    if program is None:
-        pytest.skip("no browser: see the closing lines")
-    with browser.page(program, tmp_path / "profile") as tab:
-        for each in sorted((site / "docs").rglob("*.html")):
-            tab.show(each, width=width)
-
-            assert tab.ask("document.documentElement.scrollWidth") <= width, each.name
 
 
 @pytest.mark.spark

@@ -112,7 +112,7 @@ CASES = [
         after=stop,
     ),
     Case(("docs/sqlqueue.md",), {"parquet orders": 5, ARCHIVE: 35}),
-    Case(("docs/dotnet.md",), {ORDERS: 0, WEB: 3, BILLING: 10}, contracts),
+    Case(("docs/dotnet.md",), {WEB: 3}, contracts),
     Case(
         ("docs/migration.md",),
         {"delta orders": 5, ORDERS: 0},

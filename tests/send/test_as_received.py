@@ -110,7 +110,6 @@ def test_what_could_not_be_passed_on_is_refused() -> None:
     with pytest.raises(BadMessage, match="headers is no JSON object"):
         sent({"headers": ["{}", "[]"]})
     types = {"body": "binary", "expires": "string"}
-    frame.check_frame(types, queue=True)
     with pytest.raises(BadFrame, match="column expires is string: expected timestamp"):
         frame.check_frame(types, queue=True, as_received=True)
     for option in ("messageType", "contentType", "originatingEndpoint", "replyToAddress"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strict_headers import loads
 
-from sqlq_spark.errors import BadOption
 from sqlq_spark.options import SinkOptions
 from sqlq_spark.send import sender as messages
 from sqlq_spark.send.frame import TOPICS
@@ -40,22 +38,6 @@ NAMES = TEXT | st.sampled_from(
     [wire.MESSAGE_ID, wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS, wire.MESSAGE_INTENT]
 )
 MAPS = st.lists(st.none() | st.dictionaries(NAMES, st.none() | TEXT, max_size=5), max_size=6)
-
-
-def test_the_least_that_a_row_needs_becomes_a_whole_message() -> None:
-    """One column and no option give all that an endpoint reads, word for word."""
-    (row,) = sender().messages(frame(), 0).to_pylist()
-
-    own = loads(row["headers"])
-    message_id, conversation = own[wire.MESSAGE_ID], own[wire.CONVERSATION_ID]
-    assert row["headers"] == (
-        f'{{"NServiceBus.MessageId":"{message_id}","NServiceBus.MessageIntent":"Send",'
-        f'"NServiceBus.ConversationId":"{conversation}",'
-        f'"NServiceBus.CorrelationId":"{message_id}",'
-        '"NServiceBus.TimeSent":"2026-06-30 17:05:09:123456 Z"}'
-    )
-    assert str(uuid.UUID(message_id)) == message_id != conversation
-    assert (row["queue"], row["body"], row["lifetime"]) == (None, b"x", None)
 
 
 @given(MAPS, st.integers(0, 3))
@@ -126,10 +108,11 @@ def test_the_option_queue_overrides_the_column() -> None:
 
 
 def test_a_column_wins_over_the_header_and_the_header_over_the_default() -> None:
-    """Null in the column leaves it to the header."""
-    own = {wire.CORRELATION_ID: "header", wire.REPLY_TO_ADDRESS: "header"}
+    """Null in the column leaves it to the header. A header wins over the id of a row."""
+    own = dict.fromkeys((wire.MESSAGE_ID, wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS), "header")
     batch = frame(
         3,
+        id=["1", None, "3"],
         correlationId=["column", None, None],
         replyToAddress=[None, "column", None],
         headers=maps(own, own, {"other": "x"}),
@@ -141,7 +124,8 @@ def test_a_column_wins_over_the_header_and_the_header_over_the_default() -> None
     assert [each[wire.REPLY_TO_ADDRESS] for each in found] == [
         *("header", '"public"."column"', '"public"."option"'),
     ]
-    assert found[2][wire.CORRELATION_ID] == found[2][wire.MESSAGE_ID]
+    assert [each[wire.MESSAGE_ID] for each in found] == ["header", "header", "3"]
+    assert found[2][wire.CORRELATION_ID] == "3"
 
 
 REPLIES = [  # as a user writes a reply address, and as an endpoint reads it
@@ -162,17 +146,6 @@ def test_a_reply_address_is_written_as_endpoints_read_it(text: str, expected: st
     assert other[0][wire.REPLY_TO_ADDRESS] == "Spark.In@[sales]"
     assert by_option[0][wire.REPLY_TO_ADDRESS] == expected
     assert [each.get(wire.REPLY_TO_ADDRESS) for each in by_column] == [expected, None, expected]
-
-
-def test_the_id_column_is_the_message_id_of_rows_without_that_header() -> None:
-    """A read that is written back keeps its message ids, which are in the headers."""
-    original = {wire.MESSAGE_ID: "original"}
-    batch = frame(3, id=["mine/1", "mine/2", None], headers=maps({}, original, original))
-
-    found = headers(sender().messages(batch, 0))
-
-    for name in (wire.MESSAGE_ID, wire.CORRELATION_ID):
-        assert [each[name] for each in found] == ["mine/1", "original", "original"]
 
 
 def test_a_seed_gives_a_retried_task_the_same_messages() -> None:
@@ -313,19 +286,17 @@ def published(topics: list[Any], raw: dict[str, Any], **columns: Any) -> pa.Tabl
 
 
 def test_a_row_with_topics_says_publish_and_lists_them() -> None:
-    """The list, full names or assembly-qualified; headers of the row or of the option win."""
+    """Full names or assembly-qualified; headers of the row or of the option win."""
     topics = ["Shop.Placed, Shop", "Shop.IEvent"]
     own = {wire.MESSAGE_INTENT: "Send", wire.ENCLOSED_MESSAGE_TYPES: "Own, Shop"}
 
-    chunk = published([topics, topics], {}, headers=maps({}, own))
+    first, second = headers(published([topics, topics], {}, headers=maps({}, own)))
     (typed,) = headers(published([topics], {"messageType": "Shop.Base"}))
 
-    first, second = headers(chunk)
-    assert first[wire.MESSAGE_INTENT] == typed[wire.MESSAGE_INTENT] == "Publish"
+    assert first[wire.MESSAGE_INTENT] == "Publish"
     assert first[wire.ENCLOSED_MESSAGE_TYPES] == ";".join(topics)
     assert typed[wire.ENCLOSED_MESSAGE_TYPES] == "Shop.Base"
     assert {name: second[name] for name in own} == own
-    assert (chunk["topics"].to_pylist(), chunk["queue"].to_pylist()) == ([topics] * 2, [None] * 2)
 
 
 def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> None:
@@ -340,17 +311,3 @@ def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> No
     assert chunk["topics"].to_pylist() == [option, option, ["Own"], None]
     assert [each[wire.MESSAGE_INTENT] for each in headers(chunk)] == [*["Publish"] * 3, "Send"]
     assert [each[wire.MESSAGE_INTENT] for each in headers(mixed)] == ["Send", "Publish", "Send"]
-
-
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [
-        ({"queue": "orders", "topics": "Shop.Placed"}, "expected no queue beside it"),
-        ({"topics": "Shop.Placed,"}, "expected types' full names, as Shop"),
-        ({"topics": "Shop.Placed;Shop.IEvent"}, "expected types' full names, as Shop"),
-    ],
-)
-def test_options_without_a_clear_destination_are_refused(raw: dict[str, Any], reason: str) -> None:
-    """Rows without their own could go either way; commas separate topics."""
-    with pytest.raises(BadOption, match=reason):
-        sender(**({"queue": None} | raw))

@@ -7,8 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from sqlq_spark.datasource.write import BatchWriter
@@ -44,10 +42,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"timeToBeReceived": ["00:00:00", "soon"]}, "'soon' cannot be read: expected [d.]hh:mm:ss"),
     ({"delay": [0, -1]}, "delay is negative: expected at least 0 and"),
     ({"delay": [0, 31_536_000_000_001]}, "(365,000 days)"),
-    ({"delay": [0 * ONE_MS, -ONE_MS]}, "is negative"),
     ({"deliverAt": moments(0, TOO_LATE)}, "deliverAt is outside of the years 1900 to 9998"),
     ({"delay": [None, 1], "deliverAt": moments(0, 0)}, "it has both deliverAt and delay"),
-    ({"delay": [1, 1], "timeToBeReceived": [None, 1]}, "it has a delay and a time-to-be-"),
     (
         {"deliverAt": moments(0, 0), "timeToBeReceived": [None, "00:01:00"]},
         "the transport cannot delay a message that expires",
@@ -160,33 +156,12 @@ def test_a_frame_without_one_destination_is_refused() -> None:
 
 BODY = StructType().add("body", "binary")
 NAMED: tuple[str, None] = ("queue", None)  # by the options
-BATCHES = st.lists(
-    st.tuples(st.integers(0, 10**6), st.floats(0, 1e4)),  # messages, seconds until it is ready
-    min_size=1,
-    max_size=20,
-)
 
 
-@given(BATCHES, st.integers(1, 10**6))
-def test_no_more_than_the_rate_and_one_batch(batches: list[tuple[int, float]], rate: int) -> None:
-    """In any span of time; and no batch waits longer than the one before it pays for."""
-    assert seconds_left(1000, -86400.0, 10) == 100.0  # a clock that was set back
-    assert seconds_left(1000, 86400.0, 10) == 0.0
-    now, last = 0.0, (0, 0.0)
-    sent: list[tuple[float, int]] = []
-    for messages, ready in batches:
-        now += ready
-        left = seconds_left(last[0], now - last[1], rate)
-        assert 0 <= left <= last[0] / rate
-        now += left
-        last = (messages, now)
-        sent.append((now, messages))
-
-    for first, (began, _) in enumerate(sent):
-        for stop in range(first, len(sent)):
-            total = sum(messages for _, messages in sent[first : stop + 1])
-            allowed = rate * (sent[stop][0] - began) + sent[stop][1]
-            assert total <= allowed * (1 + 1e-9) + 1e-3
+@pytest.mark.parametrize(("seconds", "left"), [(0, 100), (30, 70), (101, 0), (-86400, 100)])
+def test_a_batch_pays_for_the_one_before_it(seconds: float, left: float) -> None:
+    """By the rate, less what has passed, also by a clock that was set back."""
+    assert seconds_left(1000, seconds, 10) == left
 
 
 def sink(**raw: str) -> SinkOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from sqlq_spark import database
 from sqlq_spark.database import schema
@@ -47,7 +47,9 @@ class Queue:
     @property
     def dotnet(self) -> DotNet:
         """An endpoint that uses the queue."""
-        return cast("DotNet", getattr(self.place, "dotnet", self.place))
+        here: Any = self.place
+        found: DotNet = getattr(here, "dotnet", here)
+        return found
 
     @property
     def dba(self) -> DBA:

@@ -82,7 +82,7 @@ REQUEST: Headers = {
     "none": None,
     "ключ / \"'": "a\nb\u2028🚀",
 } | TRACE
-CAUSED = TRACE | {
+CAUSED: Headers = TRACE | {
     "NServiceBus.CorrelationId": "correlation",
     "NServiceBus.ConversationId": "conversation",
     "NServiceBus.RelatedTo": "m-1",
@@ -258,9 +258,9 @@ def test_times_of_the_wire(spark: SparkSession) -> None:
     odd += ["0000-01-01 00:00:00:000000 Z", "2023-02-29 00:00:00:000000 Z"]
     odd += ["2026-06-30 24:00:00:000000 Z", "٢٠٢٦-06-30 17:05:09:123456 Z"]
     for _ in range(300):
-        text = list(chance.choice(good))
-        text[chance.randrange(len(text))] = chance.choice("0123456789 -:.+ZT")
-        odd.append("".join(text))
+        letters = list(chance.choice(good))
+        letters[chance.randrange(len(letters))] = chance.choice("0123456789 -:.+ZT")
+        odd.append("".join(letters))
     expected: dict[str, int | None] = dict.fromkeys([*good, *odd])
     for text in expected:
         with suppress(BadWireTime):
@@ -287,8 +287,8 @@ def test_the_columns_of_audited_and_failed_messages(spark: SparkSession) -> None
         "NServiceBus.ProcessingEnded": "2026-06-30 17:05:10:250002 Z",
         "NServiceBus.ProcessingEndpoint": "Shop.Sales",
     }
-    late = {"NServiceBus.DeliverAt": "2026-06-30 17:05:10:000000 Z"}
-    bad = {"NServiceBus.ProcessingEnded": "yesterday", "NServiceBus.TimeSent": ""}
+    late: Headers = {"NServiceBus.DeliverAt": "2026-06-30 17:05:10:000000 Z"}
+    bad: Headers = {"NServiceBus.ProcessingEnded": "yesterday", "NServiceBus.TimeSent": ""}
 
     plain_, delayed, unread, failed, poison = made(
         spark,
@@ -332,9 +332,10 @@ def typed(make: Callable[..., list[Column]], *to: str) -> Callable[..., list[Col
 
 def effect(intent: str, cause: str | None = None, **more: str) -> Headers:
     """Headers of a message that was sent for another one; for REQUEST, if no cause is named."""
-    ids = dict.fromkeys(["NServiceBus.CorrelationId", "NServiceBus.RelatedTo"], cause)
-    said = {f"NServiceBus.{name}": text for name, text in more.items()}
-    return (ids if cause else CAUSED) | {"NServiceBus.MessageIntent": intent} | said
+    ids: Headers = dict.fromkeys(["NServiceBus.CorrelationId", "NServiceBus.RelatedTo"], cause)
+    said: Headers = {f"NServiceBus.{name}": text for name, text in more.items()}
+    said["NServiceBus.MessageIntent"] = intent
+    return (ids if cause else CAUSED) | said
 
 
 OWN: Headers = {
@@ -402,7 +403,7 @@ def test_a_failed_message_has_the_headers_of_a_real_one(spark: SparkSession) -> 
     )
     added = ("NServiceBus.FailedQ", INFO, "NServiceBus.TimeOfFailure", "NServiceBus.Processing")
     mine = {n: t for n, t in whole.items() if not n.startswith((*added, "$.diagnostics.host"))}
-    counts = {"NServiceBus.Retries": "3", "NServiceBus.FLRetries": "2"}
+    counts: Headers = {"NServiceBus.Retries": "3", "NServiceBus.FLRetries": "2"}
     names = ("ExceptionType", "Message", "Source", "StackTrace")
     kind, reason, source, trace = (str(whole[f"{INFO}{name}"]) for name in names)
 

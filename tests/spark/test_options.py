@@ -63,7 +63,7 @@ def test_spark_reports_a_bad_option_at_once(spark: SparkSession) -> None:
 
 def test_any_legal_name_works_end_to_end(queue: SparkQueue) -> None:
     """Sent, browsed and received; the queue `orders` beside it is not touched."""
-    odd = queue.another("""it's\n"{queue}" %s :name $1 \\ /*; DROP TABLE orders; --🚀""")
+    odd = queue.another("""it's\n"{queue}" %s :n $1 \\ /*; DROP TABLE orders; --🚀""")
     queue.fill(0, 1)
     sent = queue.spark.createDataFrame([("m-7", "{}"), ("m-8", "{}")], "id string, body string")
 

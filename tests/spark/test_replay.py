@@ -11,7 +11,7 @@ import json
 import shutil
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -55,7 +55,7 @@ class Run:
         stream = self.queue.stream(**defaults | options).load()
         finish(stream.writeStream.foreachBatch(sink or self), self.checkpoint)
 
-    def fail(self, **options: object) -> None:
+    def fail(self, **options: Any) -> None:
         """Leave a batch received, handed out, and not in the commit log."""
         self.fails = True
         with pytest.raises(StreamingQueryException, match="sink failed"):

@@ -110,8 +110,13 @@ def test_plans_and_progress(
     assert login.shown_in(f"{explained}\n{stored}\n{frame!r}") == []
 
 
-@pytest.mark.parametrize("wrong", ["queue", "port", "login", "state", "option", "frame"])
-@pytest.mark.parametrize("way", ["url", "query", "option"])
+@pytest.mark.parametrize(
+    ("way", "wrong"),
+    [
+        *(("url", wrong) for wrong in ("queue", "port", "login", "state", "option", "frame")),
+        *((way, wrong) for way in ("query", "option") for wrong in ("port", "login")),
+    ],
+)
 def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
     """The sentence, the Python traceback and the JVM's, of a browse, a write and a stream."""
     queue.dba.drop(queue.address)

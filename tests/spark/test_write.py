@@ -83,9 +83,8 @@ def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
         f"m-{at}": b'{"number":%d}' % at for at in range(1000)
     }
     headers, _ = rows[0]
-    own = {f"NServiceBus.{name}": text for name, text in STATED.items()} | name_sender(
-        "Spark.Loader"
-    )
+    own: dict[str, str | None] = {f"NServiceBus.{name}": text for name, text in STATED.items()}
+    own |= name_sender("Spark.Loader")
     own |= dict.fromkeys([MESSAGE_ID, "NServiceBus.CorrelationId"], headers[MESSAGE_ID])
     made = headers.keys() - own.keys()
     assert made == {"NServiceBus.TimeSent", "NServiceBus.ConversationId"}

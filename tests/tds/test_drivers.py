@@ -11,7 +11,7 @@ from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.database import sessions, transaction
-from sqlq_spark.database.sqlserver import connection, drivers
+from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.options.source import SourceOptions
 from sqlq_spark.wire.address import QueueAddress
 
@@ -39,6 +39,10 @@ SMALL_ROWS = SEQ + b"".join(map(row, range(5000)))
 VICTIM = error(1205, TEXTS[1205])
 
 
+def errors_of(*numbers: int) -> bytes:
+    return b"".join(error(number, TEXTS[number]) for number in numbers)
+
+
 def read_rows(session: Connection) -> list[Row]:
     """Run a statement about a queue that returns rows."""
     return session.rows("take", tables={"queue": QUEUE}, seqs="[1]")
@@ -61,8 +65,8 @@ def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
 def test_every_error_of_the_server_is_classified(connect: Connect, script: Script) -> None:
     """By its number (pyodbc), or by its sentence (mssql-python)."""
     session, found = connect(), {}
-    for number, text in TEXTS.items():
-        script.prepare(error(number, text), "failed")
+    for number in TEXTS:
+        script.prepare(errors_of(number), "failed")
         found[number] = failure_of(lambda: read_rows(session))
 
     assert found == STATEMENT
@@ -76,26 +80,13 @@ def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, scri
         return failure_of(connect)
 
     numbered = driver == drivers.PYODBC
-    found = {number: refused(error(number, text)) for number, text in TEXTS.items()}
-    two = refused(error(4060, TEXTS[4060]) + error(18456, TEXTS[18456]))
-    german = refused(
-        error(40613, "Die Datenbank ist nicht da.")
-    )  # before the session is in English
+    found = {number: refused(errors_of(number)) for number in TEXTS}
+    two = refused(errors_of(4060, 18456))
 
     assert refused(b"") is errors.ConnectionLost
-    assert german is (errors.ConnectionLost if numbered else errors.NotReachable)
     # mssql-python reports the second error only
     assert two is (errors.DatabaseNotFound if numbered else errors.LoginUnclear)
     assert found == OPENING | ({} if numbered else {18456: errors.LoginUnclear})
-
-
-def test_a_closed_port_is_not_reachable(driver: str) -> None:
-    """The error names the server, and no password."""
-    url = f"sqlserver://bo:hush@127.0.0.1:1/shop?driver={driver}"
-    with pytest.raises(errors.NotReachable, match=r"sqlserver://127\.0\.0\.1:1/shop") as found:
-        connection.connect(url, application="test", timeout=1, state="sqlqueue")
-
-    assert "hush" not in f"{found.value} {found.value.__cause__}"
 
 
 ANSWERS = {
@@ -103,14 +94,11 @@ ANSWERS = {
     "error in mid-value": (IN_VALUE + VICTIM, "failed", errors.Deadlock),
     # whole rows before a break are not all rows; mssql-python may raise nothing between small rows
     "break before any result": (b"", "cut", errors.ConnectionLost),
-    "break before any row": (COLUMNS, "cut", errors.ConnectionLost),
-    "break between rows": (WHOLE + row(1, b"x"), "cut", errors.ConnectionLost),
     "break between small rows": (SMALL_ROWS, "cut", errors.ConnectionLost),
     "break in mid-row": (WHOLE + b"\xd1\x04", "cut", errors.ConnectionLost),
     "break in mid-value": (BROKEN_VALUE, "cut", errors.ConnectionLost),
     # mssql-python raises a bare RuntimeError there, without the error that follows the value
     "short value": (BROKEN_VALUE + END_OF_VALUE + VICTIM, "failed", errors.ConnectionLost),
-    "stall before any result": (b"", "stalls", errors.TimedOut),
     "stall behind rows": (SMALL_ROWS, "stalls", errors.TimedOut),
     "stall in mid-value": (BROKEN_VALUE, "stalls", errors.TimedOut),
 }
@@ -162,10 +150,6 @@ def test_a_statement_is_one_request_and_its_answer_is_read_whole(
 SEVEN = SEQ + row(7)
 
 
-def errors_of(*numbers: int) -> bytes:
-    return b"".join(error(number, TEXTS[number]) for number in numbers)
-
-
 @pytest.fixture
 def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
@@ -186,7 +170,7 @@ def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
         yield lambda: session.run_with_retries(once)
 
 
-@pytest.mark.parametrize("numbers", [(4060, 18456), (4060,), (18401,), (983, 4060), (40613,), ()])
+@pytest.mark.parametrize("numbers", [(4060, 18456), (18401,), (983, 4060), ()])
 def test_a_failover_is_waited_for(numbers: tuple[int, ...], run: Run, script: Script) -> None:
     """The server was reached before, ends the session, and refuses the next two logins."""
     run()
@@ -199,26 +183,24 @@ def test_a_failover_is_waited_for(numbers: tuple[int, ...], run: Run, script: Sc
 
 def test_a_wrong_url_is_not_waited_for(run: Run, script: Script) -> None:
     """A server that was never reached refuses the login once; 18401 says that it is there."""
-    for number in (4060, 18456, 18487):
+    for number in (4060, 18456):
         script.refuse(errors_of(number))
         with pytest.raises((errors.DatabaseNotFound, errors.LoginRefused)):
             run()
-    assert script.count("connections") == 3
+    assert script.count("connections") == 2
 
     script.refuse(errors_of(18401))
     run()
-    assert script.count("connections") == 5
+    assert script.count("connections") == 4
 
 
-@pytest.mark.parametrize(
-    "number", [701, 802, 1101, 1105, 1204, 1205, 1222, 8645, 8651, 9002, 40544, 976, 978, 3906]
-)
+@pytest.mark.parametrize("number", [1205, 1222, 8645, 9002, 976])
 def test_a_shortage_runs_the_transaction_again(number: int, run: Run, script: Script) -> None:
     """In the same session: the server rolled back. From a standby (976 on) in another one."""
     script.prepare(errors_of(number), "failed")
 
     assert run() == [(7,)]
-    assert script.count("connections") == (2 if number in {976, 978, 3906} else 1)
+    assert script.count("connections") == (2 if number == 976 else 1)
 
 
 def test_a_transaction_that_is_idle_for_too_long_ends_with_its_session(
