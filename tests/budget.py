@@ -28,8 +28,8 @@ BUDGET = {
     "other files in tests": {"files": 4, "lines": 423},
     "package": {"files": 113, "lines": 21365, "tokens": 123211},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 159, "lines": 27830, "tokens": 196643},
-    "words": {"words": 60108},
+    "tests": {"files": 159, "lines": 27823, "tokens": 196591},
+    "words": {"words": 54940},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
