@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 REPLAY = "spark/test_replay.py::test"
-CLUSTER = "faults/test_cluster.py::test"
+CLUSTER = "faults/test_lost_executors_and_two_queries.py::test"
 RECEIVE = "conformance/test_receive.py::test"
 WRITE = "spark/test_write.py::test"
 
