@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
+PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 TIMEOUT = 300.0  # seconds for a whole job, on a busy machine
 SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -164,7 +165,7 @@ def sigterm_when(moment: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def submitted(program: Path, words: list[str], folder: Path) -> Iterator[Running]:
-    """Run a program by spark-submit, with Delta from the cache of jars."""
+    """Run a program by spark-submit, with Delta; without a download if its jars are there."""
     own = {"spark.local.dir": folder, "spark.sql.warehouse.dir": folder / "warehouse"}
     said = [
         word
@@ -176,8 +177,9 @@ def submitted(program: Path, words: list[str], folder: Path) -> Iterator[Running
     command = [*bound, str(SPARK_HOME / "bin" / "spark-submit"), *said]
     command += ["--master", "local[16]"]  # a task that is held keeps no other waiting
     command += ["--driver-java-options", f"-Djava.io.tmpdir={folder} {SHORT_LIVED}"]
-    command += ["--driver-class-path", ":".join(delta_jars()), str(program), *words]
-    with started(command, folder, environ()) as running:
+    jars = delta_jars()
+    command += ["--driver-class-path", ":".join(jars)] if jars else ["--packages", PACKAGE]
+    with started([*command, str(program), *words], folder, environ()) as running:
         yield running
 
 
