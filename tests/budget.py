@@ -28,7 +28,7 @@ BUDGET = {
     "other files in tests": {"files": 4, "lines": 423},
     "package": {"files": 113, "lines": 21365, "tokens": 123211},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 159, "lines": 27823, "tokens": 196591},
+    "tests": {"files": 159, "lines": 27825, "tokens": 196608},
     "words": {"words": 49651},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
