@@ -12,6 +12,7 @@ stands on the usual disk, and is never filled.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -53,6 +54,7 @@ SELECT gen_random_uuid(), '{{"NServiceBus.MessageId":"m-' || number || '"}}',
   FROM generate_series(%s::int, %s::int) AS number
 """
 NUMBERS = "SELECT substr(headers::json->>'NServiceBus.MessageId', 3)::int FROM {name}.{table}"
+THREADS = r'(?s)"(?:stream execution|Thread-)[^"]*" .{1500}'  # of a dump
 # a lost session, whatever the server or the line says of it
 LOST = (
     psycopg.OperationalError,
@@ -134,9 +136,13 @@ class Round:
             self._drain()
             self._count()
         except Exception as error:  # noqa: BLE001 - a failure of this round, with its evidence
-            said = (self.folder / "driver.log").read_text(errors="replace")
+            log = self.folder / "driver.log"
+            said = log.read_text(errors="replace")
             ends = [each for each in said.splitlines() if each.startswith("stream ")][-5:]
-            self.wrong.append("\n".join([f"{type(error).__name__}: {error}", *ends, said[-2000:]]))
+            self.scene.dump()
+            threads = re.findall(THREADS, log.read_text(errors="replace")[len(said) :])
+            what = [f"{type(error).__name__}: {error}", *ends, said[-2000:], *threads]
+            self.wrong.append("\n".join(what))
         finally:
             self.scene.kill(workers=True)
         shutil.copy(self.ground.server.place / "log", self.folder / "server.log")

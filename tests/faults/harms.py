@@ -119,6 +119,13 @@ class Scene:
     def below(self) -> list[int]:
         return [] if self.driver is None else processes.below(self.driver.pid)
 
+    def dump(self) -> None:
+        """Let the JVM write its threads to its log."""
+        for pid in self.below():
+            if "deploy.SparkSubmit" in processes.command(pid):
+                processes.send(pid, signal.SIGQUIT)
+        time.sleep(1)
+
     def fill(self, seconds: float) -> None:
         assert self.ground.disk is not None
         ballast = self.ground.disk / "ballast"
