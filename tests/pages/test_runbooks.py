@@ -86,6 +86,7 @@ def stream(shop: Shop) -> Iterator[Stream]:
         ("operations/backlog", EXPIRED, "no problems found"),
         ("operations/disk-full", EXPIRED, "2 expired messages deleted"),
         ("operations/seq", FULL, "no problems found"),
+        ("operations/snapshot", "", "[(False,)]"),
         ("operations/dropped-queue", 'DROP TABLE "Shop.Orders"', "Shop.Orders"),
         ("retention/kept", "", "1, Decimal('3'), "),
         ("retention/publications", PUBLISHED, "'staging_page'"),
