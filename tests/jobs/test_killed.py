@@ -296,10 +296,11 @@ def test_error_triage_between_a_return_and_its_mark(worlds: dict[str, World]) ->
     assert [done.totals["resumed"], done.totals["returned"], done.code] == [5000, 1, 1]
     assert [*done.totals["staying"].values()] == [1]
     found = {headers[MESSAGE_ID]: body for headers, body in world.queue.rows()}
-    wanted = {f"m-{at}": b'{"Currency":"EUR","n":%d}' % at for at in range(5000)}
-    assert found == wanted | {"m-5000": b'{"Currency":"EURO","n":5000}'}
+    expected = {f"m-{at}": b'{"Currency":"EUR","n":%d}' % at for at in range(5000)}
+    expected["m-5000"] = b'{"Currency":"EURO","n":5000}'
+    assert found == expected
     marked = (row["messageId"] for row in delta_rows(world.table) if row["returned"])
-    assert sorted(marked) == sorted(world.queue.ids()) == sorted(found)
+    assert sorted(marked) == sorted(world.queue.ids()) == sorted(expected)
     assert all([*headers] == [MESSAGE_ID, "tenant"] for headers, _ in world.queue.rows())
     assert world.left() == [5001, 0, 0]
 
