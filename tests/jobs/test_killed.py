@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from conftest import placed
+from pages.page import blocks
 from spark.stand import Queue, numbered
 
 from jobs import gate, together
@@ -267,35 +268,41 @@ def test_relay_between_two_batches(worlds: dict[str, World]) -> None:
 
 
 def returned(world: World) -> None:
-    """The failures of a group are sent, and are not marked."""
-    sources, rows = [*[world.queue.name] * 100, "nowhere"], []
+    """The failures of a group, repaired as docs/failed.md does, are sent, and are not marked."""
+    sources, rows = [*[world.queue.name] * 5001, "nowhere"], []
     for at, source in enumerate(sources):
-        kind = {f"{EXCEPTION_INFO}ExceptionType": f"System.{('Late', 'Bad')[at % 2]}"}
+        kind = {f"{EXCEPTION_INFO}ExceptionType": f"System.{'Bad' if at == 5000 else 'Late'}"}
         headers = dumps({MESSAGE_ID: f"m-{at}", "tenant": "a/b", FAILED_Q: source} | kind)
-        rows.append((f"row-{at}", headers, b"", at, "error"))
+        rows.append((f"row-{at}", headers, b'{"Currency":"EURO","n":%d}' % at, at, "error"))
     kinds = "id string, headers string, body binary, seq bigint, queue string"
     frame = error_triage.failures(world.spark.createDataFrame(rows, kinds)).coalesce(1)
     frame.write.format("delta").save(str(world.table))
     late = delta_rows(world.table)[0]["digest"]
+    [repair] = blocks("docs/failed.md", "repair")
+    text = repair.text.replace("/lake/failures", str(world.table))
+    world.spark.sql(text.replace("0123456789abcdef", late))
     world.works("error_triage", world.queue.count, mode="retry", groups=late)
 
 
 def test_error_triage_between_a_return_and_its_mark(worlds: dict[str, World]) -> None:
-    """Sent messages are not sent again; those that cannot be returned stay, with exit code 1."""
+    """Repaired messages are sent once; those that cannot be returned stay, with exit code 1."""
     world = worlds["returned"]
     between = delta_rows(world.table)
 
-    done = world.rerun(ids="m-1")
+    done = world.rerun(ids="m-5000")
 
-    assert sum(row["request"] is not None for row in between) == 50
+    assert sum(row["request"] is not None for row in between) == 5000
     assert not any(row["returned"] for row in between)
-    assert [done.totals["resumed"], done.totals["returned"], done.code] == [50, 1, 1]
+    assert [done.totals["resumed"], done.totals["returned"], done.code] == [5000, 1, 1]
     assert [*done.totals["staying"].values()] == [1]
-    expected = sorted(["m-1", *(f"m-{number}" for number in range(0, 100, 2))])
+    found = {headers[MESSAGE_ID]: body for headers, body in world.queue.rows()}
+    expected = {f"m-{at}": b'{"Currency":"EUR","n":%d}' % at for at in range(5000)}
+    expected["m-5000"] = b'{"Currency":"EURO","n":5000}'
+    assert found == expected
     marked = (row["messageId"] for row in delta_rows(world.table) if row["returned"])
-    assert sorted(marked) == sorted(world.queue.ids()) == expected
+    assert sorted(marked) == sorted(world.queue.ids()) == sorted(expected)
     assert all([*headers] == [MESSAGE_ID, "tenant"] for headers, _ in world.queue.rows())
-    assert world.left() == [51, 0, 0]
+    assert world.left() == [5001, 0, 0]
 
 
 def moved(world: World) -> None:

@@ -24,7 +24,7 @@ from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
-from sqlq_spark.wire.rows import NO_STREAM, Origin
+from sqlq_spark.wire.rows import NO_STREAM
 
 from . import programs
 
@@ -151,18 +151,19 @@ class Stream:
         self.close()
         return Stream(self.raw | options, self.offset)
 
-    def batch(self, origin: Origin = NO_STREAM) -> list[bytes]:
+    def batch(self) -> list[bytes]:
         """Acknowledge the last batch, and receive the bodies of the next."""
         end = self.loop.latest(self.offset)
         if end == self.offset:
             return []
         self.offset = end
-        return self.received(origin)
+        return self.received()
 
-    def received(self, origin: Origin = NO_STREAM) -> list[bytes]:
+    def received(self) -> list[bytes]:
         """The bodies that the tasks of the open batch hand out."""
         connection = self.loop._session.open()  # noqa: SLF001
-        tables = (receive(connection, task, origin=origin) for task in self.loop.tasks(self.offset))
+        tasks = self.loop.tasks(self.offset)
+        tables = (receive(connection, task, origin=NO_STREAM) for task in tasks)
         return [body for each in tables for body in each["body"].to_pylist()]
 
     @property

@@ -24,7 +24,7 @@ CHECKED += ["docs/jobs.md", TESTING]
 
 def test_every_block_of_code_is_run() -> None:
     """A new page, or a new group of blocks, fails here until a test runs it."""
-    tests = [each.read_text(encoding="utf-8") for each in TESTS.glob("pages/test_*.py")]
+    tests = [each.read_text(encoding="utf-8") for each in TESTS.glob("*/test_*.py")]
     tests.append((TESTS / "test_testing.py").read_text("utf-8").replace("PAGE", f'"{TESTING}"'))
     whole, lost = {page for case in CASES for page in case.pages}, []
     for each in (each for page in ALL for each in blocks(page)):

@@ -12,7 +12,6 @@ import psycopg
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.wire.rows import Origin
 
 from . import locks
 from .page import blocks, read, table
@@ -81,11 +80,10 @@ def stream(shop: Shop) -> Iterator[Stream]:
     ("section", "before", "said"),
     [
         ("operations/look-first", "", "report.html"),
-        ("operations/receipts-left", "", "{stream}"),
         ("operations/taken-over", "", "{stream}"),
         ("operations/poison", POISON, "[]"),
         ("operations/failed", FAILED, "2 messages returned"),
-        ("operations/backlog", EXPIRED, "2 expired messages deleted"),
+        ("operations/backlog", EXPIRED, "no problems found"),
         ("operations/disk-full", EXPIRED, "2 expired messages deleted"),
         ("operations/seq", FULL, "no problems found"),
         ("operations/snapshot", "", "[(False,)]"),
@@ -132,17 +130,6 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
     assert "3 messages dropped" in shop.printed
     assert shop.count(ORDERS, RECEIPTS) == [0, 0]
     assert shop.sql("SELECT stream FROM sqlqueue.stream") == [(stream.id,)]
-
-
-def test_files_lost(shop: Shop) -> None:
-    """The last batch of each query that was acknowledged is shown."""
-    shop.fill(ORDERS, 1)
-    with closing(shop.stream()) as stream:
-        stream.batch(Origin(query_id="8d2e", query_batch=4))
-        stream.loop.acknowledge(stream.offset)
-
-    shop.run(*blocks("docs/operations.md", "files-lost"))
-    assert shop.rows == [("8d2e", 4, 1)]
 
 
 # ---------------------------------------------------------------- docs/guide/changing-options.md
