@@ -140,7 +140,7 @@ def rows(table_id: str) -> dict[str, str]:
     """Option → default, from a table of options."""
     return {
         name: default
-        for names, default, _ in table("docs/sqlqueue.md", table_id).rows
+        for names, default, _ in table("docs/options.md", table_id).rows
         for name in re.findall(r"`(\w+)`", names)
     }
 

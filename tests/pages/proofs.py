@@ -1,4 +1,4 @@
-"""Which test proves which row of the table of failures in docs/sqlqueue.md, by the row's id."""
+"""Which test proves which row of the table of failures in docs/guarantees.md, by the row's id."""
 
 from __future__ import annotations
 

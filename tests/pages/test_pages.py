@@ -58,7 +58,7 @@ def test_commands_are_read_by_their_programs(page: str) -> None:
 
 def test_every_row_of_the_table_of_failures_has_its_test() -> None:
     """By the id of the row, and the file and name of the test."""
-    assert PROOFS.keys() == {*table("docs/sqlqueue.md", "promises").ids}
+    assert PROOFS.keys() == {*table("docs/guarantees.md", "promises").ids}
     for each in PROOFS.values():
         path, _, name = each.partition("::")
         assert f"\ndef {name}(" in (TESTS / path).read_text(encoding="utf-8"), each

@@ -11,7 +11,6 @@ from unittest import mock
 import pytest
 import yaml  # comes with sqlfluff
 from pyspark.sql.types import StructType
-from receipt_moves import MOVES
 
 from sqlq_spark import errors
 from sqlq_spark.admin.selftest import CHECKS
@@ -62,11 +61,10 @@ def options(kind: type) -> set[str]:
         ("jobs", "jobs", {*JOBS}),
         ("guide/databricks", "targets", {*BUNDLE["targets"]}),
         ("failed", "acknowledging-jobs", {*JOBS} - {"maintenance"}),
-        ("sqlqueue", "write-columns", {*WRITTEN}),
-        ("sqlqueue", "metrics", METRICS),
+        ("columns", "write-columns", {*WRITTEN}),
+        ("metrics", "metrics", METRICS),
         ("security", "credentials", {*SERVICES, "package.module:function"}),
         ("security", "tls", {"verify-full", "verify-ca", *postgresql_url.WEAK}),
-        ("diagrams", "receipt-moves", {move.strip("_") for _, move in MOVES}),
         ("guide/changing-options", "read-changes", options(SourceOptions)),
         ("guide/changing-options", "write-changes", options(SinkOptions)),
     ],
@@ -83,10 +81,10 @@ def test_a_table_has_a_row_for_each_name(page: str, table_id: str, known: set[st
 
 def test_the_columns_of_a_read_and_of_a_write_have_their_types() -> None:
     """Those of a read in their order; a wrong type of a write raises with the words of the page."""
-    read_columns = table("docs/sqlqueue.md", "read-columns").rows
+    read_columns = table("docs/columns.md", "read-columns").rows
 
     assert {row[0].strip("`"): row[1] for row in read_columns} == COLUMNS
-    for cell, kind, _ in table("docs/sqlqueue.md", "write-columns").rows:
+    for cell, kind, _ in table("docs/columns.md", "write-columns").rows:
         with pytest.raises(errors.BadFrame, match=re.escape(f"expected {kind}")):
             check_frame({"body": "binary", cell.strip("`"): "boolean"}, queue=True)
 
