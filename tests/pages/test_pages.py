@@ -19,7 +19,7 @@ SHOWN = {"csharp", "json", "mermaid", "text", "{eval-rst}"}
 # their commands start other programs, or a server of their own
 CHECKED = ["README.md", "CONTRIBUTING.md", "docs/commandline.md", "docs/iceberg.md"]
 TESTING = "docs/testing.md"
-CHECKED += ["docs/jobs.md", TESTING]
+CHECKED += ["docs/jobs.md", "docs/orchestration.md", TESTING]
 
 
 def test_every_block_of_code_is_run() -> None:

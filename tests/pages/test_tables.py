@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -142,6 +143,29 @@ def test_the_page_of_jobs_has_their_names_and_codes() -> None:
     assert {name.strip("`") for name, answer in acknowledging if answer.startswith("yes")} == {
         name for name, job in JOBS.items() if hasattr(job.Settings, "acknowledge_retries")
     }
+
+
+def test_the_airflow_task_tries_again_only_where_that_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the exit code of its job; the workflow beside it is YAML that runs pytest."""
+    task, workflow, _ = blocks("docs/orchestration.md")
+    fail = type("AirflowFailException", (Exception,), {})
+    sdk = mock.Mock(dag=lambda **_: lambda _: bool, task=lambda **_: lambda made: made)
+    for name in ("airflow", "airflow.sdk", "airflow.sdk.exceptions"):
+        monkeypatch.setitem(sys.modules, name, sdk)
+    sdk.AirflowFailException = fail
+    names: dict[str, Any] = {}
+    exec(task.text, names)  # noqa: S102
+    kinds = {runner.FOUND: fail, runner.USAGE: fail, runner.FAILED: RuntimeError}
+
+    for code, kind in kinds.items():
+        names["JOB"] = ["sh", "-c", f"exit {code}"]
+        with pytest.raises(kind, match=f"exit code {code}"):
+            names["receive"]()
+    names["JOB"] = ["true"]
+    names["receive"]()
+    assert yaml.safe_load(workflow.text)["jobs"]["test"]["steps"][-1] == {"run": "pytest"}
 
 
 def test_each_error_has_a_row_with_the_text_that_it_prints() -> None:
