@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="after a warm-up")
     parser.add_argument("--only", nargs="+", help=f"beginnings of: {names}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there")
-    parser.add_argument("--url", help="a PostgreSQL or SQL Server to make a database on")
+    parser.add_argument("--url", help="a PostgreSQL server to make a database on")
     asked = parser.parse_args()
     lines = LINES
     if asked.only:

@@ -141,14 +141,9 @@ def fresh(server: str | None) -> Iterator[Database]:
             from sqlq_spark.testing import embedded  # noqa: PLC0415 only if no other is there
 
             server = stack.enter_context(embedded.server(tcp=True)).url
-        if server.lower().startswith("sqlserver:"):
-            from . import sqlserver  # noqa: PLC0415 its drivers may not be there
+        from . import postgresql  # noqa: PLC0415 it imports this module
 
-            yield stack.enter_context(sqlserver.opened(server))
-        else:
-            from . import postgresql  # noqa: PLC0415 as above
-
-            yield stack.enter_context(postgresql.opened(server))
+        yield stack.enter_context(postgresql.opened(server))
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def read(stand: Stand, *, tuned: bool) -> list[float]:
     Plain: one partition, and the driver holds the whole answer. Tuned: two partitions by seq, and
     10,000 rows a fetch.
     """
-    options = _tuned(stand, stand.database.bounds("shelf")) if tuned else {}
+    options = _tuned(*stand.database.bounds("shelf")) if tuned else {}
     start = time.perf_counter()
     _read(stand, "shelf", options)
     return [stand.messages / (time.perf_counter() - start)]
@@ -66,9 +66,8 @@ def by_hand(stand: Stand) -> list[float]:
     """A tuned read of a range of seq, then one DELETE of it: not exactly once. Messages/s."""
     start = time.perf_counter()
     first, stop = stand.database.bounds("orders")
-    seq = stand.database.seq
-    part = f"FROM orders WHERE {seq} >= {first} AND {seq} < {stop}"
-    _read(stand, f"(SELECT * {part}) AS part", _tuned(stand, (first, stop)))
+    part = f"FROM orders WHERE seq >= {first} AND seq < {stop}"
+    _read(stand, f"(SELECT * {part}) AS part", _tuned(first, stop))
     stand.database.ask(f"DELETE {part}")
     elapsed = time.perf_counter() - start
     expect("left by hand:", stand.database.count("orders"), 0)
@@ -87,7 +86,7 @@ def append(stand: Stand, setting: str = "") -> list[float]:
 
 def append_rewritten(stand: Stand) -> list[float]:
     """The driver joins the rows of a batch into INSERTs of many rows. Messages/s."""
-    return append(stand, stand.database.rewriting)
+    return append(stand, "&reWriteBatchedInserts=true")
 
 
 def rate_batch(stand: Stand) -> list[float]:
@@ -146,9 +145,8 @@ def source_of_nothing(batches: int) -> type[DataSource]:
     return Source
 
 
-def _tuned(stand: Stand, bounds: tuple[int, int]) -> dict[str, str]:
-    first, stop = map(str, bounds)
-    column = {"partitionColumn": stand.database.seq, "lowerBound": first, "upperBound": stop}
+def _tuned(first: int, stop: int) -> dict[str, str]:
+    column = {"partitionColumn": "seq", "lowerBound": str(first), "upperBound": str(stop)}
     return {**column, "numPartitions": "2", "fetchsize": "10000"}
 
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import psycopg.conninfo
 import pytest
 from servers import only
+from waiting import until
 
 from sqlq_spark.admin import plans, selftest
 from sqlq_spark.database.postgresql import rows
@@ -176,6 +177,21 @@ def test_a_database_that_is_not_utf8_is_found(place: Place) -> None:
 
     assert found["outcome"] == "failed"
     assert "encoding: LATIN1 (promised: UTF8), errors: []" in found["seen"]
+
+
+def test_an_error_of_the_server_is_found(place: Place) -> None:
+    """As `sqlqueue doctor` words it."""
+
+    def seen(change: str, wanted: str) -> str:
+        place.sql(f"ALTER SYSTEM {change}")
+        place.sql("SELECT pg_reload_conf()")
+        until(lambda: run_one(place.url, "facts")["outcome"], wanted)
+        return str(run_one(place.url, "facts")["seen"])
+
+    try:
+        assert "errors: ['autovacuum is off on this" in seen("SET autovacuum = off", "failed")
+    finally:
+        seen("RESET autovacuum", "passed")
 
 
 @only("sqlserver", "its databases have collations of their own")

@@ -134,8 +134,9 @@ class Round:
             self._drain()
             self._count()
         except Exception as error:  # noqa: BLE001 - a failure of this round, with its evidence
-            said = (self.folder / "driver.log").read_text(errors="replace")[-2000:]
-            self.wrong.append(f"{type(error).__name__}: {error}\n{said}")
+            said = (self.folder / "driver.log").read_text(errors="replace")
+            ends = [each for each in said.splitlines() if each.startswith("stream ")][-5:]
+            self.wrong.append("\n".join([f"{type(error).__name__}: {error}", *ends, said[-2000:]]))
         finally:
             self.scene.kill(workers=True)
         shutil.copy(self.ground.server.place / "log", self.folder / "server.log")

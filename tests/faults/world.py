@@ -377,8 +377,9 @@ class World:
             if not left and not self._waiting():
                 return self.check()
             for key in left:
-                sunk = self.bodies_of(key[:2]) & {*self.before[key].bodies}
-                self.operate(key, "drop" if sunk else "return_")
+                receipt = self.before[key]
+                sunk = self.bodies_of(key[:2]) & {*receipt.bodies}
+                self.operate(key, "drop" if sunk or receipt.state == "settled" else "return_")
                 self.finish()
         raise Lost(f"the queue does not get empty: {self.places()}")
 

@@ -46,8 +46,8 @@ class Script(socketserver.ThreadingTCPServer):
         """Begin again, for the next test."""
         self.sent, self.ends = b"", "whole"
         self.refusals: list[bytes] = []
-        # connections, those that have not ended, and calls of procedures
-        self.connections = self.open = self.calls = 0
+        self.connections = self.calls = 0  # calls: of procedures
+        self.alive: set[Session] = set()  # an older test's session may end late: it is not here
 
     def prepare(self, sent: bytes, ends: str = "whole") -> None:
         """
@@ -63,7 +63,7 @@ class Script(socketserver.ThreadingTCPServer):
 
     def count(self, what: str) -> int:
         """Return a number of this test: of `connections`, `open` ones or `calls`; or the `port`."""
-        return int(getattr(self, what))
+        return len(self.alive) if what == "open" else int(getattr(self, what))
 
 
 class Process(BaseManager):
@@ -88,7 +88,7 @@ class Session(socketserver.StreamRequestHandler):
         """Answer messages until the driver leaves."""
         body = b""
         self.server.connections += 1
-        self.server.open += 1
+        self.server.alive.add(self)
         with suppress(OSError):
             while head := self.rfile.read(8):
                 kind, status, size = struct.unpack(">BBH", head[:4])
@@ -97,7 +97,7 @@ class Session(socketserver.StreamRequestHandler):
                     if not self.reply(kind, body):
                         break
                     body = b""
-        self.server.open -= 1
+        self.server.alive.discard(self)
 
     def reply(self, kind: int, body: bytes) -> bool:
         """Answer one message; return whether the connection goes on."""
