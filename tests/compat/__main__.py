@@ -31,8 +31,15 @@ if TYPE_CHECKING:
     from jobs.submit import Running
 
 MODES = ("classic", "connect")
-# environments of which the second goes on with the checkpoint of the first
-HANDOVERS = [("spark-4.1", "spark-4.2"), ("spark-4.2", "spark-4.1")]
+# environments of which the second goes on with the checkpoint of the first, and their sessions
+HANDOVERS = [
+    ("dbr-17.3", "spark-4.1", "classic"),
+    ("spark-4.1", "dbr-17.3", "classic"),
+    ("spark-4.1", "spark-4.2", "classic"),
+    ("spark-4.2", "spark-4.1", "classic"),
+    ("dbr-17.3", "newest", "classic>connect"),
+    ("newest", "dbr-17.3", "connect>classic"),
+]
 
 
 def run(killed: Environment, other: Environment, job: dict[str, Any], url: str) -> bool:
@@ -57,9 +64,9 @@ def run(killed: Environment, other: Environment, job: dict[str, Any], url: str) 
         for words in (["install"], ["create", "orders"], ["stats", "orders"]):
             command = [str(other.program.with_name("sqlqueue")), *words]
             subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, check=True)
-        with suite(killed, only=None) as running:
+        with suite(killed, only=None, connect=job["modes"].startswith("connect")) as running:
             running.until((place / "killed" / "reached").exists)
-        with suite(other) as running:
+        with suite(other, connect=job["modes"].endswith("connect")) as running:
             code = running.process.wait()
     except (AssertionError, OSError, subprocess.SubprocessError) as error:
         say(f"{job['name']} FAILED {error}")
@@ -86,13 +93,13 @@ def main() -> int:
         for each in made.values():
             make(each, wheel)
         runs = [(name, name, mode, given.cases) for name in made for mode in given.modes]
-        runs += [(*each, "classic", ["killed"]) for each in HANDOVERS if {*each} <= made.keys()]
+        runs += [(*each, ["killed"]) for each in HANDOVERS if {*each[:2]} <= made.keys()]
         well = []
-        for at, (one, two, mode, cases) in enumerate(runs):
-            name = f"{one if one == two else f'{one}>{two[-3:]}':10} {mode:8}"
-            job = {"name": name, "folder": str(scratch / f"run{at}"), "only": cases}
+        for at, (one, two, modes, cases) in enumerate(runs):
+            name = f"{one if one == two else f'{one}>{two}':10} {modes:8}"
+            job = {"name": name, "folder": str(scratch / f"run{at}"), "only": cases, "modes": modes}
             url = server.create_database(f"run{at}")
-            well.append(run(made[one], made[two], job | {"connect": mode == "connect"}, url))
+            well.append(run(made[one], made[two], job, url))
     say(f"{len(well)} runs, {well.count(False)} failed")
     return int(not all(well))
 

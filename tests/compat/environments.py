@@ -28,7 +28,6 @@ class Environment:
     name: str
     python: str
     pins: list[str]  # all others as the resolver chooses
-    like: str
     folder: Path = Path()
 
     @property
@@ -37,28 +36,21 @@ class Environment:
 
 
 MATRIX = (
-    Environment(
-        "oldest",
-        "3.11",
-        ["pyspark[connect]==4.0.0", "pandas==2.2.*", *LOWER_BOUNDS],
-        "each dependency at its lower bound",
-    ),
-    Environment(
-        "dbr-17.3",
-        "3.12",
-        ["pyspark[connect]==4.0.*", "pyarrow==19.0.*", *LIBRARIES],
-        "libraries about as in Databricks Runtime 17.3 LTS",
-    ),
+    # each dependency at its lower bound
+    Environment("oldest", "3.11", ["pyspark[connect]==4.0.0", "pandas==2.2.*", *LOWER_BOUNDS]),
+    # about as in Databricks Runtime 17.3 LTS
+    Environment("dbr-17.3", "3.12", ["pyspark[connect]==4.0.*", "pyarrow==19.0.*", *LIBRARIES]),
+    # libraries about as in Databricks Runtime 18, which has Spark 4.1
     *(
         Environment(
             f"spark-{spark}",
             "3.12",
             [f"pyspark[pipelines]=={spark}.*", "pyarrow==21.*", *LIBRARIES],
-            "libraries about as in Databricks Runtime 18",
         )
         for spark in ("4.1", "4.2")
     ),
-    Environment("newest", "3.13", ["pyspark[pipelines]>=4.3"], "the newest release of everything"),
+    # the newest release of everything
+    Environment("newest", "3.13", ["pyspark[pipelines]>=4.3"]),
 )
 
 
