@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+import yaml
 
 from sqlq_spark import errors
 
@@ -133,6 +134,16 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
 
 
 # ---------------------------------------------------------------- docs/guide/changing-options.md
+
+
+def test_the_rules_of_prometheus_name_gauges_that_stats_writes(shop: Shop) -> None:
+    """They are YAML."""
+    [rules] = blocks("docs/guide/monitoring.md", "rules")
+    [group] = yaml.safe_load(rules.text)["groups"]
+    written = shop.sqlqueue("stats", "--openmetrics", "-")
+
+    asked = re.findall(r"sqlqueue_\w+", " ".join(each["expr"] for each in group["rules"]))
+    assert set() < {*asked} <= {*re.findall(r"TYPE (\w+) gauge", written)}
 
 
 def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
