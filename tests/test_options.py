@@ -322,29 +322,6 @@ def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch
             ask_password(RDS, service)
 
 
-def test_a_token_of_aws_is_signed_for_host_port_user_and_region(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By boto3, without a network; the region is that of the host, or AWS_REGION."""
-    pytest.importorskip("boto3", reason="boto3 is of the extra aws")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(BadOption, match="a region: set AWS_REGION"):
-        ask_password(LOGIN, "aws")
-    monkeypatch.setenv("AWS_REGION", "us-west-2")
-    for url, region in ((RDS, "eu-central-1"), (LOGIN, "us-west-2")):
-        drivers.aws_client.cache_clear()
-
-        token = ask_password(url, "aws")
-
-        host, query = urlsplit(url), parse_qs(token.partition("?")[2])
-        assert token.startswith(f"{host.hostname}:{host.port or 5432}/?")
-        assert query["DBUser"] == ["bo"]
-        assert f"/{region}/rds-db/aws4_request" in query["X-Amz-Credential"][0]
-        assert SECRET not in token
-
-
 def test_a_kept_connection_is_not_that_of_another_function() -> None:
     """Nor that of a login without the option."""
     given: list[dict[str, str]] = [{}, {"credentials": "aws"}, {"credentials": "login:f"}]

@@ -116,24 +116,6 @@ def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
     assert found == [(b"forward", "{}")] * 3 + [(b"plain", '{"a":"b"}')]
 
 
-def test_headers_that_speak_of_it_are_left_as_they_are(bench: Bench) -> None:
-    """Byte for byte: the word in a value or another name, poison, and what has no headers."""
-    texts = [
-        '{"a" : "ForwardDestination"}',
-        '{"NServiceBus.SqlServer.ForwardDestinations":"\\"x\\""}',
-        '["NServiceBus.SqlServer.ForwardDestination"]',
-        '{"NServiceBus.SqlServer.ForwardDestination":1}',
-        '{"NServiceBus.SqlServer.ForwardDestination":"\\"x\\"","n":1}',
-        "",
-    ]
-    for text in texts:
-        bench.dotnet.send(bench.queue, text)
-
-    rows = receive(bench, errors=False)
-
-    assert rows["headers"].to_pylist() == texts
-
-
 def failing(bench: Bench) -> dict[str, str]:
     """Make destinations that cannot be sent to: address → what the error says of it."""
     shapes, address = bench.dotnet.dba.shapes, bench.address
@@ -338,17 +320,6 @@ def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_g
         check_failure(found[body], body, failed_queue(bench, queue), why)
     assert "undeliverable messages that went to the error queue: " in caplog.text
     assert "xxx" * 100 not in caplog.text
-
-
-def test_a_failure_that_a_message_had_is_replaced(bench: Bench) -> None:
-    """A failed message whose error queue is missing fails again, for another reason."""
-    text = dumps({MESSAGE_ID: "m-1", "a": "b", FAILED_Q: "elsewhere", WHY: "no such order"})
-
-    send(bench, rows((bench.address("absent"), b"1"), (None, b"2"), headers=text))
-
-    found = bench.failures()
-    check_failure(found[b"1"], b"1", bench.address("absent"), "was not found")
-    assert FAILED_Q not in found[b"2"]
 
 
 @pytest.mark.parametrize("undeliverable", [None, "FAIL"])

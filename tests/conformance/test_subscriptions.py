@@ -151,24 +151,6 @@ def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
     assert shop.got() == {name: [b"x"] * (name in hear) for name in shop.queues}
 
 
-def test_sent_and_published_rows_keep_their_order(bench: Bench, shop: Shop) -> None:
-    """In a queue that gets both, and each row goes only where it should."""
-    to_web = chunk(b"2", queue=bench.address("web"))
-    mixed = [
-        events(b"1"),
-        to_web.append_column(CHUNK_TOPICS, pa.nulls(1, CHUNK_TOPICS.type)),
-        events(b"3", topics=[EVENT]),
-        events(b"4"),
-        events(b"5", topics=None),
-    ]
-
-    shop.publish(pa.concat_tables(mixed), queue=bench.printed)
-
-    web, mail, stock = shop.got().values()
-    assert (web, mail, stock) == ([b"1", b"2", b"3", b"4"], [b"1", b"4"], [b"3"])
-    assert bench.bodies() == [b"5"]
-
-
 def test_events_without_subscribers_are_logged_once_a_batch(
     bench: Bench, shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,12 +1,15 @@
 """
 Chaos for a while, and proof that its count can fail.
 
-SQLQ_CHAOS_MINUTES sets how long; SQLQ_CHAOS_SEED repeats a choice of harms.
+SQLQ_CHAOS_MINUTES sets how long; SQLQ_CHAOS_SEED repeats a choice of harms. With `-s` it prints
+figures.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -29,6 +32,7 @@ def test_nothing_is_lost_or_repeated_whatever_is_harmed(tmp_path: Path) -> None:
 
     found = rounds(MINUTES, seed, tmp_path)
 
+    sys.stdout.write(json.dumps(found, indent=1))
     assert found["wrong"] == [], found
     assert min(found["streamed"], found["taken"]) > 0
     assert any(name.startswith("harm") for name in found)

@@ -16,8 +16,6 @@ import psycopg
 import pytest
 from spark.stand import finish
 
-from sqlq_spark import database
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -95,20 +93,6 @@ def test_nothing_grows_from_batch_to_batch(
     emptied = ("receipt", "receipt_page", "staging", "staging_page")
     assert [queue.state(table) for table in emptied] == [0, 0, 0, 0]
     assert (queue.count(), out.count()) == (0, BATCHES * MESSAGES)
-
-
-def test_what_is_left_open_is_counted(queue: Queue, spark: SparkSession) -> None:
-    """Sessions of the package that nobody closes, and their files."""
-    place, sessions, samples = queue.place, [], []
-    names = {"application": "sqlqueue test", "state": place.state}
-    for _ in range(8):
-        connect = database.of(place.url).connect
-        sessions += [connect(place.url, **names, timeout=60.0) for _ in range(4)]
-        samples.append(sample(place, spark))
-    for session in sessions:
-        session.close()
-
-    assert {"sessions", "files of pytest"} <= grown(samples).keys()
 
 
 def test_a_pinned_snapshot_does_not_slow_a_stream(

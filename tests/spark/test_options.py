@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from spark.stand import message_ids
 from sqlq_spark.errors import BadInput
 from sqlq_spark.options import SinkOptions, SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.stand import SparkQueue
 
 pytestmark = pytest.mark.spark
 
@@ -59,19 +57,3 @@ def test_spark_reports_a_bad_option_at_once(spark: SparkSession) -> None:
         spark.readStream.format("sqlqueue").options(**NOWHERE, peekDelay="soon").load()
     with pytest.raises(PySparkException, match=r"deliverry is not known: did you mean delivery\?"):
         frame.options(**NOWHERE, deliverry="x").save()
-
-
-def test_any_legal_name_works_end_to_end(queue: SparkQueue) -> None:
-    """Sent, browsed and received; the queue `orders` beside it is not touched."""
-    odd = queue.another("""it's\n"{queue}" %s :n $1 \\ /*; DROP TABLE orders; --🚀""")
-    queue.fill(0, 1)
-    sent = queue.spark.createDataFrame([("m-7", "{}"), ("m-8", "{}")], "id string, body string")
-
-    odd.send(sent)
-    odd.send(sent.selectExpr("replace(id, 'm-', 'n-') AS id", "body"), delivery="atLeastOnce")
-    browsed = odd.reader().load().select("queue").distinct().collect()
-    queue.into_table(odd.stream().load())
-
-    assert [row.queue for row in browsed] == [odd.name]
-    assert sorted(message_ids(queue.landed())) == ["m-7", "m-8", "n-7", "n-8"]
-    assert [odd.count(), queue.count()] == [0, 1]

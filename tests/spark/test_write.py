@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from waiting import until
 
@@ -227,27 +227,6 @@ def test_a_replayed_batch(queue: SparkQueue, delivery: str) -> None:
         assert queue.count() == 200
         assert set(queue.ids()) == set(before)
     assert queue.state("staging") == 0
-
-
-def test_a_failed_micro_batch_sends_nothing_until_it_succeeds(queue: SparkQueue) -> None:
-    """A bad row: no message and no chunk; then all is sent once."""
-    queue.fill(0, 20)
-    queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # a body of NULL, which must not be sent
-    out, stream = queue.another("out"), queue.stream().load()
-    fixed = stream.withColumn("body", F.coalesce("body", F.lit(b"")))
-    bad, good = (
-        each.writeStream.format("sqlqueue").options(**out.options) for each in (stream, fixed)
-    )
-
-    with pytest.raises(StreamingQueryException) as refused:
-        queue.finish(bad)
-    before = [out.count(), *staging(queue)]
-    queue.finish(good)
-
-    assert "body is null: send zero bytes instead, coalesce(body, '')" in str(refused.value)
-    assert before == [0, 0, 0]
-    assert sorted(out.ids()) == sorted(numbered(0, 21))
-    assert staging(queue) == [0, 21]
 
 
 def test_a_query_is_stopped_while_it_waits_and_sends_once_later(queue: SparkQueue) -> None:
