@@ -145,7 +145,7 @@ def test_files_lost(shop: Shop) -> None:
     assert shop.rows == [("8d2e", 4, 1)]
 
 
-# ---------------------------------------------------------------- docs/guide/changing-options.md
+# ---------------------------------------------------------------- docs/guide/checkpoints.md
 
 
 def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
