@@ -133,7 +133,7 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
     assert shop.sql("SELECT stream FROM sqlqueue.stream") == [(stream.id,)]
 
 
-# ---------------------------------------------------------------- docs/guide/changing-options.md
+# ---------------------------------------------------------------- docs/guide/checkpoints.md
 
 
 def test_the_rules_of_prometheus_name_gauges_that_stats_writes(shop: Shop) -> None:

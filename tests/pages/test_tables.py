@@ -65,8 +65,8 @@ def options(kind: type) -> set[str]:
         ("metrics", "metrics", METRICS),
         ("security", "credentials", {*SERVICES, "package.module:function"}),
         ("security", "tls", {"verify-full", "verify-ca", *postgresql_url.WEAK}),
-        ("guide/changing-options", "read-changes", options(SourceOptions)),
-        ("guide/changing-options", "write-changes", options(SinkOptions)),
+        ("guide/checkpoints", "read-changes", options(SourceOptions)),
+        ("guide/checkpoints", "write-changes", options(SinkOptions)),
     ],
 )
 def test_a_table_has_a_row_for_each_name(page: str, table_id: str, known: set[str]) -> None:

@@ -21,6 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from sqlq_spark.functions import fail, forward
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -74,10 +76,17 @@ def session(job: dict[str, Any]) -> SparkSession:
     return made
 
 
-def save(frame: DataFrame, batch: int, table: str) -> None:
-    """Write a batch into Delta, which recognises it if it comes again."""
-    names = {"txnAppId": "driver", "txnVersion": str(batch)}
-    frame.write.format("delta").mode("append").options(**names).save(table)
+def into_delta(spark: SparkSession, given: dict[str, Any]) -> Callable[[DataFrame, int], None]:
+    """Give what writes a batch into a table, by its number, and into a page's, by its `upsert`."""
+    names: dict[str, Any] = {"spark": spark}
+    exec(given["code"], names)  # noqa: S102 - ours
+
+    def write(frame: DataFrame, batch: int) -> None:
+        options = {"txnAppId": "driver", "txnVersion": str(batch)}
+        frame.write.format("delta").mode("append").options(**options).save(given["table"])
+        names["upsert"](frame, batch)
+
+    return write
 
 
 def relayed(stream: DataFrame, to: dict[str, str]) -> DataFrame:
@@ -99,14 +108,16 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     """Start a stream."""
     stream = spark.readStream.format("sqlqueue").options(**given["options"]).load()
 
-    def into_delta(frame: DataFrame, batch: int) -> None:
-        save(frame, batch, given["table"])
-        if batch == given["stop"]:
-            Path(given["reached"]).touch()
-            time.sleep(600)
-
     if given["sink"] == "delta":
-        writer = stream.writeStream.foreachBatch(into_delta)
+        write = into_delta(spark, given)
+
+        def stopped(frame: DataFrame, batch: int) -> None:
+            write(frame, batch)
+            if batch == given["stop"]:
+                Path(given["reached"]).touch()
+                time.sleep(600)
+
+        writer = stream.writeStream.foreachBatch(stopped)
     else:
         rows = relayed(stream, given["to"]) if "to" in given else stream.drop("queue")
         writer = rows.writeStream.format("sqlqueue").options(**given["out"])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from jobs.submit import started
+from pages.page import blocks
 
 from spark import driver
 from spark.stand import finish, message_ids, numbered
@@ -28,9 +29,10 @@ OURS = "sqlqueue "  # in the name of every session of ours
 
 def test_killed_around_a_write(queue: SparkQueue) -> None:
     """
-    Of two streams of one driver, after a write to Delta and before a dispatch.
+    Of two streams of one driver, after a write and a MERGE to Delta, and before a dispatch.
 
-    Delta has the batch, but Spark's commit log does not. The chunks for a queue and an error queue
+    Delta has the batch, but Spark's commit log does not. The MERGE of docs/guide/upserts.md, by the
+    number, changes nothing when the batch comes again. The chunks for a queue and an error queue
     are staged, and a lock holds the dispatch; one of 50 messages is for a queue that is not there.
     """
     orders, out, errors, lost = (queue.another(name) for name in ("delta", "out", "error", "lost"))
@@ -40,10 +42,13 @@ def test_killed_around_a_write(queue: SparkQueue) -> None:
     limits = {"maxMessagesPerTrigger": "200", "peekDelay": "100ms"}
     into_delta, into_queue = (queue.folder / name for name in ("into_delta", "into_queue"))
     table, reached = str(queue.folder / "table"), queue.folder / "reached"
+    [page] = blocks("docs/guide/upserts.md")
+    code = page.text.partition("received =")[0].replace("OrderId", "number")
     delta: dict[str, Any] = {
         "options": orders.options | limits,
         "sink": "delta",
         "table": table,
+        "code": code.replace("/lake/", f"{queue.folder}/"),
         "checkpoint": str(into_delta),
         "stop": 1,
         "reached": str(reached),
@@ -70,7 +75,7 @@ def test_killed_around_a_write(queue: SparkQueue) -> None:
         queue.spark.readStream.format("sqlqueue").options(**each["options"]).load()
         for each in (delta, relay)
     )
-    save = received.writeStream.foreachBatch(lambda rows, at: driver.save(rows, at, table))
+    save = received.writeStream.foreachBatch(driver.into_delta(queue.spark, delta))
     finish(save, into_delta)
     send = driver.relayed(relayed, to).writeStream.format("sqlqueue").options(**relay["out"])
     finish(send, into_queue)
@@ -81,6 +86,10 @@ def test_killed_around_a_write(queue: SparkQueue) -> None:
     landed = message_ids(queue.spark.read.format("delta").load(table))
     ids = out.ids() + errors.ids() + lost.ids()
     assert sorted(landed) == sorted(ids) == sorted(numbered(0, 500))
+    merged = f"delta.`{queue.folder}/orders`"
+    history = queue.spark.sql(f"DESCRIBE HISTORY {merged}").collect()
+    assert {each.operationMetrics.get("numTargetRowsUpdated", "0") for each in history} == {"0"}
+    assert queue.spark.table(merged).select("number").distinct().count() == 500
     assert sorted(errors.ids()) == sorted(each for each in numbered(0, 500) if each[-1] == "7")
     failed = [headers["NServiceBus.FailedQ"] for headers, _ in lost.rows()]
     assert failed == [to["absent"]] * 10
