@@ -94,12 +94,16 @@ class Shop:
                 self.do(each.language, each.text, spark)
                 self.seen += f"{self.printed}{self.rows}"
 
-    def do(self, language: str, text: str, spark: SparkSession | None) -> None:
-        """Run one text with our database, our folders and what a test puts for a word."""
+    def ours(self, text: str) -> str:
+        """Put our database, our folders and what a test gives for a word into a text."""
         text = re.sub(PASSWORD, "", text).replace(URL, self.url)
         for word, ours in self.words.items():
             text = text.replace(word, ours)
-        text = text.replace("/lake/", f"{self.folder}/")
+        return text.replace("/lake/", f"{self.folder}/")
+
+    def do(self, language: str, text: str, spark: SparkSession | None) -> None:
+        """Run one text of a page."""
+        text = self.ours(text)
         if language == "python":
             exec(compile(text, "a page", "exec"), self.names)  # noqa: S102
         elif language == "sql" and spark is not None:

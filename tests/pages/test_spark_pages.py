@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
+from jobs.submit import environ, started
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from waiting import until
 
@@ -158,7 +161,7 @@ CASES = [
     Case(("docs/dotnet.md",), {WEB: 3}, contracts),
     Case(
         ("docs/migration.md",),
-        {"delta orders": 5, ORDERS: 0},
+        {'"SubscriptionRouting"': 2},
         subscribe("Shop.OrderPlaced", "error"),
     ),
     Case((f"{GUIDE}bodies.md",), {"name orders": 4, "name bad": 3}, bodies),
@@ -293,3 +296,71 @@ def test_the_statements_of_the_page_of_sql(spark_shop: SparkSession, shop: Shop)
 
     assert spark_shop.read.parquet(f"{shop.folder}/numbers").count() == 5
     assert shop.count(ORDERS, BILLING) == [0, 6]
+
+
+# ---------------------------------------------------------------- docs/recipes.md
+
+DELTA = "from spark import driver\nspark = driver.session({'sink': 'delta'})\n"
+WAITING = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+# rows and greatest last value of each answer
+ANSWERS = [(2, "4"), (2, "3.0"), (2, "1.0"), (2, "Shop.OrderPlaced"), (2, "2"), (6, "m-2")]
+ANSWERS += [(1, "5"), (1, "5"), (3, "m-3"), (2, "System.Bad")]
+
+
+def handled(shop: Shop, messages: int, kind: str, endpoint: str, day: int, **more: str) -> None:
+    """Let an endpoint audit messages: 1 s after they were sent it took them, for 2 s."""
+    times = {"TimeSent": 0, "ProcessingStarted": 1, "ProcessingEnded": 3}
+    texts = {name: f"2026-11-{day} 10:00:0{at}:000000 Z" for name, at in times.items()}
+    named = {"EnclosedMessageTypes": kind, "ProcessingEndpoint": endpoint, "Odd": r"a\/b"}
+    shop.fill("audit", messages, '{"OrderId":12}', **named, **texts, **more)
+
+
+@pytest.mark.faults
+def test_the_recipes_around_servicecontrol(spark: SparkSession, shop: Shop) -> None:
+    """The first is killed between its two writes; what it passes on is equal byte for byte."""
+    create, streams, *replay_and_views, ask = blocks("docs/recipes.md")
+    shop.sqlqueue("create", "audit")
+    shop.run(create)
+    returned = {"Retry.UniqueMessageId": "u", "Retry.AcknowledgementQueue": "error_operators"}
+    bad = {"ExceptionInfo.ExceptionType": "System.Bad", "ExceptionInfo.StackTrace": r"at A\r\nat B"}
+    for messages in (2, 1):  # m-1 twice
+        handled(shop, messages, "Shop.OrderPlaced", "Shop.Billing", 16, ConversationId="c")
+    handled(shop, 3, "Shop.OrderBilled", "Shop.Shipping", 17, ConversationId="c", RelatedTo="m-2")
+    handled(shop, 1, "Shop.OrderBilled", "Shop.Shipping", 17, **returned)
+    shop.fill("error", 5, "{}", FailedQ="q", TimeOfFailure="2026-11-15 09:00:00:000000 Z", **bad)
+    shop.sql(
+        "UPDATE error SET body = '\\x00ff'; "
+        "UPDATE audit SET headers = replace(headers, 'NServiceBus.Retry', 'ServiceControl.Retry')"
+    )
+    rows = "SELECT headers, body FROM {} ORDER BY headers"
+    audited, failed = (shop.sql(rows.format(each)) for each in ("audit", "error"))
+
+    with psycopg.connect(shop.url) as other:
+        other.execute("LOCK audit_operators, error_operators IN SHARE MODE")
+        patient = shop.ours(streams.text).replace("dict(", "dict(queryTimeout='300s', ")
+        with started([sys.executable, "-c", DELTA + patient], shop.folder, environ()) as running:
+            running.until(lambda: len(shop.sql(WAITING)) == 2)
+    written = [
+        spark.read.format("delta").load(f"{shop.folder}/first/{x}") for x in ("audit", "error")
+    ]
+    between = [
+        *(each.count() for each in written),
+        *shop.count("audit_operators", "error_operators"),
+    ]
+    shop.run(streams)
+    fresh = spark.newSession()
+    shop.run(*replay_and_views, spark=fresh)
+    asked = [fresh.sql(each).collect() for each in shop.ours(ask.text).split(";\n")]
+
+    assert between == [7, 5, 0, 0]
+    assert [each.count() for each in written] == [7, 5]
+    needed = [row for row in audited if "Placed" in row[0] or "ServiceControl" in row[0]]
+    assert shop.sql(rows.format("audit_operators")) == needed
+    assert shop.sql(rows.format("error_operators")) == failed
+    sent = shop.headers(BILLING)
+    assert sorted(each["NServiceBus.MessageId"] for each in sent) == [
+        *["replay 1 m-1"] * 2,
+        "replay 1 m-2",
+    ]
+    assert all("NServiceBus.ProcessingEnded" not in each for each in sent)
+    assert [(len(each), max(str(row[-1]) for row in each)) for each in asked] == ANSWERS
