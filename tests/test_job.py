@@ -167,6 +167,8 @@ def test_an_error_is_one_sentence() -> None:
 
     assert job.sentence(ours) == job.sentence(spark) == str(ours)
     assert job.sentence(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
+    java = RuntimeError("An error occurred while calling o1.start.\n: a.B: [LOG] no\n\tat a.C")
+    assert job.sentence(java) == "RuntimeError: a.B: [LOG] no"
     assert job.sentence(KeyError()) == "KeyError: without a message"
 
 

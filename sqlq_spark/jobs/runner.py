@@ -106,7 +106,8 @@ def sentence(error: BaseException) -> str:
     for name, message in re.findall(r"sqlq_spark\.(?:\w+\.)*(\w+): (.+)", text):
         if hasattr(errors, name):
             return str(message)
-    first = text.strip().partition("\n")[0].strip()
+    text = re.sub(r"\AAn error occurred while calling \S+\n: ", "", text.strip())  # of Py4J
+    first = text.partition("\n")[0].strip()
     return f"{type(error).__name__}: {first or 'without a message'}"
 
 
