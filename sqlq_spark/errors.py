@@ -682,10 +682,8 @@ class CheckpointIncomplete(CheckpointFailure):
     """Spark uses the number of a batch again for other messages. Nothing was received for it."""
 
     template = (
-        "Spark runs batch {batch} of query {query} with other messages than before (task {task}). "
-        "The query has received up to batch {high_water}. The checkpoint has its file metadata, "
-        "but it has lost files of batch {files} in its folders offsets and commits. An idempotent "
-        "sink (Delta, files, this one) may hold batch {files}, and would drop new messages. "
+        "Spark runs batch {batch} of query {query} with other messages than before (task {task}): "
+        "the checkpoint has lost files of batch {files} in its folders offsets and commits. "
         "Nothing was received. Restore the files. Or start with a new checkpoint, and return or "
         "drop what `sqlqueue receipts list` shows. failOnDataLoss=false continues with this one: "
         "it receives nothing up to batch {high_water}, and the messages wait for later batches."

@@ -231,8 +231,9 @@ def retire(context: Context, queue: str, *, discard_messages: bool = False) -> N
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
 
-    Asks before each of the two steps. Between them it waits for 5 seconds,
-    because endpoints keep the subscribers that they have read for so long.
+    Asks before each of the two steps. Between them it waits for 5 seconds:
+    by default endpoints keep the subscribers that they have read for so long.
+    If CacheInvalidationPeriod is longer, unsubscribe and wait first.
     Drops nothing while a stream has receipts of the queue, or while messages
     are left. Stop the endpoint first. Use a login that owns the tables.
 

@@ -58,7 +58,7 @@ class BrowseReader(DataSourceReader):
                     wanted=self.wanted,
                 )
             )
-        # Spark makes of no partition at all one that is not ours.
+        # If we return no partition, Spark adds one of its own class, which read() cannot handle.
         return [RangePartition(*part) for part in parts or [(self.options.address, 0, 0)]]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]

@@ -163,8 +163,8 @@ class BatchWriter(Writing, DataSourceArrowWriter):
             raise BadOption(
                 option="maxMessagesPerSecond",
                 found=str(options.max_rate),
-                expected="a stream, or a write with txnAppId and txnVersion: one write is one "
-                "transaction, so there is nothing between its messages to wait",
+                expected="writeStream, or txnAppId and txnVersion: it paces batches, and df.write "
+                "is one batch",
             )
         self.sink = f"app:{options.txn_app_id}" if named else f"{NAMELESS}{uuid.uuid4()}"
         self.batch = options.txn_version or 0

@@ -8,7 +8,7 @@ Body, headers and message id are unchanged, and a message keeps its remaining ti
 Each queue's messages go to the queue of the same name, or to the one in [targets]. Delayed messages
 stay in their table. Poison messages go to the error queue of the source. Addresses in headers
 (ReplyToAddress, FailedQ) stay those of the source. Within one database, transactionMode =
-"sendsAtomicWithReceive" in [sink] lets receive and send commit together.
+"sendsAtomicWithReceive" in [sink] lets the send and the settling of receipts commit together.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class SinkOptions(DatabaseOptions):
 
     @property
     def settles(self) -> bool:
-        """Whether sends and the receive of their micro-batch commit together."""
+        """Whether sends and the settling of their micro-batch's receipts commit together."""
         return self.transaction_mode is not None
 
     @property

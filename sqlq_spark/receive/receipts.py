@@ -57,9 +57,9 @@ NOTHING = Outcome(tasks=0, empty=0, got=0)
 
 # a sink may read only a part of a batch; what it has not read waits for the next one
 MISSING = (
-    "%s: batch %d had %d tasks and left %d receipts: its sink did not read all of it, or the "
-    "database has lost commits (a standby that was behind took over); in that case messages that "
-    "the sink has come again"
+    "%s: batch %d had %d tasks and left %d receipts: the sink did not read the whole batch, or the "
+    "database lost commits in a failover. After a failover, messages that are in the sink will be "
+    "received again"
 )
 
 

@@ -132,7 +132,7 @@ def describe_without_subscriber(topics: Counter[str]) -> str:
     """Say how many messages had no subscriber, and name their topics."""
     total = topics.total()
     message = "message" if total == 1 else "messages"
-    count = f"{total} published {message} had no subscriber and went nowhere: topics "
+    count = f"{total} published {message} discarded: no endpoint subscribes to "
     lists = [f"{_printable(text)} ({times})" for text, times in topics.most_common(LOGGED_TOPICS)]
     more = len(topics) - len(lists)
     return count + ", ".join(lists) + (f" and {more} more" if more else "")

@@ -48,7 +48,7 @@ def test_lines_become_messages(run: Run, orders: str, place: Place, tmp_path: Pa
     names = ("sent", "delayed", "published", "unheard", "queues")
     figures = [8, 2, 2, 1, {orders: 5, other: 1}]
     assert [sent.objects[0][name] for name in names] == figures
-    assert "1 published message had no subscriber" in sent.err
+    assert "1 published message discarded" in sent.err
     assert of_file.code == 0
     (first, *own), (_, event, _) = (
         [{"body": body, **headers} for headers, body in messages(place, queue)]

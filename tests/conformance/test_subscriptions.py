@@ -163,7 +163,7 @@ def test_events_without_subscribers_are_logged_once_a_batch(
 
     (record,) = caplog.records
     assert record.getMessage() == (
-        "sink: batch 0: 4 published messages had no subscriber and went nowhere: topics "
+        "sink: batch 0: 4 published messages discarded: no endpoint subscribes to "
         "'Shop.Gone' (3), 'Shop.Odd\\nNothing' (1)"
     )
     assert shop.got()["web"] == [b"3"]

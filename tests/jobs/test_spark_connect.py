@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pages.page import blocks
 
 from jobs import together
 from jobs.submit import delta_rows, environ, flags, settings, started
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.spark
 
 def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
     """
-    Every job but maintenance.
+    Every job but maintenance, and the upserts of the guide.
 
     The tables for types are written by a process of the server, which also acknowledges a retry,
     and sends a body that does not fit its schema to an error queue. A second run finds nothing to
@@ -43,6 +45,12 @@ def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
     def order(job: str, given: Queue, folder: str, **more: Any) -> None:
         orders.append([job, *flags(**settings(job, given, tmp_path / folder, **more))])
 
+    changes = queue.another("changes")
+    for version in (1, 3, 2):
+        changes.put("{}", b'{"OrderId":1,"Version":%d}' % version)
+    [upserts] = blocks("docs/guide/upserts.md")
+    code = re.sub("DATABASE = .*", f"DATABASE = {changes.options}", upserts.text)
+    orders.append(["page", code.replace("/lake/", f"{tmp_path}/").replace('"Shop.Orders"', "")])
     typed = {"Shop.PlaceOrder": "number INT NOT NULL"}
     table = tmp_path / "1" / "table" / table_name("Shop.PlaceOrder")
     columns = {"body": "body", "headers": "to_json(headers)"}
@@ -73,3 +81,5 @@ def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
     assert sent.count() == relayed.count() == error.count() == 0
     assert len(delta_rows(tmp_path / "4" / "table")) == 60
     assert queue.ids() == ["m-2"]
+    [row] = delta_rows(tmp_path / "orders")
+    assert [row["Version"], changes.count()] == [3, 0]

@@ -120,7 +120,7 @@ def test_a_lost_first_entry_is_refused_while_the_query_has_its_name(run: Run) ->
     forget(run.checkpoint, "offsets", 0)
     run.queue.fill(10, 20)
 
-    assert "it has lost files of batch 0 in its folders offsets and commits" in run.refused()
+    assert "lost files of batch 0 in its folders offsets and commits" in run.refused()
     for _ in range(2):
         run.go(failOnDataLoss="false")
 
