@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12342, "tokens": 70995},
-    "everything else": {"files": 51, "lines": 9023, "tokens": 52216},
+    "core": {"files": 62, "lines": 12341, "tokens": 70993},
+    "everything else": {"files": 51, "lines": 9025, "tokens": 52228},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
     "other files in tests": {"files": 4, "lines": 423},
-    "package": {"files": 113, "lines": 21365, "tokens": 123211},
+    "package": {"files": 113, "lines": 21366, "tokens": 123221},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 159, "lines": 27825, "tokens": 196608},
-    "words": {"words": 49651},
+    "tests": {"files": 157, "lines": 27773, "tokens": 196935},
+    "words": {"words": 41490},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
