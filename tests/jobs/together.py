@@ -38,7 +38,7 @@ def run(session: SparkSession, jobs: list[list[str]]) -> int:
         jvm = SparkSession._get_j_spark_session_class(session._jvm)  # noqa: SLF001
         jvm.setActiveSession(session._jsparkSession)  # noqa: SLF001
     else:
-        SparkSession.builder.getOrCreate()
+        type(session)._set_default_and_active_session(session)  # type: ignore[attr-defined] # noqa: SLF001
     codes = (
         page(session, *flags) if name == "page" else module(name).main.main(flags)
         for name, *flags in jobs

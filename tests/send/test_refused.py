@@ -197,5 +197,5 @@ def test_a_rate_where_nothing_could_wait_is_refused() -> None:
     with pytest.raises(BadOption, match="exactlyOnce with maxMessagesPerSecond, or pauseAbove"):
         sink(delivery="atLeastOnce", maxMessagesPerSecond="5")
     BatchWriter(sink(queue="q", txnAppId="a", txnVersion="1", maxMessagesPerSecond="5"), BODY)
-    with pytest.raises(BadOption, match="maxMessagesPerSecond is '5': expected a stream, or a wr"):
+    with pytest.raises(BadOption, match="maxMessagesPerSecond is '5': expected writeStream, or"):
         BatchWriter(sink(queue="q", maxMessagesPerSecond="5"), BODY)

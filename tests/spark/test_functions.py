@@ -503,7 +503,7 @@ def test_values_may_stand_in_each_row(spark: SparkSession) -> None:
 
 def test_the_page_lists_each_function_with_arguments_and_columns(spark: SparkSession) -> None:
     """The columns never name the source queue: the sink refuses its option topics beside it."""
-    rows = re.findall(r"^\| `(\w+)\((.*?)\)` \| (.*?) \|", PAGE, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)(?:\((.*?)\))?` \| (.*?) \|", PAGE, flags=re.MULTILINE)
     frame = messages(spark, [])
     lists = {"return_to_source": return_to_source(), "acknowledge_retries": acknowledge_retries()}
     lists |= {"reply": reply("body"), "send": send("body", "a"), "forward": forward("a")}
@@ -511,15 +511,16 @@ def test_the_page_lists_each_function_with_arguments_and_columns(spark: SparkSes
     lists |= {"fail": fail("T", "m", "error"), "retry_later": retry_later(1, "T", "m")}
     for columns in lists.values():
         check_frame(dict(frame.select(*columns).dtypes), queue=False, topics=True)
-    lists |= {"audit": audit(), "failure": failure()}
 
-    assert {name: arguments.split(", ") for name, arguments, _ in rows} == {
-        name: [*inspect.signature(getattr(functions, name)).parameters]
-        for name in functions.__all__
-    }
-    for name, _, cell in rows:
+    assert {name for name, *_ in rows} == {*functions.__all__}
+    for name, arguments, cell in rows:
+        columns = re.findall(r"`(\w+)`", cell)
         if name in lists:
-            assert re.findall(r"`(\w+)`", cell) == frame.select(*lists[name]).columns
+            given = [*filter(None, arguments.split(", ")), "received", "json"]
+            assert given == [*inspect.signature(getattr(functions, name)).parameters]
+            assert ["body", "headers", *columns] == frame.select(*lists[name]).columns
+        elif name in {"audit", "failure"}:
+            assert columns == frame.select(*getattr(functions, name)()).columns
 
 
 def test_a_replayed_batch_fails_the_same_messages_with_the_same_headers(queue: SparkQueue) -> None:
