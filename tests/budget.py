@@ -28,8 +28,8 @@ BUDGET = {
     "other files in tests": {"files": 4, "lines": 423},
     "package": {"files": 113, "lines": 21366, "tokens": 123221},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 157, "lines": 27775, "tokens": 196985},
-    "words": {"words": 41565},
+    "tests": {"files": 157, "lines": 27777, "tokens": 196994},
+    "words": {"words": 41590},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]
