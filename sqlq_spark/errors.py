@@ -685,8 +685,8 @@ class CheckpointIncomplete(CheckpointFailure):
         "Spark runs batch {batch} of query {query} with other messages than before (task {task}): "
         "the checkpoint has lost files of batch {files} in its folders offsets and commits. "
         "Nothing was received. Restore the files. Or start with a new checkpoint, and return or "
-        "drop what `sqlqueue receipts list` shows. failOnDataLoss=false continues with this one: "
-        "it receives nothing up to batch {high_water}, and the messages wait for later batches."
+        "drop what `sqlqueue receipts list` shows. Only if it shows none, failOnDataLoss=false may "
+        "continue: nothing is received up to batch {high_water}, the messages come later."
     )
 
 
