@@ -23,13 +23,13 @@ from pprint import pformat
 
 BUDGET = {
     "core": {"files": 62, "lines": 12341, "tokens": 70993},
-    "everything else": {"files": 51, "lines": 9025, "tokens": 52228},
+    "everything else": {"files": 51, "lines": 9027, "tokens": 52232},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
     "other files in tests": {"files": 4, "lines": 423},
-    "package": {"files": 113, "lines": 21366, "tokens": 123221},
+    "package": {"files": 113, "lines": 21368, "tokens": 123225},
     "sql": {"statement lines": 2403},
-    "tests": {"files": 157, "lines": 27777, "tokens": 196994},
-    "words": {"words": 41616},
+    "tests": {"files": 156, "lines": 27763, "tokens": 196973},
+    "words": {"words": 41653},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from conformance.transport import DotNet
     from pyspark.sql import SparkSession
+    from spark.stand import Queue
 
 # Spark's workers otherwise run the first python3 of PATH; both are read when the JVM starts.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -104,6 +105,17 @@ def place(server: str) -> Iterator[Place]:
     """Give a new place to one test."""
     with placed(server) as made:
         yield made
+
+
+@pytest.fixture
+def queue(place: Place) -> Queue:
+    """Give an empty queue with its state tables, to the tests by process."""
+    from spark.stand import Queue  # noqa: PLC0415 - it imports this module
+
+    made = Queue(place, "orders")
+    made.install()
+    made.create()
+    return made
 
 
 @pytest.fixture

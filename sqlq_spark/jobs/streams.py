@@ -51,6 +51,8 @@ SETTINGS = {
     # the path of a container's temporary folder may be too long for a socket
     "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108 - a socket of its owner's alone
     "spark.sql.session.timeZone": "UTC",
+    # a kill may leave a temporary file beside the first offset, and Spark then refuses each start
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 DELTA = {

@@ -1,4 +1,4 @@
-"""The queue of the tests by process, and the world of those by statement."""
+"""The world of the tests by statement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import psycopg
 import pytest
 import stamina
 from conformance.transport import PostgreSQL
-from spark.stand import Queue
 
 from sqlq_spark.database import postgresql, schema
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -28,15 +27,6 @@ if TYPE_CHECKING:
     from conftest import Place
 
 QUEUES = ("orders", "error", "queue", "atomic", *HEARING)
-
-
-@pytest.fixture
-def queue(place: Place) -> Queue:
-    """Give an empty queue with its state tables."""
-    made = Queue(place, "orders")
-    made.install()
-    made.create()
-    return made
 
 
 @pytest.fixture

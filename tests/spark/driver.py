@@ -63,6 +63,7 @@ def session(job: dict[str, Any]) -> SparkSession:
         "spark.driver.memory": "1g",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.ui.enabled": "false",
         **job.get("settings", {}),
