@@ -255,13 +255,13 @@ def show(
     context: Context,
     stream: str,
     *,
-    message: cli.Required,
+    message: str | None = None,
 ) -> None:
     """
-    Show headers and body of a message that a stream has received and not acknowledged.
+    Show headers and bodies of messages that a stream has received and not acknowledged.
 
     Options:
-        message: A row's id, or the header NServiceBus.MessageId.
+        message: Only this one: a row's id, or the header NServiceBus.MessageId.
     """
     from sqlq_spark.receive.receipts import find_receipt  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
@@ -277,8 +277,9 @@ def show(
         if stored is None:  # acknowledged meanwhile
             continue
         rows = stored.unpack(each.key)
-        # ids are not unique: a message may have been sent twice
-        for row in without_odd_expiries(rows.filter(has_id(rows, [message]))).to_pylist():
+        if message is not None:  # ids are not unique: a message may have been sent twice
+            rows = rows.filter(has_id(rows, [message]))
+        for row in without_odd_expiries(rows).to_pylist():
             found += 1
             shown = {"receipt": each.name, **screen.message_as_json(inspect.message(row))}
             if shared.as_json:
@@ -288,7 +289,8 @@ def show(
                 for key, text in value.items() if isinstance(value, dict) else [(name, value)]:
                     say(f"{key}: {text}")
     if not found:
-        cli.fail(f"no receipt of stream {stream} holds message {message}")
+        which = "a message" if message is None else f"message {message}"
+        cli.fail(f"no receipt of stream {stream} holds {which}")
 
 
 @receipts.command("return", cls=OneStreamCommand.having("yes", "allowed_destinations"))

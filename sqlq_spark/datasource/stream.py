@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SourceOptions
 
+# Spark asks an idle query for its latest offset every 10 ms. Measured: 45 ms of CPU a second, and
+# 20 where each answer takes IDLE. A query that is busy with another source asks later than POLLED.
+IDLE = 0.05  # seconds
+POLLED = 0.03
+
 
 @dataclass
 class TaskPartition(InputPartition):
@@ -46,6 +51,7 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         self.columns = schema
         self._driver: StreamDriver | None = None
         self._planned = INITIAL  # end of the last batch whose tasks Spark asked for
+        self._answered = -1e9  # when latestOffset returned last
 
     @property
     def driver(self) -> StreamDriver:
@@ -82,7 +88,11 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
                 pyspark.__version__,
             )
         end = self._planned if start is None else Offset.parse(start)
-        return self.driver.latest(end).to_json()
+        called, following = time.monotonic(), self.driver.latest(end)
+        if following == end and called < self._answered + POLLED:
+            time.sleep(min(IDLE, self.driver.rest()))
+        self._answered = time.monotonic()
+        return following.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Report what the progress shows."""

@@ -68,7 +68,7 @@ class StreamDriver:
         named = options.address.table + (f" and {more} more" if more else "")
         self._session = session(options, f"driver {named}")
         self._at_start = at_start
-        self._purged = self._checked = self._logged_size = False
+        self._purged = self._checked = self._warned = False
         self._acknowledged = INITIAL
         self._closed = Acknowledged(batch=0)  # what the acknowledged batch has received
         self._learned = 0  # the batch that the ramp has counted last
@@ -103,26 +103,32 @@ class StreamDriver:
     def report(self) -> dict[str, Any]:
         """Report what the progress shows as `sources[].latestOffset`, in messages and seconds."""
         now, most, closed = datetime.now(UTC), self.options.max_messages, self._closed
-        queues = [
-            peek.report_queue(name, look.found, most, now) for name, look in self.looks.items()
-        ]
-        ages = [each["oldestWaited"] for each in queues if each["oldestWaited"] is not None]
+        queues = {
+            name: peek.report_queue(name, look.found, most, now)
+            for name, look in self.looks.items()
+            if look.found.messages or name in closed.queues
+        }
+        waiting = queues.values()
+        ages = [each["oldestWaited"] for each in waiting if each["oldestWaited"] is not None]
         report: dict[str, Any] = {
             "queue": self.claim.queue,
-            "backlog": sum(each["backlog"] for each in queues),
-            "backlogIsEstimate": any(each["backlogIsEstimate"] for each in queues),
+            "backlog": sum(each["backlog"] for each in waiting),
+            "backlogIsEstimate": any(each["backlogIsEstimate"] for each in waiting),
             "oldestWaited": max(ages, default=None),
             "tasks": self.ramp.tasks,
             "ramp": {"successes": self.ramp.successes, "failures": self.ramp.failures},
         }
         if self._acknowledged.stream is not None:
             report["lastBatch"] = closed.report()
-        if len(queues) > 1:
-            for each in queues:
-                if each["queue"] in closed.queues:
-                    each["lastBatch"] = closed.queues[each["queue"]].report()
-            report["queues"] = queues
+        if len(self.looks) > 1:
+            for name in queues.keys() & closed.queues.keys():
+                queues[name]["lastBatch"] = closed.queues[name].report()
+            report["queues"] = [*waiting]
         return report
+
+    def rest(self) -> float:
+        """Return in how many seconds the next look may be."""
+        return max(0.0, min(each.rests_until for each in self.looks.values()) - self.clock())
 
     def close(self) -> None:
         self._session.close()
@@ -333,7 +339,7 @@ class StreamDriver:
                 )
         if plan:
             self._waiting_since = None
-            self._log_size(sum(part.tasks for part in plan))
+            self._warn_of_cores(sum(part.tasks for part in plan))
         return offset.share_out(plan, options.concurrency)
 
     def _count_wait(self, now: float) -> float:
@@ -355,20 +361,17 @@ class StreamDriver:
             if look.is_awake(now):
                 self.looks[name] = peek.rest(look, until)
 
-    def _log_size(self, tasks: int) -> None:
-        """Log, once in this process, how many tasks a batch may have, and what limits it."""
-        if self._logged_size:
+    def _warn_of_cores(self, tasks: int) -> None:
+        """Warn, once in this process, of a batch that only the driver's cores may limit."""
+        options = self.options
+        most = options.max_concurrency or options.cores
+        if self._warned or most or tasks < options.concurrency:
             return
-        self._logged_size = True
-        name, options = self.claim.queue, self.options
-        if options.max_concurrency or options.cores or tasks < options.concurrency:
-            said = "%s: the first batch has %d tasks of at most %d"
-            log.info(said, name, tasks, options.concurrency)
-            return
+        self._warned = True
         log.warning(
-            "%s: the first batch has %d tasks, as many as the driver has cores, because the cores "
-            "of the executors are not known here: on a cluster set maxConcurrency to those",
-            name,
+            "%s: a batch has %d tasks, as many as the driver has cores, because the cores of the "
+            "executors are not known here: on a cluster set maxConcurrency to those",
+            self.claim.queue,
             tasks,
         )
 

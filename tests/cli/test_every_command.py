@@ -66,6 +66,7 @@ def test_every_command_has_json_yes_and_a_database_that_may_be_away(
 FAILURES: list[tuple[Any, ...]] = [
     (1, ("receipts", "return", "--stream", "nobody", "--yes"), "has no such receipt"),
     (1, ("receipts", "show", STREAM, "--message", "M-3"), "holds message M-3"),
+    (1, ("receipts", "show", STREAM, "--batch", "9"), "holds a message"),
     (2, ("send", "q", "--time-to-be-received", "soon"), "option --time-to-be-received is 'soon'"),
     (2, ("send", "q", __file__, "--file", __file__), "no file of JSON lines with it"),
     (2, ("send", "q", "--topic", "A"), "option --topic is 'A'"),

@@ -136,7 +136,9 @@ def test_failed_messages_return_to_the_queues_where_they_failed(run: Run, place:
 STREAMS = ("--stream", STREAM)
 
 
-def test_show_finds_a_message_by_either_of_its_ids(run: Run, orders: str, place: Place) -> None:
+def test_show_finds_a_message_by_either_of_its_ids_or_shows_all(
+    run: Run, orders: str, place: Place
+) -> None:
     """With its receipt, headers and whole body, in base64 if it is no text."""
     names = [{"NServiceBus.MessageId": f"M-{each}"} for each in (1, 2)]
     text = "x" * 500
@@ -148,11 +150,13 @@ def test_show_finds_a_message_by_either_of_its_ids(run: Run, orders: str, place:
     shown = run("receipts", "show", STREAM, "--message", "m-1").out
     (by_row,) = run("receipts", "show", STREAM, "--message", row.upper(), "--json").objects
     (binary,) = run("receipts", "show", STREAM, "--message", "M-2", "--json").objects
+    both = run("receipts", "show", STREAM, "--json").objects
 
     assert "NServiceBus.MessageId: M-1\n" in shown
     assert f"body: {text}\n" in shown
     assert (by_row["id"], by_row["receipt"]) == (row, f"{STREAM}/1/0")
     assert binary["bodyBase64"] == "/w=="
+    assert both == [by_row, binary]
 
 
 def test_purge_return_and_drop_ask_first_and_leave_entries(

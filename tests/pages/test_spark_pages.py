@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -285,6 +287,11 @@ def test_a_listener_sends_what_the_table_of_alerts_names(spark: SparkSession, sh
     assert {each.strip("`") for each in alerts} <= dict(sent).keys()
     assert sum(value for name, value in sent if name == "rows") == 12
     assert {value for name, value in sent if name in {"failed", "diverted"}} == {0}
+    sent.clear()
+    for waiting in ([{"queue": "a", "backlog": 1, "oldestWaited": 2.5}], []):
+        report = json.dumps({"queue": "a, b", "queues": waiting})
+        shop.names["listener"].send_source(SimpleNamespace(latestOffset=report), query="q")
+    assert sent == [("backlog", 1), ("oldest_seconds", 2.5), ("backlog", 0), ("oldest_seconds", 0)]
 
 
 def test_the_statements_of_the_page_of_sql(spark_shop: SparkSession, shop: Shop) -> None:
