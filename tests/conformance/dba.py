@@ -17,7 +17,6 @@ from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Sequence
     from datetime import datetime
 
     from .shapes import Shapes
@@ -85,11 +84,6 @@ class DBA:
     def fill(self, queue: QueueAddress, first: int, stop: int) -> None:
         """Send messages `m-<first>` … `m-<stop - 1>` at once, their numbers in the order of seq."""
         self.do("fill", queue, before=first - 1, many=max(0, stop - first))
-
-    def retype(self, queue: QueueAddress, types: Sequence[str]) -> None:
-        """Give what `fill` sent other message types, in turn by seq."""
-        for at, name in enumerate(types):
-            self.do("retype", queue, name=name, types=len(types), at=at)
 
     def poison(self, queue: QueueAddress, messages: int, *, expired: int) -> None:
         """Send messages that no one can read at once; the first ones have expired."""

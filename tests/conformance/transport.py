@@ -395,10 +395,6 @@ _DBA = {
         """ convert_to('{{"number":' || n || '}}', 'UTF8') """
         "FROM generate_series(%(before)s::int + 1, %(before)s::int + %(many)s::int) AS n ORDER BY n"
     ),
-    "retype": (
-        "UPDATE {queue} SET headers = replace(headers, 'Shop.PlaceOrder', %(name)s)"
-        " WHERE seq %% %(types)s = %(at)s"
-    ),
     "poison": (
         "INSERT INTO {queue} (id, expires, headers, body) SELECT gen_random_uuid(),"
         " CASE WHEN n <= %(expired)s THEN timestamp '2026-01-01' END, '[\"poison\"]', ''"

@@ -158,11 +158,6 @@ _DBA = {
         """ CAST(CONCAT('{{"number":', n, '}}') AS varbinary(max)) """
         f"FROM {_NUMBERS}"
     ),
-    "retype": (
-        "UPDATE {queue} SET"
-        " Headers = REPLACE(Headers, N'Shop.PlaceOrder', CAST(:name AS nvarchar(1000)))"
-        " WHERE RowVersion % :types = :at"
-    ),
     "poison": (
         "INSERT INTO {queue} (Id, Recoverable, Expires, Headers, Body) SELECT NEWID(), 1,"
         " CASE WHEN n <= :expired THEN '2026-01-01' END, N'[\"poison\"]', 0x"
