@@ -7,11 +7,9 @@ FROM {queue} AS q
  LIMIT :messages::bigint
 
 -- name: browse
--- Reads a page of a range, up to a count and a size, at least one message. Locks nothing, deletes
--- nothing. Of a message larger than :largest it reads only the size.
--- It weighs the rows first and reads them in a second pass. A window over whole rows would write them
--- to a file. Measured: 2.2 us of the server for a row of 1.2 kB, 3.5 with such a window, 1.4 without
--- the ceiling.
+-- Reads a page of a range. Locks nothing, deletes nothing. Of a message larger than :largest it reads
+-- only the size. The client stops the server where the page gets too large: to weigh the rows first, in
+-- a pass of their own, took 2.2 us of the server for a row of 1.2 kB instead of 1.4.
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
 -- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
 --          headers and body are null
@@ -23,19 +21,7 @@ SELECT id, expires,
        CASE WHEN bytes > :largest::bigint THEN bytes END AS large
   FROM (SELECT q.id, q.expires, q.headers, q.body, q.seq,
                {message_bytes} AS bytes
-          FROM {queue} AS q
-         WHERE q.seq >= :first::bigint AND q.seq < :stop::bigint
-           AND q.seq <= (
-               SELECT max(seq)
-                 FROM (SELECT seq,
-                              bytes,
-                              sum(CASE WHEN bytes <= :largest::bigint THEN bytes ELSE 0 END)
-                                  OVER (ROWS UNBOUNDED PRECEDING) AS up_to
-                         FROM (SELECT q.seq,
-                                      {message_bytes} AS bytes
-                               {page}) AS lowest) AS weighed
-                WHERE up_to - bytes < :bytes::bigint)
-         ORDER BY q.seq) AS page
+        {page}) AS page
  ORDER BY page.seq
 
 -- name: browse_seq

@@ -92,6 +92,19 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     return Connection(raw, server=server, state=state, timeout=timeout, application=application)
 
 
+def read_up_to(cursor: dbapi.Cursor, most: int) -> pa.Table:
+    """Read a result, up to the batch (16 MiB) in which it has more than so many bytes."""
+    batches, left = [], most
+    with cursor.fetch_record_batch() as reader:
+        for batch in reader:
+            batches.append(batch)
+            left -= batch.nbytes
+            if left < 0:
+                cursor.adbc_cancel()
+                break
+        return pa.Table.from_batches(batches, reader.schema)
+
+
 class Connection(database.Connection):
     """One session by ADBC."""
 
@@ -129,7 +142,8 @@ class Connection(database.Connection):
             if found is not None:
                 return found
         text = fill_names(write_values(statement, numbers), self.state, tables)
-        return plain_columns(self._execute(statement, text, (), tables))
+        most = 2 * cast("int", numbers["bytes"]) if statement == "browse" else None
+        return plain_columns(self._execute(statement, text, (), tables, most))
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
         self._ingest("load", {"queue": queue}, queue, rows)
@@ -210,7 +224,12 @@ class Connection(database.Connection):
             raise self._failure(statement, tables, error) from None
 
     def _execute(
-        self, statement: str, text: str, values: Sequence[Value], tables: Tables
+        self,
+        statement: str,
+        text: str,
+        values: Sequence[Value],
+        tables: Tables,
+        most: int | None = None,
     ) -> pa.Table:
         self._began = time.monotonic()
         text = f"/* sqlqueue:{statement} */ {text}"
@@ -223,7 +242,10 @@ class Connection(database.Connection):
                 if not self._open:
                     cursor.executemany(STATEMENTS["begin"], None)
                 cursor.execute(text, bind(values))
-                found = cursor.fetch_arrow_table() if cursor.description else pa.table({})
+                if most is None:
+                    found = cursor.fetch_arrow_table() if cursor.description else pa.table({})
+                else:
+                    found = read_up_to(cursor, most)
                 if not self._open:
                     cursor.executemany(STATEMENTS["commit"], None)
         except Error as error:
