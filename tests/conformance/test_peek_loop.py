@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from contextlib import closing
 from itertools import pairwise
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from sqlq_spark import errors
+from sqlq_spark.datasource import stream
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.receive import pace
 from sqlq_spark.receive.offset import INITIAL
@@ -79,6 +81,22 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
 
     assert loop.latest(INITIAL).batch == 1
     assert bench.said.count("sample") == 1  # of the queue in which something waits
+
+
+@pytest.mark.parametrize(("polled", "waits"), [(60.0, 2), (0.0, 0)])
+def test_an_idle_query_is_answered_late(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, polled: float, waits: int
+) -> None:
+    """Not its first question, nor if it asks seldom, because another source keeps it busy."""
+    slept: list[float] = []
+    monkeypatch.setattr(stream, "POLLED", polled)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    reader = StreamReader(bench.source(), StructType([]))
+    with closing(reader.driver):
+        for _ in range(3):
+            reader.latestOffset(reader.initialOffset())
+
+    assert slept == [stream.IDLE] * waits
 
 
 def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
