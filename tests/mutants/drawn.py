@@ -55,8 +55,8 @@ DRAWN = [
     Fault(
         id="database-12",
         file="database/trust.py",
-        old='(".*" if each == "*" else',
-        new='(".*" if not (each == "*") else',
+        old='pattern.replace("[", "[[]")',
+        new='pattern.replace("*", "[*]")',
         tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
     ),
     Fault(
