@@ -117,7 +117,7 @@ class SinkOptions(DatabaseOptions):
     def names_tables(self) -> bool:
         """Whether any option names a table to which rows go, or that says where they go."""
         tables = (self.address, self.delayed_address, self.undeliverable_address)
-        return self.names_subscriptions or any(each is not None for each in tables)
+        return self.names_subscriptions or any(tables)
 
     def __post_init__(self) -> None:
         self._check_modes()
@@ -145,7 +145,7 @@ class SinkOptions(DatabaseOptions):
             None if reply is None else self.naming.print_address(reply),
             None if lifetime is None else f"{lifetime} ms",
         )
-        stated = [text for text in headers if text is not None]
+        stated = list(filter(None, headers))
         if self.as_received and stated:
             expected = f"no option that states a header beside it, {stated} here"
             raise BadOption(option="asReceived", found="true", expected=expected)
