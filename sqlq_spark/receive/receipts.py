@@ -234,9 +234,12 @@ class Acknowledged:
 
     def report(self) -> dict[str, Any]:
         """Give what the progress shows as `lastBatch`."""
-        outcome = self.outcome
-        facts = {"batch": self.batch, "tasks": outcome.tasks, "emptyTasks": outcome.empty}
-        return facts | self.counts
+        return {
+            "batch": self.batch,
+            "tasks": self.outcome.tasks,
+            "emptyTasks": self.outcome.empty,
+            **self.counts,
+        }
 
 
 def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged:

@@ -162,13 +162,12 @@ def check_number(task: Task, stored: receipts.StoredReceipt, origin: Origin) -> 
 def accept_lost_files(task: Task, origin: Origin, received: int, instead: str) -> None:
     """Raise that a checkpoint lost the files of a batch up to the one received, or accept it."""
     batch = origin.query_batch or 0
-    last = max(batch, received)
     error = CheckpointIncomplete(
         query=origin.query_id,
         batch=batch,
         high_water=received,
         task=task.name,
-        files=f"{batch}" if batch == last else f"{batch} to {last}",
+        files=f"{batch}" if batch >= received else f"{batch} to {received}",
     )
     receipts.accept_or_raise(error, task.options, instead)
 
