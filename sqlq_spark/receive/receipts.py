@@ -285,8 +285,11 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
         else:
             log.warning(MISSING, who.queue, batch, end.tasks, found)
     origin = name_in_spark(counts)
-    passed = not (who.options.fail_on_data_loss or total.outcome.got)
-    passed = passed and is_passed_over(connection, stream, origin)
+    passed = (
+        not who.options.fail_on_data_loss
+        and not total.outcome.got
+        and is_passed_over(connection, stream, origin)
+    )
     if counts or acked < batch:
         connection.rows(
             "acknowledge",

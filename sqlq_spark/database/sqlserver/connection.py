@@ -198,8 +198,7 @@ class Connection(database.Connection):
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
-            values = {"rows": json_rows(rows.slice(first, size))}
-            self._do("load", text, tables, values)
+            self._do("load", text, tables, {"rows": json_rows(rows.slice(first, size))})
 
     def store(self, table: str, rows: pa.Table) -> None:
         if not rows.num_rows:
