@@ -46,9 +46,6 @@ except ImportError:
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
         """Stands for Spark 4.2's class."""
 
-        def __init__(self, max_rows: int) -> None:
-            self.max_rows = max_rows
-
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Stands for Spark 4.2's class."""
 

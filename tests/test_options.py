@@ -308,7 +308,7 @@ def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch
         "postgresql://bo@a,b:5433/shop": ("a,b", ",5433", "bo"),
     }.items():
         target = Target.parse(url, {})
-        assert (target.hosts, target.port, target.user) == expected
+        assert (target.hosts, target.port, target.given["user"]) == expected
     for url, said in {
         "postgresql://bo@a,b/shop": "expected one host in the url",
         "postgresql:///shop?user=bo": "expected one host in the url",

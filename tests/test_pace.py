@@ -75,7 +75,7 @@ def test_a_batch_takes_what_waits_within_its_limits() -> None:
     for waiting, allowed, waited, expected in PLANS:
         queues = [Backlog(*each, *(100, None)[len(each) - 1 :]) for each in waiting]
         for tasks in (allowed.concurrency, 1):
-            found = plans(queues, allowed, Ramp(tasks), waited=waited)
+            found = plans(queues, allowed, Ramp(tasks), waited=waited, turn=0)
             most = [each and Plan(each[0], min(each[1], tasks)) for each in expected]
             assert found == most, waiting
 

@@ -48,9 +48,10 @@ def install(connection: Connection) -> None:
         StateTooOld, StateTooNew: another release created the tables.
         InstallBlocked: another session is creating or changing them.
     """
+    wait = min(LOCK_WAIT, connection.timeout)
     with transaction(connection):
         connection.rows("install_lock", state_name=connection.state)
-        connection.set_lock_timeout(min(LOCK_WAIT, connection.timeout))
+        connection.set_lock_timeout(wait)
         try:
             connection.rows("install_schema")
             if found := find_state_faults(connection):
@@ -63,7 +64,7 @@ def install(connection: Connection) -> None:
             raise errors.InstallBlocked(
                 schema=connection.state,
                 server=connection.server,
-                seconds=min(LOCK_WAIT, connection.timeout),
+                seconds=wait,
                 reason=error.reason,
             ) from None
 
@@ -117,13 +118,13 @@ def use_state(connection: Connection, state: str) -> Iterator[None]:
         connection.state = before
 
 
-def has_trail(connection: Connection, state: str | None = None) -> bool:
+def has_trail(connection: Connection) -> bool:
     """
     Whether actions are recorded: there is a trail, in a schema that this login may use.
 
     A login that may use the schema and may not insert there fails when it records an action.
     """
-    return bool(connection.rows("trail_kept", state_name=state or connection.state))
+    return bool(connection.rows("trail_kept", state_name=connection.state))
 
 
 def record_action(

@@ -24,10 +24,10 @@ from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Self, TypeVar, cast
-from urllib.parse import quote
 
 from sqlq_spark import database, errors
 from sqlq_spark.database.schema import check_state
+from sqlq_spark.options.names import with_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,8 +227,7 @@ def log_in(url: str, credentials: str | None) -> str:
     """
     if credentials is None:
         return url
-    password = ask_password(url, credentials)
-    return f"{url}{'&' if '?' in url else '?'}password={quote(password, safe='')}"
+    return with_login(url, None, ask_password(url, credentials))
 
 
 def ask_password(url: str, credentials: str) -> str:

@@ -24,9 +24,9 @@ finds any change. A change undoes the transaction.
 from __future__ import annotations
 
 import json
-import re
 import time
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -200,8 +200,11 @@ class Destinations:
         self, queues: Sequence[QueueAddress], columns: Sequence[str]
     ) -> tuple[dict[QueueAddress, Destination], Reasons]:
         found = find_destinations(self.connection, queues, columns, self.source)
-        reasons = {queue: self._reason(queue, found.get(queue)) for queue in queues}
-        return found, {queue: reason for queue, reason in reasons.items() if reason is not None}
+        return found, {
+            queue: reason
+            for queue in queues
+            if (reason := self._reason(queue, found.get(queue))) is not None
+        }
 
     def _reason(  # noqa: PLR0911 - each return is one kind of error
         self, queue: QueueAddress, found: Destination | None
@@ -256,10 +259,8 @@ def find_code(
     """
     if not tables:
         return {}
-    places = places_of(connection.names, [*tables])
-    for place, identity in zip(places, tables.values(), strict=True):
-        place["identity"] = identity
-    asked = json.dumps(places)
+    identified = zip(places_of(connection.names, [*tables]), tables.values(), strict=True)
+    asked = json.dumps([place | {"identity": identity} for place, identity in identified])
     return dict(connection.rows("table_code", places=asked, action=action, source_table=source))
 
 
@@ -294,5 +295,4 @@ def is_allowed(found: Destination, allowed: Iterable[QueueAddress]) -> bool:
 
 def fits(pattern: str, name: str) -> bool:
     """Whether a name is as a pattern, in which `*` is any text and `?` any character."""
-    parts = (".*" if each == "*" else "." if each == "?" else re.escape(each) for each in pattern)
-    return re.fullmatch("".join(parts), name, re.DOTALL) is not None
+    return fnmatchcase(name, pattern.replace("[", "[[]"))  # a bracket is a character like others

@@ -180,6 +180,6 @@ message_size = Reader(
     "bytes, at least 1 and at most 1000m, as 268435456 or 256m", _read_message_size
 )
 true_or_false = one_of("true", "false")
-flag = Reader(true_or_false.expected, lambda text: bool(true_or_false(text) == "true"))
+flag = Reader(true_or_false.expected, lambda text: true_or_false(text) == "true")
 name = Reader(f"a name of 1 to {LONGEST_NAME} bytes", _read_name)
 words = Reader("a text that a driver can send", _read_words)

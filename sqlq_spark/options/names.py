@@ -7,7 +7,7 @@ wire/address.py has the notations.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 from sqlq_spark.errors import BadAddress, BadOption
@@ -16,8 +16,12 @@ from sqlq_spark.wire.address import POSTGRESQL, SHOWN, SQLSERVER, Names, QueueAd
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = TypeVar("T")
+
 EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
 STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sqlqueue_NAME
+
+LIST = "names of queues, separated by commas"
 
 # by the dialect's name; the statements of the first are the model for the others
 DIALECTS = {names.dialect: names for names in (POSTGRESQL, SQLSERVER)}
@@ -115,26 +119,19 @@ def parse_table(option: str, text: str, naming: Names) -> QueueAddress:
 
 def parse_queues(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
     """Read the names of queues that commas separate, as `parse_queue`."""
-    return tuple(parse_queue(option, name, naming) for name in _split(option, text, naming))
+    names = _parse(option, text, naming.split_list, LIST)
+    return tuple(parse_queue(option, name, naming) for name in names)
 
 
 def parse_tables(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
     """Read the names of existing tables that commas separate; each result has its schema."""
-    tables = (parse_table(option, name, naming) for name in _split(option, text, naming))
-    return tuple(map(naming.qualify, tables))
+    names = _parse(option, text, naming.split_list, LIST)
+    return tuple(naming.qualify(parse_table(option, name, naming)) for name in names)
 
 
-def _parse(option: str, text: str, parse: Callable[[str], QueueAddress]) -> QueueAddress:
+def _parse(option: str, text: str, parse: Callable[[str], T], what: str = "a queue's name") -> T:
     try:
         return parse(text)
     except BadAddress as error:
-        expected = f"a queue's name ({error.reason})"
+        expected = f"{what} ({error.reason})"
         raise BadOption(option=option, found=text[:SHOWN], expected=expected) from None
-
-
-def _split(option: str, text: str, naming: Names) -> list[str]:
-    try:
-        return naming.split_list(text)
-    except BadAddress as error:
-        expected = f"names of queues, separated by commas ({error.reason})"
-        raise BadOption(option=option, found=text, expected=expected) from None

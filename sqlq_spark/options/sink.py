@@ -38,12 +38,23 @@ def _read_types(text: str) -> str:
     return text
 
 
+def _read_application(text: str) -> str:
+    # SQL Server ignores blanks at the end of names: two writes would be one
+    require(len(words(text)) <= LONGEST_APPLICATION and text == text.strip())
+    return text
+
+
 def _read_topics(text: str) -> tuple[str, ...]:
     topics = tuple(split_names(text))
     require(not any(map(topic_problem, topics)))
     return topics
 
 
+application = Reader(
+    f"a name that lasts, of at most {LONGEST_APPLICATION} characters, without blanks at its ends, "
+    "with txnVersion",
+    _read_application,
+)
 type_names = Reader("a .NET type's full name, or several joined by ;, each once", _read_types)
 topic_names = Reader("types' full names, as Shop.OrderPlaced,Shop.IEvent", _read_topics)
 lifetime = Reader("hh:mm:ss, at most 24.20:31:23", parse_span)
@@ -93,7 +104,7 @@ class SinkOptions(DatabaseOptions):
     )
     as_received: bool = option("asReceived", flag, default=False)
     legacy_columns: bool = option("legacyColumns", flag, default=False)
-    txn_app_id: str | None = option("txnAppId", words, "a name that lasts, with txnVersion")
+    txn_app_id: str | None = option("txnAppId", application)
     txn_version: int | None = option("txnVersion", whole_number(0))
     checkpoint: str | None = option("checkpointLocation", words, "a folder")
 
@@ -117,7 +128,7 @@ class SinkOptions(DatabaseOptions):
     def names_tables(self) -> bool:
         """Whether any option names a table to which rows go, or that says where they go."""
         tables = (self.address, self.delayed_address, self.undeliverable_address)
-        return self.names_subscriptions or any(each is not None for each in tables)
+        return self.names_subscriptions or any(tables)
 
     def __post_init__(self) -> None:
         self._check_modes()
@@ -145,24 +156,15 @@ class SinkOptions(DatabaseOptions):
             None if reply is None else self.naming.print_address(reply),
             None if lifetime is None else f"{lifetime} ms",
         )
-        stated = [text for text in headers if text is not None]
+        stated = list(filter(None, headers))
         if self.as_received and stated:
             expected = f"no option that states a header beside it, {stated} here"
             raise BadOption(option="asReceived", found="true", expected=expected)
 
     def _check_transaction(self) -> None:
-        application, missing, other = self.txn_app_id, "txnVersion", "txnAppId"
-        if (application is None) != (self.txn_version is None):
-            if application is None:
+        missing, other = "txnVersion", "txnAppId"
+        if (self.txn_app_id is None) != (self.txn_version is None):
+            if self.txn_app_id is None:
                 missing, other = other, missing
             expected = f"both or none of txnAppId and txnVersion ({other} is there)"
             raise MissingOption(option=missing, example=expected)
-        if application is None:
-            return
-        if len(application) > LONGEST_APPLICATION:
-            expected = f"at most {LONGEST_APPLICATION} characters"
-            raise BadOption(option="txnAppId", found=application[:20] + "…", expected=expected)
-        if application != application.strip():
-            # SQL Server ignores blanks at the end of names: two writes would be one
-            expected = "a name without blanks at its ends"
-            raise BadOption(option="txnAppId", found=application, expected=expected)

@@ -118,7 +118,7 @@ class SourceOptions(DatabaseOptions):
 
         Such a queue has the name of the endpoint's queue, and goes on with a dot.
         """
-        return frozenset(address for address in self.addresses if self._is_instance(address))
+        return frozenset(filter(self._is_instance, self.addresses))
 
     @property
     def address(self) -> QueueAddress:

@@ -20,7 +20,7 @@ from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.rows import QUEUE_ROW, with_readable_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql.datasource import Filter
 
@@ -34,10 +34,10 @@ FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before w
 LARGEST_PAGE = 20_000
 NAMED = 20  # seqs in a warning
 STOP = HIGHEST_SEQ + 1  # behind all seqs
+EQUAL = ("EqualTo", "EqualNullSafe")  # kinds of filters; neither column is ever null
 # the kind of a filter → the half-open range of seqs that a value stands for
 RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
-    "EqualTo": lambda seq: (seq, seq + 1),
-    "EqualNullSafe": lambda seq: (seq, seq + 1),
+    **dict.fromkeys(EQUAL, lambda seq: (seq, seq + 1)),
     "GreaterThan": lambda seq: (seq + 1, STOP),
     "GreaterThanOrEqual": lambda seq: (seq, STOP),
     "LessThan": lambda seq: (LOWEST_SEQ, seq),
@@ -61,10 +61,6 @@ class Selection:
     def within(self, first: int, stop: int) -> Self:
         return replace(self, first=max(self.first, first), stop=min(self.stop, stop))
 
-    def among(self, queues: Collection[str]) -> Self:
-        both = frozenset(queues) if self.queues is None else self.queues & frozenset(queues)
-        return replace(self, queues=both)
-
     def narrow(self, condition: Filter) -> tuple[Self, bool]:
         """
         Narrow the selection by one of Spark's filters.
@@ -84,10 +80,10 @@ class Selection:
             # what lies between is for Spark
             seqs = [each for each in value if type(each) is int]
             return self.within(min(seqs), max(seqs) + 1) if seqs else self, False
-        if column == ("queue",) and kind in ("EqualTo", "EqualNullSafe") and isinstance(value, str):
-            return self.among([value]), True
-        if column == ("queue",) and kind == "In":
-            return self.among([each for each in value if isinstance(each, str)]), True
+        if column == ("queue",) and kind in {*EQUAL, "In"}:
+            named = frozenset(value if kind == "In" else [value])
+            both = named if self.queues is None else named & self.queues
+            return replace(self, queues=both), True
         return self, False
 
 

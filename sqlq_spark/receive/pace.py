@@ -88,8 +88,8 @@ def plans(
     options: SourceOptions,
     ramp: Ramp,
     *,
-    waited: float = 0.0,
-    turn: int = 0,
+    waited: float,
+    turn: int,
 ) -> list[Plan | None]:
     """
     Say what the next batch asks of each queue.
@@ -125,7 +125,7 @@ def plans(
     return [Plan(count, each) if count else None for count, each in zip(counts, tasks, strict=True)]
 
 
-def share_fairly(wants: Sequence[int], limit: int, *, turn: int = 0) -> list[int]:
+def share_fairly(wants: Sequence[int], limit: int, *, turn: int) -> list[int]:
     """
     Share something out by water filling: what each wants, or a share as large as any other's.
 

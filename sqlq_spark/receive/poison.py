@@ -181,9 +181,7 @@ def cut_groups(found: list[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def move(
-    connection: Connection, task: Task, errors: QueueAddress, seqs: list[int]
-) -> tuple[int, int]:
+def move(connection: Connection, task: Task, errors: QueueAddress, seqs: list[int]) -> Row:
     """Move messages to the error queue; how many, and how many had expired and are gone."""
 
     def divert(renamed: bool) -> Row:  # noqa: FBT001
@@ -191,5 +189,4 @@ def move(
         listed = json.dumps(seqs)
         return connection.rows("divert_large", tables=tables, seqs=listed, renamed=renamed)[0]
 
-    moved, expired = store_in_error_queue(connection, task, errors, divert)
-    return moved, expired
+    return store_in_error_queue(connection, task, errors, divert)

@@ -50,7 +50,8 @@ CEILING = 64 << 20
 STEP = 16 << 20
 # bytes of a row beside headers and body; a text may grow so many times as UTF-8
 ROW, GROWTH = 64, 3
-COUNTS = ("messages", "expired", "diverted", "forwarded")  # what became of messages
+# what became of messages: diverted to the error queue, forwarded to other queues
+COUNTS = ("messages", "expired", "diverted", "forwarded")
 MOST_MESSAGES = 10_000_000  # of a receipt that an operator opens, without its plan
 
 NOTHING = Outcome(tasks=0, empty=0, got=0)
@@ -81,8 +82,7 @@ class Claim:
 
     def check(self, queue: str) -> None:
         """Accept the queues of a stream's row: others may have come or gone since, but not all."""
-        mine = set(split_canonical(self.queue))
-        if queue != self.queue and mine.isdisjoint(split_canonical(queue)):
+        if {*self.options.names}.isdisjoint(split_canonical(queue)):
             raise errors.StreamOfOtherQueue(found=queue, asked=self.queue)
 
 
@@ -227,23 +227,19 @@ class Acknowledged:
 
     batch: int  # the last that is closed
     outcome: Outcome = NOTHING
-    messages: int = 0
-    expired: int = 0
-    diverted: int = 0  # to the error queue
-    forwarded: int = 0  # to other queues
+    counts: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     plan: str | None = None  # stored text: of the batch after it, if that was planned before
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
     is_passed_over: bool = False  # it was below the high-water mark, so its tasks received nothing
 
-    @property
-    def counts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in COUNTS}
-
     def report(self) -> dict[str, Any]:
         """Give what the progress shows as `lastBatch`."""
-        outcome = self.outcome
-        facts = {"batch": self.batch, "tasks": outcome.tasks, "emptyTasks": outcome.empty}
-        return facts | self.counts
+        return {
+            "batch": self.batch,
+            "tasks": self.outcome.tasks,
+            "emptyTasks": self.outcome.empty,
+            **self.counts,
+        }
 
 
 def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged:
@@ -289,8 +285,11 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
         else:
             log.warning(MISSING, who.queue, batch, end.tasks, found)
     origin = name_in_spark(counts)
-    passed = not (who.options.fail_on_data_loss or total.outcome.got)
-    passed = passed and is_passed_over(connection, stream, origin)
+    passed = (
+        not who.options.fail_on_data_loss
+        and not total.outcome.got
+        and is_passed_over(connection, stream, origin)
+    )
     if counts or acked < batch:
         connection.rows(
             "acknowledge",
@@ -327,7 +326,8 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
 def count_batch(batch: int, rows: Sequence[Row]) -> Acknowledged:
     """Sum up what a batch received, by rows of `outcome`: a queue, its numbers, Spark's names."""
     tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(1, 7))
-    return Acknowledged(batch, Outcome(tasks, empty, sum(counts)), *counts)
+    outcome = Outcome(tasks, empty, sum(counts))
+    return Acknowledged(batch, outcome, dict(zip(COUNTS, counts, strict=True)))
 
 
 # ---------------------------------------------------------------- by an operator

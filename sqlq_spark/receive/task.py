@@ -36,7 +36,6 @@ from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weig
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.receipts import ReceiptKey, StoredReceipt
     from sqlq_spark.wire.address import QueueAddress
 
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
@@ -65,7 +64,7 @@ class Task:
         return f"{self.stream or 'without receipts'} {self.batch}/{self.task}"
 
     @property
-    def key(self) -> ReceiptKey:
+    def key(self) -> receipts.ReceiptKey:
         """The stream, batch and task of its receipt."""
         assert self.stream is not None, "a task of transactionMode=none has no receipt"  # noqa: S101
         return self.stream, self.batch, self.task
@@ -152,7 +151,7 @@ def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
     return False
 
 
-def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
+def check_number(task: Task, stored: receipts.StoredReceipt, origin: Origin) -> None:
     """Refuse to hand out a receipt for another batch of its query: a sink may hold that one."""
     received, asked = stored.query_batch, origin.query_batch
     if stored.query_id != origin.query_id or received is None or asked is None or asked == received:
@@ -163,13 +162,12 @@ def check_number(task: Task, stored: StoredReceipt, origin: Origin) -> None:
 def accept_lost_files(task: Task, origin: Origin, received: int, instead: str) -> None:
     """Raise that a checkpoint lost the files of a batch up to the one received, or accept it."""
     batch = origin.query_batch or 0
-    last = max(batch, received)
     error = CheckpointIncomplete(
         query=origin.query_id,
         batch=batch,
         high_water=received,
         task=task.name,
-        files=f"{batch}" if batch == last else f"{batch} to {last}",
+        files=f"{batch}" if batch >= received else f"{batch} to {received}",
     )
     receipts.accept_or_raise(error, task.options, instead)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,8 +66,8 @@ class Staged:
     batch: int
     messages: int
     # in the order in which the task wrote them; the seals do not pass through the database
-    chunks: dict[ChunkKey, payload.Seal] = field(default_factory=dict)
-    origin: Origin = NO_STREAM  # the micro-batch, whose receipts may be settled
+    chunks: dict[ChunkKey, payload.Seal]
+    origin: Origin  # the micro-batch, whose receipts may be settled
 
 
 class ChunkKey(NamedTuple):

@@ -16,7 +16,6 @@ from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options.names import parse_destination, parse_reply_address
 from sqlq_spark.send.own_headers import OwnMaps, OwnTexts
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.headers import topic_problem
 from sqlq_spark.wire.rows import find_undecodable
 
 if TYPE_CHECKING:
@@ -230,7 +229,7 @@ class Frame:
         wrong = {
             topic: reason
             for topic in pc.unique(topics.flatten()).to_pylist()
-            if (reason := "a null" if topic is None else topic_problem(topic)) is not None
+            if (reason := "a null" if topic is None else wire.topic_problem(topic)) is not None
         }
         for row, items in enumerate(topics.to_pylist() if wrong else ()):
             for topic in items or ():

@@ -276,10 +276,10 @@ def check_tables(connection: Connection, options: SinkOptions) -> None:
     Raises:
         QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
     """
-    named = (options.address, options.undeliverable_address)
+    named = filter(None, (options.address, options.undeliverable_address))
     with transaction(connection):
         destinations = Destinations(connection, options.allowed)
-        destinations.check(each for each in named if each is not None)
+        destinations.check(named)
         if options.delayed_address is not None:
             delayed.check_table(destinations, options.delayed_address)
         if options.names_subscriptions:

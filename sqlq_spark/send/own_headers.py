@@ -61,10 +61,12 @@ class OwnTexts(Headers):
                 other = pc.and_not(column.is_valid(), pc.or_(same, self.missing(name)))
                 for at in np.flatnonzero(other.to_numpy(zero_copy_only=False)).tolist():
                     names[at].append(name)
-        kept: dict[int, str] = {}
-        for at, headers in self._read(list(names)):
-            kept[at] = wire.dumps({k: v for k, v in headers.items() if k not in names[at]})
-        self._replace(kept)
+        self._replace(
+            {
+                at: wire.dumps({k: v for k, v in headers.items() if k not in names[at]})
+                for at, headers in self._read([*names])
+            }
+        )
         return self
 
     def members(self) -> pa.Array:
@@ -89,7 +91,7 @@ class OwnMaps:
         _, last = places_of_each(self.names, self.parents, self.rows)
         if len(last) < len(self.names):
             self._keep(np.sort(last))
-        self._put_last(wire.NEVER_FIRST)
+        self._put_type_last()
 
     def without(self, explicit: dict[str, pa.Array]) -> OwnMaps:
         """Remove headers for which a column has a value."""
@@ -102,10 +104,10 @@ class OwnMaps:
         self._keep(np.flatnonzero(keep))
         return self
 
-    def _put_last(self, name: str) -> None:
-        """Put a header behind the others of its row."""
+    def _put_type_last(self) -> None:
+        """Put NEVER_FIRST behind the other headers of its row."""
         found = np.zeros(len(self.parents), bool)
-        found[places_of(self.names, name)] = True
+        found[places_of(self.names, wire.NEVER_FIRST)] = True
         if found.any():
             self._keep(np.lexsort((found, self.parents)))
 

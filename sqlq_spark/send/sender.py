@@ -22,7 +22,6 @@ from sqlq_spark.send.frame import MOMENT, TOPICS, Frame
 from sqlq_spark.send.own_headers import OwnTexts, default
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import HEADER_COLUMNS, with_legacy_columns
-from sqlq_spark.wire.headers import SEPARATOR
 from sqlq_spark.wire.rows import id_texts, random_ids, split_by_size
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ class Sender:
         types: pa.Array | str | None = options.message_type
         if topics is not None:
             intent = pc.if_else(topics.is_valid(), "Publish", intent)
-            types = types or pc.binary_join(topics, SEPARATOR)
+            types = types or pc.binary_join(topics, wire.SEPARATOR)
         defaults: dict[str, Callable[[], pa.Array | str | None]] = {
             wire.MESSAGE_ID: message_ids,
             wire.MESSAGE_INTENT: lambda: intent,

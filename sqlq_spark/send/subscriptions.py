@@ -141,8 +141,7 @@ def list_subscriptions(
     Raises:
         SubscriptionsNotFound, SubscriptionsRefused.
     """
-    rows = _rows(connection, "subscribers", table, topic=topic)
-    return [Subscription(*row) for row in rows]
+    return [Subscription(*row) for row in _rows(connection, "subscribers", table, topic=topic)]
 
 
 def check_table(connection: Connection, table: QueueAddress) -> None:

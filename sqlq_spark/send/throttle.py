@@ -101,12 +101,7 @@ class Reason(NamedTuple):
 
 
 def wait_while(
-    look: Callable[[], Reason | None],
-    name: str,
-    *,
-    level: int = logging.WARNING,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    look: Callable[[], Reason | None], name: str, *, level: int = logging.WARNING
 ) -> None:
     """
     Return when there is no reason to wait any more.
@@ -115,19 +110,20 @@ def wait_while(
     line is logged when the wait begins, a warning every REMINDER seconds, and one line at the end;
     `level` is that of the first line and the last.
     """
-    began = clock()
+    began = time.monotonic()
     reason = look()
     if reason is None:
         return
     log.log(level, "%s waits: %s", name, reason.text)
     remind = began + REMINDER
     while reason is not None:
-        sleep(reason.pause)
+        time.sleep(reason.pause)
         reason = look()
-        if clock() >= remind and reason is not None:
-            log.warning("%s still waits, %d s: %s", name, clock() - began, reason.text)
-            remind = clock() + REMINDER
-    log.log(level, "%s waited %.1f s and goes on", name, clock() - began)
+        now = time.monotonic()
+        if now >= remind and reason is not None:
+            log.warning("%s still waits, %d s: %s", name, now - began, reason.text)
+            remind = now + REMINDER
+    log.log(level, "%s waited %.1f s and goes on", name, now - began)
 
 
 # ---------------------------------------------------------------- for maxMessagesPerSecond

@@ -200,18 +200,18 @@ class Names(ABC):
         return QueueAddress(table or "", *others)
 
     def _check(self, label: str, name: str, text: str, longest: int) -> None:
-        if not name:
-            raise BadAddress(text=text, reason=f"the {label} is empty")
-        if "\0" in name:
-            raise BadAddress(text=text, reason=f"the {label} holds a NUL character")
+        reason = None
         try:
-            size = self.size(name)
-        except UnicodeEncodeError as error:
-            reason = f"the {label} holds half of a surrogate pair"
-            raise BadAddress(text=text, reason=reason) from error
-        if size > longest:
-            reason = f"the {label} has {size} {self.unit} where {longest} are the most"
-            raise BadAddress(text=text, reason=reason)
+            if not name:
+                reason = "is empty"
+            elif "\0" in name:
+                reason = "holds a NUL character"
+            elif (size := self.size(name)) > longest:
+                reason = f"has {size} {self.unit} where {longest} are the most"
+        except UnicodeEncodeError:
+            reason = "holds half of a surrogate pair"
+        if reason is not None:
+            raise BadAddress(text=text, reason=f"the {label} {reason}")
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class _SQLServer(Names):
         self._check_length(text)
         bracketed = BRACKETED_TABLE.match(text)
         if bracketed and "@" in bracketed[1] and "@[" not in bracketed[1]:
-            return self._address(self._split(text), text)
+            return self.parse_queue(text)
         table, _, _ = text.partition("@")
         return self._address([table, *self._split(text, len(table) + 1)], text)
 
@@ -315,8 +315,7 @@ class _SQLServer(Names):
         self._check_length(text)
         return self._address(self._split(text), text, longest_table)
 
-    def parse_destination(self, text: str) -> QueueAddress:
-        return self.parse_address(text)
+    parse_destination = parse_address
 
     def print_address(self, address: QueueAddress) -> str:
         """Write `table@[schema]`, with `@[catalog]` if any; `@` and a first `[` need brackets."""

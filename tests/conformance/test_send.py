@@ -296,7 +296,7 @@ PLACED = "Shop.OrderPlaced"
 
 def wait(options: SinkOptions, origin: Origin = NO_STREAM) -> None:
     """Let a task wait whose rows name no queue."""
-    staged = Staged("sink", 1, 0, origin=origin)
+    staged = Staged("sink", 1, 0, {}, origin)
     wait_before_dispatch(options, staged, 0, queues(None))
 
 

@@ -383,10 +383,10 @@ def test_a_trap_stops_a_stream_without_an_error_queue_with_a_clear_error(scene: 
 
 
 def test_a_listed_destination_is_trusted(scene: Scene) -> None:
-    """Its code and its place; a pattern for another schema lets nothing through."""
+    """Its code and its place; a pattern of another schema or in brackets lets nothing through."""
     scene.arm()
     scene.forward(scene.trap)
-    scene.receive(allowedDestinations='"other"."trap", trap')
+    scene.receive(allowedDestinations=f'"other"."trap", trap, "{scene.mallory.login}"."[t]rap"')
     assert (scene.loot(), len(scene.errors())) == ([], 1)
     scene.forward(scene.trap)
 

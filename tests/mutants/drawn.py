@@ -6,8 +6,8 @@ DRAWN = [
     Fault(
         id="errors-8",
         file="receive/task.py",
-        old='files=f"{batch}" if batch == last else',
-        new='files=f"{batch}" if not (batch == last) else',
+        old='files=f"{batch}" if batch >= received else',
+        new='files=f"{batch}" if not (batch >= received) else',
         tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
@@ -55,8 +55,8 @@ DRAWN = [
     Fault(
         id="database-12",
         file="database/trust.py",
-        old='(".*" if each == "*" else',
-        new='(".*" if not (each == "*") else',
+        old='pattern.replace("[", "[[]")',
+        new='pattern.replace("*", "[*]")',
         tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
     ),
     Fault(

@@ -36,7 +36,7 @@ HISTORY = [
     Fault(
         id="type-header-first",
         file="send/own_headers.py",
-        old="        self._put_last(wire.NEVER_FIRST)\n",
+        old="        self._put_type_last()\n",
         new="",
         tests=["send/test_messages.py::test_a_name_is_written_once_and_type_is_never_first"],
     ),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = logging.getLogger("sqlq_spark")
+warn_once = cache(log.warning)  # in a process
 
 OLDEST = 13  # the first version with gen_random_uuid; older ones are not tested
 
@@ -57,20 +58,26 @@ def connect(url: str, server: str, application: str, timeout: float) -> dbapi.Co
 def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
     target = Target.parse(url, os.environ)
     if weak := target.weakness():
-        warn_once(target.hosts, *weak)
+        mode, risk = weak
+        warn_once(
+            "sslmode=%s for %s: %s; sslmode=verify-full, the default, prevents this",
+            mode,
+            target.hosts,
+            risk,
+        )
     parameters = {
         "application_name": application[:63],
         "client_encoding": "UTF8",
         "connect_timeout": str(max(2, int(timeout))),
         **target.verification(),
     }
-    options = {} if server in WITHOUT_OPTIONS else {"options": target.options(SEARCH_PATH)}
-    more = parameters | options
+    if server not in WITHOUT_OPTIONS:
+        parameters["options"] = target.options(SEARCH_PATH)
     try:
-        return dbapi.connect(_with_parameters(url, more, timeout), autocommit=True)
+        return dbapi.connect(_with_parameters(url, parameters, timeout), autocommit=True)
     except Error as error:
         text = sentence(error)
-        if not options or not re.search(NO_OPTIONS, text):
+        if "options" not in parameters or not re.search(NO_OPTIONS, text):
             raise connection_error(server, text) from None
     WITHOUT_OPTIONS.add(server)
     return _open(url, server, application, timeout)
@@ -94,17 +101,6 @@ def _with_parameters(url: str, parameters: dict[str, str], timeout: float) -> st
     return f"{place}?{'&'.join(filter(None, [*first, query, *last]))}"
 
 
-@cache
-def warn_once(hosts: str, mode: str, consequence: str) -> None:
-    """Log how a connection is less protected than it would be by default."""
-    log.warning(
-        "sslmode=%s for %s: %s; sslmode=verify-full, the default, prevents this",
-        mode,
-        hosts,
-        consequence,
-    )
-
-
 # ---------------------------------------------------------------- tokens
 
 
@@ -117,7 +113,7 @@ def azure_token(_url: str) -> str:
 def aws_token(url: str) -> str:
     """Return a token of RDS IAM. It is signed here, for one host, port and user."""
     target = Target.parse(url, os.environ)
-    host, user, port = target.hosts, target.user, target.port
+    host, user, port = target.hosts, target.given.get("user"), target.port
     if not host or "," in host or "," in port or host.startswith(("/", "@")):
         raise _bad_aws("one host in the url, because a token is for one")
     if not user:

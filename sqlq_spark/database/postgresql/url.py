@@ -94,18 +94,13 @@ class Target:
         return self.given.get("port") or "5432"
 
     @property
-    def user(self) -> str:
-        return self.given.get("user", "")
-
-    @property
     def mode(self) -> str | None:
         return self.given.get("sslmode")
 
     def verification(self) -> dict[str, str]:
         """Return the parameters to add, so that another machine's certificate is verified."""
-        mode = self.mode or ("verify-full" if self.remote else None)
-        found = {} if self.mode or mode is None else {"sslmode": mode}
-        if mode == "verify-full" and not self._has_root:
+        found = {"sslmode": "verify-full"} if self.remote and not self.mode else {}
+        if (found or self.mode == "verify-full") and not self._has_root:
             found["sslrootcert"] = find_issuers()
         return found
 

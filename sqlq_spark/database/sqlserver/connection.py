@@ -26,7 +26,6 @@ from sqlq_spark.database.sqlserver.calls import (
     fill_names,
     find_table,
 )
-from sqlq_spark.database.sqlserver.drivers import Watchdog
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
     connection_error,
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database import Row, Tables, Value
-    from sqlq_spark.database.sqlserver.drivers import Driver
     from sqlq_spark.database.statements import StatementName
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
@@ -116,7 +114,7 @@ class Connection(database.Connection):
     def __init__(
         self,
         raw: Any,  # noqa: ANN401 - of one of two drivers
-        driver: Driver,
+        driver: drivers.Driver,
         target: Target,
         *,
         state: str,
@@ -129,7 +127,7 @@ class Connection(database.Connection):
         self._driver = driver
         self._open = False  # a transaction
         self._savepoint = False  # whether a failure undoes only what came since
-        self._watchdog = Watchdog(self._end)
+        self._watchdog = drivers.Watchdog(self._end)
         self._cursor: Any = None  # of the last statement; it gives up that one with the next
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
         self._secret = target.password
@@ -200,8 +198,7 @@ class Connection(database.Connection):
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
-            values = {"rows": json_rows(rows.slice(first, size))}
-            self._do("load", text, tables, values)
+            self._do("load", text, tables, {"rows": json_rows(rows.slice(first, size))})
 
     def store(self, table: str, rows: pa.Table) -> None:
         if not rows.num_rows:
@@ -220,8 +217,7 @@ class Connection(database.Connection):
         return {name.lower(): kind for name, kind in found}
 
     def whole(self, address: QueueAddress) -> QueueAddress:
-        whole = self.names.qualify(address)
-        return whole if whole.catalog is not None else replace(whole, catalog=self.catalog)
+        return replace(self.names.qualify(address), catalog=address.catalog or self.catalog)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         # the server knows whether case matters; a table that is not there, or that this login may

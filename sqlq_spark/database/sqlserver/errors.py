@@ -39,11 +39,11 @@ PHRASES = {
 }
 
 BROKEN = "08S01"  # the SQLSTATE of a connection that broke
-NO_TABLE = "42S02"
 STATES: dict[str, type[errors.DatabaseFailure]] = {
     **dict.fromkeys((BROKEN, "08003", "08007"), errors.ConnectionLost),
     **dict.fromkeys(("HYT00", "HYT01"), errors.TimedOut),
     "40001": errors.Deadlock,
+    "42S02": errors.QueueNotFound,
 }
 # what a number means, whatever the SQLSTATE
 PASSING = {
@@ -83,7 +83,6 @@ FIXES = {
     40544: "a DBA must raise the database's maximum size, or delete data",
 }
 
-OF_COLUMN = {"peek": "SELECT (RowVersion)"}  # the server speaks of the whole table
 # statement → the rights that it needs on its table; others need SELECT
 RIGHTS = {
     **dict.fromkeys(("weigh", "receive", "take", "move_due"), "SELECT, DELETE"),
@@ -91,7 +90,7 @@ RIGHTS = {
     "divert_large": "INSERT",
     "subscribe": "SELECT, INSERT, UPDATE",
     "load": "INSERT",
-    **OF_COLUMN,
+    "peek": "SELECT (RowVersion)",
 }
 DENIED = re.compile(
     r"The ([A-Z ]+) permission was denied on the (?:column '.*' of the )?object "
@@ -148,7 +147,7 @@ def connection_error(server: str, failure: Failure) -> errors.DatabaseFailure:
 
 
 def statement_error(failure: Failure, place: Place, level: int = 0) -> errors.DatabaseFailure:
-    """Return the error for a statement; `level` is the database's, 0 where it was not read."""
+    """Return the error; `level` is the database's, 0 unless the number is in MAYBE_OLD."""
     kind = KINDS.get(failure.number)
     if kind not in PASSING:
         kind = STATES.get(failure.state, kind)
@@ -158,14 +157,12 @@ def statement_error(failure: Failure, place: Place, level: int = 0) -> errors.Da
     if kind is errors.RightMissing:
         return missing_right(failure.text, place)
     # functions that the database's level lacks
-    maybe_old = failure.number in MAYBE_OLD and kind is not errors.QueueNotFound
-    is_old = "openjson" in failure.text.lower() or (maybe_old and 0 < level < LEAST_LEVEL)
-    if kind not in PASSING and is_old:
+    maybe_old = 0 < level < LEAST_LEVEL and kind is not errors.QueueNotFound
+    if kind not in PASSING and (maybe_old or "openjson" in failure.text.lower()):
         return errors.DatabaseTooOld(server=place.server, found=level, needed=LEAST_LEVEL)
     if kind is None:
         lasting = failure.state.startswith(LASTING_STATES)
         kind = errors.StatementRefused if lasting else errors.StatementFailed
-        kind = errors.QueueNotFound if failure.state == NO_TABLE else kind
     return place.error(kind, with_fix(failure, place), code=failure.code, fix=LISTENER)
 
 
@@ -203,7 +200,8 @@ def missing_grant(text: str, place: Place) -> str:
     table = SQLSERVER.quote_address(replace(queue, catalog=None)) if queue else place.target
     if found := DENIED.search(text):
         table = f"{SQLSERVER.quote_name(found[3])}.{SQLSERVER.quote_name(found[2])}"
-        right = right if place.statement in OF_COLUMN else found[1]
+        # of a right on a column the server names the whole table
+        right = right if place.statement == "peek" else found[1]
     elif found := DENIED_IN_DATABASE.search(text):
         return f"{use}GRANT {found[1]} TO the_user"
     return f"{use}GRANT {right} ON {table} TO the_user"

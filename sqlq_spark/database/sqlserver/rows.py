@@ -96,7 +96,7 @@ def plain_columns(found: pa.Table) -> pa.Table:
 
 def no_rows() -> pa.Table:
     """Return the table that `receive` gives where there is nothing to receive."""
-    return plain_columns(pa.table({name: pa.array([], kind) for name, kind in COLUMNS.items()}))
+    return plain_columns(pa.schema(COLUMNS).empty_table())
 
 
 def network_order(ids: pa.ChunkedArray) -> pa.Array:
