@@ -40,6 +40,7 @@ GOOD, FOUND, USAGE, FAILED = 0, 1, 2, 3  # exit codes
 UNUSABLE = (
     errors.BadInput,
     errors.MissingPackage,
+    errors.MissingDriver,
     errors.MissingDelta,
     versions.NoJava,
     errors.UnsupportedVersion,

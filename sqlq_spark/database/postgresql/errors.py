@@ -104,10 +104,12 @@ def read_error(error: Error) -> Failure:
 
 
 def sentence(error: Error) -> str:
-    """Return the server's sentence, or libpq's, without the statement's text and our values."""
+    """Return the server's sentence, or libpq's, without the statement's text and row's values."""
     text = re.split(r"\n+Query was:|\. SQLSTATE:", str(error))[0]
     found = re.search(
-        r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|$)", text, flags=re.DOTALL
+        r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|\nDETAIL:  (?:Failing row|Token) |$)",
+        text,
+        flags=re.DOTALL,
     )
     text = found[1] if found else text.rpartition("[libpq]")[2]
     return " ".join(text.split())
