@@ -46,8 +46,21 @@ settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("slow")
 
 
+class Database:
+    """What has a connection that commits each statement."""
+
+    connection: psycopg.Connection[tuple[Any, ...]]
+
+    def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
+        """Run statements, and return the rows of the last, if it has any."""
+        cursor = self.connection.execute(text.encode(), args or None)
+        while cursor.nextset():
+            pass
+        return [] if cursor.description is None else cursor.fetchall()
+
+
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Database):
     """A test's own corner of the database."""
 
     url: str
@@ -59,11 +72,6 @@ class Place:
     def dotnet(self) -> DotNet:
         """An endpoint there, and its DBA."""
         return PostgreSQL.at(self)
-
-    def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
-        """Run one statement with psycopg, commit it, and return its rows, if it has any."""
-        cursor = self.connection.execute(text.encode(), args or None)
-        return [] if cursor.description is None else cursor.fetchall()
 
 
 @pytest.fixture(scope="session")
@@ -112,10 +120,7 @@ def queue(place: Place) -> Queue:
     """Give an empty queue with its state tables, to the tests by process."""
     from spark.stand import Queue  # noqa: PLC0415 - it imports this module
 
-    made = Queue(place, "orders")
-    made.install()
-    made.create()
-    return made
+    return Queue(place, "orders").prepared()
 
 
 @pytest.fixture
@@ -132,17 +137,13 @@ def dotnet(request: pytest.FixtureRequest, dialect: str) -> Iterator[DotNet]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give a local session of two cores with Delta; the first one ever fetches its jars."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow, and not every test's
-    from spark.driver import with_delta  # noqa: PLC0415
+    from spark.driver import SMALL, with_delta  # noqa: PLC0415
 
     settings: dict[str, bool | float | int | str | None] = {
-        "spark.databricks.delta.snapshotPartitions": "2",  # of small tables, not 50
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
+        **SMALL,
         "spark.driver.memory": "2g",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        "spark.ui.enabled": "false",
     }
     builder = SparkSession.builder.master("local[2]").appName("sqlq-tests").config(map=settings)
     session = with_delta(builder).getOrCreate()

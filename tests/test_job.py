@@ -41,10 +41,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def loaded(*words: str) -> Settings:
+def loaded(*words: str, kind: Any = Settings) -> Any:
     """The settings of a command line, where the secret scope has a password."""
     with mock.patch.object(job_settings, "secret", lambda *name: "/".join(name)):
-        return job_settings.load("Do it.", Settings, words)[0]
+        return job_settings.load("Do it.", kind, words)[0]
 
 
 def file(folder: Path, text: str) -> str:
@@ -213,8 +213,7 @@ def test_the_bundle_gives_each_job_what_it_takes() -> None:
         words = [
             re.sub(r"\$\{var\.(\w+)\}", lambda its: str(VARIABLES[its[1]]), it) for it in given
         ]
-        with mock.patch.object(job_settings, "secret", lambda *name: "/".join(name)):
-            found, _ = job_settings.load("", module(name).Settings, words)
+        found = loaded(*words, kind=module(name).Settings)
         assert found.options()
         checkpoints.add(getattr(found, "checkpoint", None))
     assert len(checkpoints) == len(JOBS)  # maintenance has none

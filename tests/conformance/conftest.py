@@ -29,7 +29,15 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset, write_plan
-from sqlq_spark.receive.receipts import Acknowledged, Claim, acknowledge, receipt_values, save
+from sqlq_spark.receive.receipts import (
+    Acknowledged,
+    Claim,
+    acknowledge,
+    drop,
+    receipt_values,
+    return_,
+    save,
+)
 from sqlq_spark.receive.task import Task, divert, fence, receive, take
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import NO_STREAM, Origin
@@ -37,6 +45,7 @@ from sqlq_spark.wire.rows import NO_STREAM, Origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
@@ -191,6 +200,10 @@ class Bench:
             self._desk = self.open("desk")
         return self._desk
 
+    def transaction(self) -> AbstractContextManager[None]:
+        """Begin a transaction of the desk."""
+        return transaction(self.desk, timeout=TIMEOUT)
+
     def loop(self, clock: Clock | None = None, **raw: str) -> StreamDriver:
         """Give the driver's side of a stream, as a fresh process has it; its clock stands still."""
         made = StreamDriver(self.source(**raw), clock or Clock(), checks.at_start)
@@ -238,9 +251,9 @@ class Bench:
 
     def new_stream(self, *, acked: int = 0) -> str:
         """Make a stream's row, its batches up to `acked` closed."""
-        stream, connection = str(uuid.uuid4()), self.desk
-        with transaction(connection, timeout=TIMEOUT):
-            connection.rows(
+        stream = str(uuid.uuid4())
+        with self.transaction():
+            self.desk.rows(
                 "new_stream", stream=stream, queue_name=self.who.queue, driver=self.who.driver
             )
         for batch in range(1, acked + 1):
@@ -250,7 +263,7 @@ class Bench:
 
     def plan(self, stream: str, batch: int) -> None:
         """Give a batch a plan without tasks."""
-        with transaction(self.desk, timeout=TIMEOUT):
+        with self.transaction():
             self.desk.rows("store_plan", stream=stream, batch=batch, plan=write_plan(()))
 
     @property
@@ -258,12 +271,21 @@ class Bench:
         """The one driver of `new_stream`'s streams."""
         return Claim(options=self.source(), driver="the driver")
 
-    def ack(self, stream: str, batch: int, connection: Connection | None = None) -> Acknowledged:
+    def ack(self, stream: str, batch: int) -> Acknowledged:
         """Acknowledge a batch, as the driver of `new_stream`."""
-        connection = connection or self.desk
-        with transaction(connection, timeout=TIMEOUT):
+        with self.transaction():
             end = Offset(stream=stream, batch=batch)
-            return acknowledge(connection, end, replace(self.who, stream=stream))
+            return acknowledge(self.desk, end, replace(self.who, stream=stream))
+
+    def return_(self, stream: str, *, batch: int = 1, task: int = 0) -> int:
+        """Return a receipt as the operator's command does."""
+        with self.transaction():
+            return return_(self.desk, (stream, batch, task), self.queue)
+
+    def drop(self, stream: str, *, batch: int = 1) -> int:
+        """Drop a receipt as the operator's command does."""
+        with self.transaction():
+            return drop(self.desk, (stream, batch, 0))
 
     def task(self, stream: str | None, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
         """Give a task over the whole queue; `limits` are fields of the task or of its options."""
@@ -338,17 +360,18 @@ class Bench:
         return found
 
 
+def bench_of(dotnet: DotNet) -> Bench:
+    """Make a queue and an error queue."""
+    queue, errors = (QueueAddress(name, dotnet.schema) for name in ("orders", "error"))
+    dotnet.create(queue)
+    dotnet.create(errors)
+    return Bench(dotnet, queue, errors, name=secrets.token_hex(4))
+
+
 @pytest.fixture
 def bare(dotnet: DotNet) -> Iterator[Bench]:
     """Give a queue and an error queue, and no state tables."""
-    bench = Bench(
-        dotnet,
-        QueueAddress("orders", dotnet.schema),
-        QueueAddress("error", dotnet.schema),
-        name=secrets.token_hex(4),
-    )
-    dotnet.create(bench.queue)
-    dotnet.create(bench.errors)
+    bench = bench_of(dotnet)
     yield bench
     bench.close()
 

@@ -12,12 +12,12 @@ from servers import only
 from waiting import until
 
 from sqlq_spark.admin import checks, problems
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.database import schema
 from sqlq_spark.errors import NotAQueue, QueueNotFound, RightMissing
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
-from .conftest import TIMEOUT, Bench, bodies
+from .conftest import Bench, bodies
 from .shapes import cases
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureF
     for each in NO_SIGNS:
         bare.dotnet.send(bare.queue, headers=each)
     assert "shared_queue" not in starting()
-    with transaction(bare.desk, timeout=TIMEOUT):
+    with bare.transaction():
         assert problems.of_owner(bare.desk, bare.queue) == []
     for _ in range(2):
         bare.dotnet.send(bare.queue, headers=headers)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import uuid
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pyarrow as pa
 import pytest
-from conftest import Place
+from cli.database import own_database
 from servers import only
 
 from sqlq_spark.database import schema
@@ -21,11 +19,9 @@ from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert
 from sqlq_spark.send.delayed import Moved, Mover
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
-from .conftest import TIMEOUT, Bench, Clock, bodies
-from .transport import PostgreSQL
+from .conftest import TIMEOUT, Bench, Clock, bench_of, bodies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -259,21 +255,13 @@ def test_the_queue_of_an_instance_needs_no_delayed_table(bench: Bench) -> None:
 @pytest.fixture
 def abroad(server: str) -> Iterator[Bench]:
     """Give a bench on a server in a zone without summer time."""
-    name = f"zone_{secrets.token_hex(4)}"
-    zoned = server.rpartition("/")[0] + f"/{name}"
-    with psycopg.connect(server, autocommit=True) as dba:
-        dba.execute(f"CREATE DATABASE {name}".encode())
-        dba.execute(f"ALTER DATABASE {name} SET timezone TO 'Asia/Kolkata'".encode())
-        with psycopg.connect(zoned, autocommit=True) as connection:
-            place = Place(url=zoned, schema="public", state="sqlqueue", connection=connection)
-            queue = QueueAddress("orders", "public")
-            errors = replace(queue, table="error")
-            bench = Bench(PostgreSQL.at(place), queue, errors, name=secrets.token_hex(4))
-            bench.dotnet.create(queue)
-            bench.dotnet.create_delayed(bench.delayed)
-            yield bench
-            bench.close()
-        dba.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with own_database(server) as place:
+        name = place.connection.info.dbname
+        place.sql(f"ALTER DATABASE {name} SET timezone TO 'Asia/Kolkata'")
+        bench = bench_of(place.dotnet.consumer())  # a session that began after that
+        bench.dotnet.create_delayed(bench.delayed)
+        yield bench
+        bench.close()
 
 
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])

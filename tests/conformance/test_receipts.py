@@ -11,13 +11,12 @@ from servers import only
 
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
-from sqlq_spark.database import transaction
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
 from sqlq_spark.wire.rows import Origin
 
-from .conftest import TIMEOUT, Bench, bodies
+from .conftest import Bench, bodies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,20 +42,8 @@ def end_of(stream: str, batch: int, *, tasks: int) -> Offset:
 
 def ack(bench: Bench, end: Offset, who: receipts.Claim | None = None) -> None:
     """Acknowledge a batch as a driver does."""
-    with transaction(bench.desk, timeout=TIMEOUT):
+    with bench.transaction():
         receipts.acknowledge(bench.desk, end, who or bench.who)
-
-
-def return_(bench: Bench, stream: str, batch: int = 1) -> int:
-    """Return a receipt as the operator's command does."""
-    with transaction(bench.desk, timeout=TIMEOUT):
-        return receipts.return_(bench.desk, (stream, batch, 0), bench.queue)
-
-
-def drop(bench: Bench, stream: str, batch: int = 1) -> int:
-    """Drop a receipt as the operator's command does."""
-    with transaction(bench.desk, timeout=TIMEOUT):
-        return receipts.drop(bench.desk, (stream, batch, 0))
 
 
 def lax(bench: Bench, **raw: str) -> receipts.Claim:
@@ -111,12 +98,12 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
 
     with (
         pytest.raises(errors.DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
-        transaction(bench.desk, timeout=TIMEOUT),
+        bench.transaction(),
     ):
         receipts.lock_for_plan(bench.desk, stream, 5, who)
 
     assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(2, None)]
-    with transaction(bench.desk, timeout=TIMEOUT):
+    with bench.transaction():
         assert receipts.lock_for_plan(bench.desk, stream, 5, lax(bench)) is None
     bench.plan(stream, 5)
     assert bench.dotnet.state_rows("stream", "plan_batch") == [(5,)]
@@ -169,11 +156,11 @@ def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench
     stream = bench.new_stream()
     received(bench, stream)
 
-    assert return_(bench, stream, batch=999) == 0
-    assert drop(bench, stream, batch=999) == 0
+    assert bench.return_(stream, batch=999) == 0
+    assert bench.drop(stream, batch=999) == 0
     bench.dotnet.dba.drop(bench.queue)
     with pytest.raises(errors.QueueNotFound):
-        return_(bench, stream)
+        bench.return_(stream)
 
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(0,)]
     bench.dotnet.create(bench.queue)
@@ -193,7 +180,7 @@ def test_a_time_beyond_all_calendars_stops_nothing(bench: Bench) -> None:
 
     seen = list(inspect.messages(bench.desk, bench.queue, limit=9))
     end, tables = bench.batch(bench.loop(errorQueue=bench.address("error"), maxConcurrency="1"))
-    returned = return_(bench, str(end.stream))
+    returned = bench.return_(str(end.stream))
 
     assert len(seen) == 8
     assert bodies(*tables) == [b"good 0", b"good 1"]
@@ -247,7 +234,7 @@ def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench
     assert receive(bench, bench.loop(failOnDataLoss="false"), end, 0) == got == [b"{}"]
 
 
-@pytest.mark.parametrize("move", [return_, drop])
+@pytest.mark.parametrize("move", [Bench.return_, Bench.drop])
 def test_what_an_operator_moved_closes_the_batch(bench: Bench, move: Callable[..., int]) -> None:
     """The sink may hold it; a new checkpoint receives what was returned."""
     bench.dotnet.send(bench.queue)
@@ -255,7 +242,7 @@ def test_what_an_operator_moved_closes_the_batch(bench: Bench, move: Callable[..
     end = loop.latest(INITIAL)
     receive(bench, loop, end, 0)
     move(bench, str(end.stream))
-    if move is drop:
+    if move is Bench.drop:
         bench.dotnet.send(bench.queue)
     again = bench.loop()
     end = again.latest(INITIAL)

@@ -16,11 +16,9 @@ from servers import only
 from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql import connection as postgresql
 from sqlq_spark.receive import poison
 from sqlq_spark.receive import task as module
-from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.wire.rows import Origin
 
@@ -124,8 +122,7 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
     tasks = [bench.task(stream, task=at, first=at + 1, stop=at + 2) for at in range(2)]
     for task in tasks:
         bench.receive(task)
-    with transaction(bench.desk, timeout=TIMEOUT):
-        return_(bench.desk, (stream, 1, 0), bench.queue)
+    bench.return_(stream)
 
     accepting = bench.source(failOnDataLoss="false")
     again = [bench.receive(replace(task, options=accepting)) for task in tasks]

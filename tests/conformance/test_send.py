@@ -14,9 +14,7 @@ from pyspark.sql.types import StructType
 from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.database import transaction
 from sqlq_spark.datasource.write import BatchWriter, Written
-from sqlq_spark.receive.receipts import return_
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.dispatch import Staged
@@ -31,7 +29,7 @@ from sqlq_spark.send.throttle import (
 )
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
-from .conftest import TIMEOUT, Bench
+from .conftest import TIMEOUT, Bench, bodies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +39,9 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
 
 
-def chunk(
-    *bodies: bytes, queue: str | None = None, lives: int | None = None, headers: str = "{}"
-) -> pa.Table:
+def chunk(*bodies: bytes, queue: str | None = None, lives: int | None = None) -> pa.Table:
     """Make a chunk of equal messages."""
-    rows = [
-        {"queue": queue, "headers": headers, "body": body, "lifetime": lives} for body in bodies
-    ]
+    rows = [{"queue": queue, "headers": "{}", "body": body, "lifetime": lives} for body in bodies]
     return pa.Table.from_pylist(rows, schema=CHUNK_ROW)
 
 
@@ -241,9 +235,9 @@ def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(benc
 
     assert bench.bodies() == [b"passed on"]
     assert settled(bench) == [(0, True), (1, True)]
-    assert bench.receive(bench.task(stream))["body"].to_pylist() == [b"1"]
-    with transaction(bench.desk, timeout=TIMEOUT), pytest.raises(errors.ReceiptSettled):
-        return_(bench.desk, (stream, 1, 0), bench.queue)
+    assert bodies(bench.receive(bench.task(stream))) == [b"1"]
+    with pytest.raises(errors.ReceiptSettled):
+        bench.return_(stream)
 
 
 @pytest.mark.parametrize("sources", [1, 2])
@@ -252,8 +246,7 @@ def test_a_batch_that_was_returned_sends_nothing(bench: Bench, task: int, source
     """Its messages are in the queue again: sending them on too would double them."""
     bench.dotnet.send_many(bench.queue, [b"1", b"2"])
     streams, staged = passed_on(bench, sources=sources)
-    with transaction(bench.desk, timeout=TIMEOUT):
-        return_(bench.desk, (streams[task], 1, task), bench.queue)
+    bench.return_(streams[task], task=task)
 
     with pytest.raises(errors.BatchClosed):
         dispatch(bench, staged, transactionMode=ATOMIC)

@@ -14,7 +14,7 @@ from sqlq_spark.admin import checks, problems
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.receive import browse, receipts
+from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
@@ -221,8 +221,7 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     shown = browsed(bench, bench.queue)
     loop = bench.loop(errorQueue=bench.address("error"), maxConcurrency="1")
     end, (rows,) = bench.batch(loop)
-    with transaction(bench.desk, timeout=TIMEOUT):
-        receipts.return_(bench.desk, (str(end.stream), 1, 0), bench.queue)
+    bench.return_(str(end.stream))
     dispatch(bench, stage(bench, chunk(b"ours", lives=-1)))
 
     assert [row["body"] for row in shown] == [b"good", b"poison", b"gone"]

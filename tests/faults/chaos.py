@@ -158,9 +158,7 @@ class Round:
         url, state = self.ground.server.url, f"{self.name}_state"
         with psycopg.connect(url, autocommit=True) as one:
             place = Place(url=url, schema=self.name, state=state, connection=one)
-            orders = Queue(place, "orders")
-            orders.install()
-            orders.create()
+            orders = Queue(place, "orders").prepared()
             out = orders.another("out")
         given = {"maxMessagesPerTrigger": "400", "maxConcurrency": "3", "peekDelay": "100ms"}
         given["queryTimeout"] = f"{QUERY_TIMEOUT:g}s"

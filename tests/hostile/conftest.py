@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from conformance.dba import as_login
+from conftest import Database
 
 from sqlq_spark.admin.script import Roles, endpoint, script
 
@@ -37,7 +38,7 @@ def drop_roles(place: Place, *names: str) -> None:
 
 
 @dataclass(frozen=True)
-class Tenant:
+class Tenant(Database):
     """An ordinary login that may receive from, send to and operate one queue."""
 
     login: str  # also the schema that belongs to the login
@@ -46,11 +47,6 @@ class Tenant:
     url: str  # as this login
     queue: str  # a canonical address; the table belongs to the superuser, as after a DBA's script
     connection: psycopg.Connection[tuple[Any, ...]]  # of this login, in autocommit
-
-    def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
-        """Run one statement as this login and return its rows, if it has any."""
-        cursor = self.connection.execute(text.encode(), args or None)
-        return [] if cursor.description is None else cursor.fetchall()
 
 
 @pytest.fixture

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cli.database import own_database
-from conformance.conftest import TIMEOUT, Bench
+from conformance.conftest import Bench, bench_of
 from conformance.test_send import chunk, dispatch, stage
-from conformance.transport import PostgreSQL
 from payloads import forged
 
 from sqlq_spark.admin import checks, inspect, report, watch
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.database import schema
 from sqlq_spark.errors import PayloadRefused
 from sqlq_spark.receive import browse
-from sqlq_spark.receive.receipts import drop, return_
-from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.payload import pack
 
 if TYPE_CHECKING:
@@ -34,11 +31,7 @@ HUGE = "repeat('x', 270000000)"
 
 def bench_at(place: Place) -> Bench:
     """Give a queue, an error queue and state tables there."""
-    dotnet = PostgreSQL.at(place)
-    queue, errors = (QueueAddress(name, place.schema) for name in ("orders", "error"))
-    bench = Bench(dotnet, queue, errors, name=place.schema)
-    dotnet.create(queue)
-    dotnet.create(errors)
+    bench = bench_of(place.dotnet)
     schema.install(bench.desk)
     return bench
 
@@ -209,10 +202,9 @@ def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
         with pytest.raises(PayloadRefused, match=f"the payload of receipt {stream}/1/0 in the"):
             bench.receive(task)
         if size == 57:
-            with pytest.raises(PayloadRefused), transaction(bench.desk, timeout=TIMEOUT):
-                return_(bench.desk, (stream, 1, 0), bench.queue)
-        with transaction(bench.desk, timeout=TIMEOUT):
-            assert drop(bench.desk, (stream, 1, 0)) == 1
+            with pytest.raises(PayloadRefused):
+                bench.return_(stream)
+        assert bench.drop(stream) == 1
         assert bench.seqs() == []
 
 

@@ -51,6 +51,19 @@ def stream(place: Place, shop: Tenant) -> Stream:
     return Stream(place, shop.url, shop.queue)
 
 
+@contextmanager
+def open_transactions(stream: Stream) -> Iterator[None]:
+    """Hold what a task and a dispatch hold before they commit."""
+    stream.plan()
+    (task,) = stream.loop.tasks(stream.end)
+    with StateSession(stream.options, "holds") as session:
+        holder = session.open()
+        with transaction(holder, timeout=TIMEOUT):
+            receive.fence(holder, task)
+            lock_exclusive(holder, Writer.sink)
+            yield
+
+
 def plan(*queues: str, **more: object) -> str:
     """A plan with a task for each queue."""
     part = {"messages": 9, "share": 9, "bytes": 9, "bounds": [0, 9], "partitions": [0]}
@@ -109,15 +122,9 @@ def test_no_lock_that_a_login_without_rights_can_take_delays_anyone(
 ) -> None:
     """A task and a dispatch take no advisory lock, whose key any login could read in pg_locks."""
     writer = Writer(place, shop.url, shop.queue)
-    stream.plan()
-    (task,) = stream.loop.tasks(stream.end)
     held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-    with StateSession(stream.options, "x") as session:
-        connection = session.open()
-        with transaction(connection, timeout=TIMEOUT):
-            receive.fence(connection, task)
-            lock_exclusive(connection, "app:billing")
-            assert place.sql(held) == [(0,)]
+    with open_transactions(stream):
+        assert place.sql(held) == [(0,)]
 
     with psycopg.connect(login(), autocommit=True) as attacker:
         for key in (f"{stream.name}/1/0", f"{stream.name}/0", "sink app:billing"):
@@ -427,18 +434,9 @@ def test_no_option_or_command_leads_a_team_to_the_state_of_another(
     assert rows(b) == before
 
 
-@contextmanager
-def open_transactions(a: Team) -> Iterator[None]:
-    """Hold what a task and a dispatch of a team hold before they commit."""
-    stream = a.stream()
-    stream.plan()
-    (task,) = stream.loop.tasks(stream.end)
-    with StateSession(a.writer().options, "holds") as session:
-        holder = session.open()
-        with transaction(holder, timeout=TIMEOUT):
-            receive.fence(holder, task)
-            lock_exclusive(holder, Writer.sink)
-            yield
+def uncommitted(a: Team) -> AbstractContextManager[None]:
+    """Hold what a team's task and dispatch hold."""
+    return open_transactions(a.stream())
 
 
 @contextmanager
@@ -455,7 +453,7 @@ def strongest_locks(a: Team) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("hold", [open_transactions, strongest_locks])
+@pytest.mark.parametrize("hold", [uncommitted, strongest_locks])
 def test_no_lock_of_a_team_makes_another_wait(
     teams: tuple[Team, Team], hold: Callable[[Team], AbstractContextManager[None]]
 ) -> None:

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 import pyspark
 from processes import kill_session
-from spark.driver import SHORT_LIVED, delta_jars
+from spark.driver import SHORT_LIVED, SMALL, delta_jars
 from waiting import until
 
 if TYPE_CHECKING:
@@ -39,13 +39,9 @@ SPARK_HOME = Path(pyspark.__file__).parent
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 TIMEOUT = 300.0  # seconds for a whole job, on a busy machine
 SETTINGS = {
-    "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
+    **SMALL,
     "spark.driver.memory": "2g",
     "spark.log.level": "ERROR",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 

@@ -53,9 +53,7 @@ class World:
         """Create the folder, a queue and an error queue."""
         self.folder.mkdir()
         self.table = self.folder / "table"
-        self.queue = Queue(self.place, "orders")
-        self.queue.install()
-        self.queue.create()
+        self.queue = Queue(self.place, "orders").prepared()
         self.error = self.queue.another("error")
 
     def works(self, job: str, until: Callable[[], object], **more: Any) -> None:
@@ -243,9 +241,7 @@ def relayed(world: World) -> None:
     world.queue.put("no json", b"poison")
     world.queue.fill(0, 1000)
     there = world.stack.enter_context(placed(world.place.url))
-    world.target = Queue(there, "orders")
-    world.target.install()
-    world.target.create()
+    world.target = Queue(there, "orders").prepared()
     to = {"target_url": there.url, "target_schema": there.schema}
     world.works("relay", world.target.count, sink={"stateSchema": there.state}, **to)
 

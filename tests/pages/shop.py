@@ -7,16 +7,15 @@ import json
 import logging
 import os
 import re
-import secrets
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
-from urllib.parse import urlsplit, urlunsplit
 
-import psycopg
 import pytest
+from cli.database import own_database
+from conftest import Database
 
 from sqlq_spark.admin import checks
 from sqlq_spark.cli import main
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import psycopg
     from pyspark.sql import SparkSession
 
     from sqlq_spark.receive.offset import Offset
@@ -43,7 +43,7 @@ PASSWORD = r'\n *\.option\("password", "…"\)|, password="…"'  # noqa: S105 -
 
 
 @dataclass
-class Shop:
+class Shop(Database):
     """A database with the documents' queues, and the output of what ran in it."""
 
     url: str
@@ -55,13 +55,6 @@ class Shop:
     printed: str = ""  # by the last command
     rows: list[Any] = field(default_factory=list)  # of the last SQL
     seen: str = ""  # all that blocks printed or returned
-
-    def sql(self, text: str, *args: object) -> list[tuple[Any, ...]]:
-        """Run statements, and return the rows of the last, if it has any."""
-        cursor = self.connection.execute(text.encode(), args or None)
-        while cursor.nextset():
-            pass
-        return [] if cursor.description is None else cursor.fetchall()
 
     def count(self, *tables: str) -> list[int]:
         """How many rows tables have."""
@@ -184,18 +177,11 @@ class Stream:
 def shop(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Shop]:
     """Give a database of its own, with the state tables and the documents' queues."""
     logging.getLogger("py4j").setLevel(logging.WARNING)  # of each call, which pytest would keep
-    name = f"shop_{secrets.token_hex(6)}"
-    url = urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
-    with psycopg.connect(server, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
-        try:
-            with (
-                mock.patch.dict(os.environ, {"SQLQUEUE_URL": url}),
-                psycopg.connect(url, autocommit=True) as connection,
-            ):
-                made = Shop(url, tmp_path, connection, capsys)
-                made.sqlqueue("install")
-                made.sqlqueue("create", "Shop.Orders", "--error", "error", "--delayed")
-                yield made
-        finally:
-            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with (
+        own_database(server) as place,
+        mock.patch.dict(os.environ, {"SQLQUEUE_URL": place.url}),
+    ):
+        made = Shop(place.url, tmp_path, place.connection, capsys)
+        made.sqlqueue("install")
+        made.sqlqueue("create", "Shop.Orders", "--error", "error", "--delayed")
+        yield made

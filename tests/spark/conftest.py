@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def queue(dotnet: DotNet, spark: SparkSession, tmp_path: Path) -> SparkQueue:
     """Give an empty queue with its state tables, on each database in turn."""
-    made = SparkQueue(cast("Place", dotnet), "orders", spark, tmp_path)
-    made.install()
-    made.create()
-    return made
+    return SparkQueue(cast("Place", dotnet), "orders", spark, tmp_path).prepared()
 
 
 @pytest.fixture(autouse=True)

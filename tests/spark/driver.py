@@ -35,6 +35,14 @@ DELTA: dict[str, Any] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
 }
+# a session on this machine alone, with little to do
+SMALL = {
+    "spark.databricks.delta.snapshotPartitions": "2",  # of small tables, not 50
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
 
 
 def delta_jars() -> list[str]:
@@ -58,14 +66,10 @@ def with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
 def session(job: dict[str, Any]) -> SparkSession:
     """Start Spark as the tests do; with Delta, if a `sink` is delta."""
     settings: dict[str, Any] = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
+        **SMALL,
         "spark.driver.memory": "1g",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
-        "spark.databricks.delta.snapshotPartitions": "2",
-        "spark.ui.enabled": "false",
         **job.get("settings", {}),
     }
     builder = SparkSession.builder.master(job.get("master", "local[2]")).appName("sqlq-driver")

@@ -91,6 +91,12 @@ class Queue:
         """Create the queue's table."""
         self.connected(lambda c: schema.create_queue(c, self.address))
 
+    def prepared(self) -> Self:
+        """Create the state tables and the queue; return the queue."""
+        self.install()
+        self.create()
+        return self
+
     def fill(self, first: int, stop: int) -> None:
         """Send messages `m-<first>` … `m-<stop - 1>`, their numbers in the order of seq."""
         self.dba.fill(self.address, first, stop)
@@ -154,13 +160,15 @@ class SparkQueue(Queue):
         """Run a stream until it has received what waits now."""
         return finish(writer, self.checkpoint)
 
-    def into_table(self, frame: DataFrame, kind: str = "parquet") -> StreamingQuery:
+    def into_table(self, frame: DataFrame) -> StreamingQuery:
         """Run a stream into the table of the folder."""
-        return self.finish(frame.writeStream.format(kind).option("path", f"{self.folder}/table"))
+        return self.finish(
+            frame.writeStream.format("parquet").option("path", f"{self.folder}/table")
+        )
 
-    def landed(self, kind: str = "parquet") -> DataFrame:
+    def landed(self) -> DataFrame:
         """The rows of that table, by seq."""
-        return self.spark.read.format(kind).load(f"{self.folder}/table").orderBy("seq")
+        return self.spark.read.parquet(f"{self.folder}/table").orderBy("seq")
 
 
 def texts(options: dict[str, object]) -> dict[str, str]:
