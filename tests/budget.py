@@ -22,14 +22,14 @@ from pathlib import Path
 from pprint import pformat
 
 BUDGET = {
-    "core": {"files": 62, "lines": 12341, "tokens": 70993},
-    "everything else": {"files": 51, "lines": 9027, "tokens": 52232},
+    "core": {"files": 62, "lines": 12346, "tokens": 70738},
+    "everything else": {"files": 51, "lines": 9030, "tokens": 52256},
     "other files in sqlq_spark": {"files": 2, "lines": 154},
     "other files in tests": {"files": 4, "lines": 423},
-    "package": {"files": 113, "lines": 21368, "tokens": 123225},
-    "sql": {"statement lines": 2403},
-    "tests": {"files": 156, "lines": 27763, "tokens": 196973},
-    "words": {"words": 41653},
+    "package": {"files": 113, "lines": 21376, "tokens": 122994},
+    "sql": {"statement lines": 2391},
+    "tests": {"files": 156, "lines": 27756, "tokens": 196619},
+    "words": {"words": 42002},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -126,6 +126,18 @@ def test_a_queues_name_cannot_pass_for_an_error() -> None:
     assert said.number == 208
 
 
+@pytest.mark.parametrize("number", [245, 2628])
+def test_no_error_quotes_the_value_of_a_row(number: int) -> None:
+    """As the server does."""
+    sentence = {
+        245: "Conversion failed when converting the varchar value 'secret' to data type int.",
+        2628: "… would be truncated in table 'shop.dbo.q', column 'c'. Truncated value: 'secret'.",
+    }[number]
+
+    assert "secret" in sentence
+    assert "secret" not in str(failure(number, sentence))
+
+
 def test_the_place_of_a_statement_changes_what_its_error_is() -> None:
     """A state table; a commit, which may have been carried out; another database, by USE."""
     elsewhere = replace(PLACE, queue=QueueAddress("orders", "dbo", "shop"))

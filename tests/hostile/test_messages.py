@@ -13,7 +13,7 @@ from payloads import forged
 
 from sqlq_spark.admin import checks, inspect, report, watch
 from sqlq_spark.database import schema
-from sqlq_spark.errors import PayloadRefused
+from sqlq_spark.errors import PayloadRefused, SqlQueueError
 from sqlq_spark.receive import browse
 from sqlq_spark.wire.payload import pack
 
@@ -219,3 +219,15 @@ def test_a_rewritten_chunk_is_not_sent(place: Place, bench: Bench, kind: str) ->
     with pytest.raises(PayloadRefused, match="the payload of staged chunk 0 of attempt"):
         dispatch(bench, staged)
     assert bench.seqs() == []
+
+
+@pytest.mark.parametrize("law", ["octet_length(body) < 3", "headers::json ->> 'a' IS NULL"])
+def test_the_error_of_a_constraint_quotes_no_message(place: Place, bench: Bench, law: str) -> None:
+    """The server's own text has the row, or a word of it."""
+    place.sql(f'ALTER TABLE "{place.schema}".orders ADD CHECK ({law})')
+    rows = chunk(b"secret").set_column(1, "headers", [["{secret}"]])
+
+    with pytest.raises(SqlQueueError) as refused:
+        dispatch(bench, stage(bench, rows))
+    assert b"secret".hex() not in str(refused.value)
+    assert "secret" not in str(refused.value)

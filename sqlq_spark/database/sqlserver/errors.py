@@ -130,6 +130,8 @@ def read_error(error: Exception, secret: str = "") -> Failure:
     if secret:
         sentence = sentence.replace(secret, "…")
     number = int(first[1]) if len(first) > 1 and first[1] != "0" else number_of(sentence)
+    # 245 and 2628 quote a row's value
+    sentence = re.sub(r"(value:?) '.*'", r"\1 …", sentence)
     return Failure(number, state, sentence, first_only=bool(phrase))
 
 
