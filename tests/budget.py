@@ -29,7 +29,7 @@ BUDGET = {
     "package": {"files": 113, "lines": 21376, "tokens": 122994},
     "sql": {"statement lines": 2391},
     "tests": {"files": 156, "lines": 27756, "tokens": 196619},
-    "words": {"words": 41997},
+    "words": {"words": 41999},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

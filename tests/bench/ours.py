@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _ARRIVALS = 40  # latency samples of one round: 200 in five
 _PEEK_DELAY = 1.0  # seconds; the default of the source
 _PATIENCE = 30.0  # seconds for one message to arrive
-_IDLE = 10.0  # seconds of an idle stream
-_WARM = 4.0  # seconds before them
+_IDLE = 15.0  # seconds of an idle stream
+_WARM = 10.0  # seconds before them
 
 
 def _stream(stand: Stand, most: int, path: str | None = "orders", **options: Any) -> DataFrame:
