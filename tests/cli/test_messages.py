@@ -136,9 +136,7 @@ def test_failed_messages_return_to_the_queues_where_they_failed(run: Run, place:
 STREAMS = ("--stream", STREAM)
 
 
-def test_show_finds_a_message_by_either_of_its_ids_or_shows_all(
-    run: Run, orders: str, place: Place
-) -> None:
+def test_show_finds_a_message_by_either_of_its_ids(run: Run, orders: str, place: Place) -> None:
     """With its receipt, headers and whole body, in base64 if it is no text."""
     names = [{"NServiceBus.MessageId": f"M-{each}"} for each in (1, 2)]
     text = "x" * 500
