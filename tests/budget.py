@@ -28,8 +28,8 @@ BUDGET = {
     "other files in tests": {"files": 4, "lines": 423},
     "package": {"files": 113, "lines": 21376, "tokens": 122994},
     "sql": {"statement lines": 2391},
-    "tests": {"files": 156, "lines": 27756, "tokens": 196619},
-    "words": {"words": 41999},
+    "tests": {"files": 156, "lines": 27757, "tokens": 196657},
+    "words": {"words": 41998},
 }
 CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"}
 ROOT = Path(__file__).parents[1]

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from mutants.drawn import DRAWN
+from mutants.history import HISTORY
 
 from . import programs
 from .page import PAGES, ROOT, blocks, read, table, without_code
@@ -56,9 +58,10 @@ def test_commands_are_read_by_their_programs(page: str) -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_every_row_of_the_table_of_failures_has_its_test() -> None:
+def test_every_row_of_the_table_of_failures_and_every_fault_has_its_test() -> None:
     """By the id of the row, and the file and name of the test."""
     assert PROOFS.keys() == {*table("docs/guarantees.md", "promises").ids}
-    for each in PROOFS.values():
+    caught = {test for fault in (*HISTORY, *DRAWN) for test in fault.tests}
+    for each in {*PROOFS.values()} | caught:
         path, _, name = each.partition("::")
         assert f"\ndef {name}(" in (TESTS / path).read_text(encoding="utf-8"), each
