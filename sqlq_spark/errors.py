@@ -690,6 +690,19 @@ class CheckpointIncomplete(CheckpointFailure):
     )
 
 
+class QueueReadTwice(SqlQueueError):
+    """Two streams of one Spark query read one queue. The second one received nothing."""
+
+    template = (
+        "query {query} reads queue {queue} by two streams, {reader} and {stream}. Each would get a "
+        "part of the messages, so stream {stream} received nothing. Spark makes two streams of one "
+        "DataFrame that is joined with itself, or of two reads of one queue. For a join with "
+        "itself, first rename the columns of both sides: then Spark keeps one stream. Or write the "
+        "queue to a table, and join that. Then start with a new checkpoint. The batch that failed "
+        "left its messages in receipts: `sqlqueue receipts return` puts them back into the queue."
+    )
+
+
 # ---------------------------------------------------------------- sending
 
 

@@ -196,7 +196,7 @@ def receive(
     bench: Bench, loop: StreamDriver, end: Offset, number: int, query: str = "query"
 ) -> list[bytes]:
     """Run the tasks of a batch, which has this number in the checkpoint of a query."""
-    origin = Origin(query_id=query, query_batch=number)
+    origin = Origin(query_id=query, run_id=loop.claim.driver, query_batch=number)
     return bodies(*(bench.receive(task, origin=origin) for task in loop.tasks(end)))
 
 

@@ -27,8 +27,8 @@ BEGIN
     END IF;
     IF to_regclass('{state_escaped}.version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM {state}.version;
-        IF known IS DISTINCT FROM 3 THEN
-            RAISE EXCEPTION 'schema % has state tables of version %, not 3', '{state_escaped}', known
+        IF known IS DISTINCT FROM 4 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, not 4', '{state_escaped}', known
                   USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
                                ' queries, see that receipt and staging are empty, or their messages would'
                                ' be lost, then drop the schema and run this again.';
@@ -56,6 +56,7 @@ GRANT SELECT, INSERT,
       UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
               messages, expired, diverted, forwarded, seen)
    ON {state}.stream TO {role};
+GRANT SELECT, INSERT, UPDATE (stream, run_id) ON {state}.query_reader TO {role};
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
               query_batch, settled, unpacked, payload)
