@@ -613,11 +613,12 @@ class ReceiptsMissing(CheckpointFailure):
     """A batch that Spark has committed left fewer receipts than it had tasks."""
 
     template = (
-        "batch {batch} of stream {stream} had {tasks} tasks and left {found} receipts. The "
-        "database has lost commits: a standby that lagged took over, or a backup was restored. "
-        "Messages of the batch are in the queue again. Compare them with the sink, and delete "
-        "those that it has. Then start once with failOnDataLoss=false. If the sink does not read "
-        "all of each batch, set failOnMissingReceipts=false."
+        "batch {batch} of stream {stream} had {tasks} tasks and left {found} receipts. Either the "
+        "other tasks never ran: foreachBatch returned before it read its DataFrame, a join had an "
+        "empty side, or the sink skipped a batch that it has. Then the messages are in the queue, "
+        "and nothing is lost. Or the database has lost commits: a standby that lagged took over, "
+        "or a backup was restored. Then the sink may have messages that are in the queue again: "
+        "compare them, and delete those that it has. {next_start}"
     )
 
 

@@ -64,6 +64,15 @@ MISSING = (
     "database lost commits in a failover. After a failover, messages that are in the sink will be "
     "received again"
 )
+# how a query goes on after a batch without some of its receipts
+STAYS_OPEN = (
+    "The batch stays open. To accept what happened, start once with failOnDataLoss=false. If the "
+    "sink does not read all of each batch, do not set failOnMissingReceipts=true."
+)
+IS_CLOSED = (
+    "The batch is closed: the next start receives what is in the queue. If the sink leaves "
+    "batches unread on purpose, set failOnMissingReceipts=false."
+)
 
 
 # ---------------------------------------------------------------- the row of a stream
@@ -290,6 +299,7 @@ class Acknowledged:
     plan: str | None = None  # stored text: of the batch after it, if that was planned before
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
     is_passed_over: bool = False  # it was below the high-water mark, so its tasks received nothing
+    unread_tasks: int = 0  # of a batch that is closed now, and of which no task ran
 
     def report(self) -> dict[str, Any]:
         """Give what the progress shows as `lastBatch`."""
@@ -307,7 +317,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
 
     The row's lock waits for running tasks; those that come later are stale. The first call of a
     process takes the stream over from the driver before. Fewer receipts than tasks that were
-    planned cause a warning or an error.
+    planned cause a warning or an error. If there is none, the caller decides.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
@@ -338,10 +348,10 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     if acked < batch and found < end.tasks:
         if who.options.fail_on_missing_receipts:
             missing = errors.ReceiptsMissing(
-                stream=stream, batch=batch, tasks=end.tasks, found=found
+                stream=stream, batch=batch, tasks=end.tasks, found=found, next_start=STAYS_OPEN
             )
             accept_or_raise(missing, who.options)
-        else:
+        elif found:
             log.warning(MISSING, who.queue, batch, end.tasks, found)
     origin = name_in_spark(counts)
     passed = (
@@ -361,7 +371,8 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
         connection.rows("delete_receipts", stream=stream, first=first, batch=batch)
     queues = {row[0]: count_batch(batch, [row]) for row in counts}
     following = plan if plan_batch == batch + 1 else None
-    return replace(total, plan=following, queues=queues, is_passed_over=passed)
+    unread = end.tasks if acked < batch and not found else 0
+    return replace(total, plan=following, queues=queues, is_passed_over=passed, unread_tasks=unread)
 
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:
