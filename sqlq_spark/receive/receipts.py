@@ -207,7 +207,7 @@ def enter_query(connection: Connection, task: Task, origin: Origin) -> None:
 
 
 def name_run(origin: Origin) -> str:
-    """Return what tells two runs of a query apart; it may be a text of a user's function."""
+    """Return the name of a run of the query; it may be a text of a user's function."""
     return (origin.run_id or "").replace("\0", "")[:LONGEST_RUN]
 
 
