@@ -147,6 +147,21 @@ def test_a_missing_destination_is_found_before_a_task_runs(
     assert [absent.count(), ran.value] == [10, 10]
 
 
+def test_bytes_that_spark_casts_to_a_text_cost_their_row(queue: SparkQueue) -> None:
+    """The row is named by its column. With `undeliverable` it goes to the error queue alone."""
+    errors = queue.another("errors")
+    text = "if(id = 7, cast(unhex('41FF42') AS string), 'blue')"
+    frame = queue.spark.range(0, 10, numPartitions=1)
+    frame = frame.selectExpr("string(id) AS body", f"map('tenant', {text}) AS headers")
+
+    assert "row 7 of partition 0 cannot be sent: a value in headers is" in refusal(queue, frame)
+    assert queue.count() == 0
+    queue.send(frame, undeliverable=errors.name)
+
+    assert sorted(body for _, body in queue.rows()) == [b"%d" % at for at in range(10) if at != 7]
+    assert [(headers["tenant"], body) for headers, body in errors.rows()] == [("A\ufffdB", b"7")]
+
+
 @DELIVERIES
 def test_a_failed_task_sends_nothing(queue: SparkQueue, delivery: str) -> None:
     """One partition raises after the other is done: nothing is sent, and no chunk is left."""
