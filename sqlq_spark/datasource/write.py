@@ -20,7 +20,12 @@ from sqlq_spark.send.frame import check_frame
 from sqlq_spark.send.insert import check_tables, send_now
 from sqlq_spark.send.sender import Sender, name_sender
 from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wait_before_dispatch
-from sqlq_spark.spark_api import DataSourceStreamArrowWriter, column_types, origin
+from sqlq_spark.spark_api import (
+    DataSourceStreamArrowWriter,
+    column_types,
+    origin,
+    padded_texts,
+)
 from sqlq_spark.wire.headers import begins_with_interface
 
 if TYPE_CHECKING:
@@ -86,6 +91,7 @@ class Writing:
                 options.message_type,
             )
         self.options = options
+        self.padded = padded_texts(schema)
         self.sent_by = name_sender(options.originating_endpoint or sender)
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
@@ -108,6 +114,7 @@ class Writing:
                 # one, so an address names ours.
                 own_address=lambda address: ask(lambda opened: opened.canonical(address)),
                 sent_by=self.sent_by,
+                padded=self.padded,
             ).chunks(batches)
             if not exactly_once:
                 paced = wait_before_chunks(session, chunks, options, origin().query_id)

@@ -147,7 +147,20 @@ class Frame:
                 self.refuse(pc.equal(coded.indices, code), explain(error))
         return pa.array(values, kind).take(coded.indices)
 
-    # ------------------------------------------------------------ texts that are not UTF-8
+    # ------------------------------------------------------------ texts as Spark hands them over
+
+    def without_padding(self, padded: frozenset[tuple[str, str]]) -> Frame:
+        """Return the frame without the blanks at the end of some texts; see `padded_texts`."""
+        batch = self.batch
+        for name in sorted({name for name, _ in padded} & COLUMNS.keys()):
+            place = batch.schema.get_field_index(name)
+
+            def cut(texts: pa.Array, part: str, name: str = name) -> pa.Array:
+                # not utf8_rtrim, which fails for a text that is not UTF-8
+                return pc.ascii_rtrim(texts, " ") if (name, part) in padded else texts
+
+            batch = batch.set_column(place, name, _change_texts(batch.column(place), cut))
+        return Frame(batch, self.partition, self.row)
 
     def find_undecodable(self, unused: set[str]) -> dict[int, str]:
         """
@@ -179,15 +192,8 @@ class Frame:
             column = batch.column(place)
             if name in ROUTES:
                 column = pc.if_else(pa.array(chosen), pa.scalar(None, column.type), column)
-            elif name in {"id", "correlationId"}:
-                column = _readable(column)
-            elif name == "headers" and pa.types.is_map(column.type):
-                column = pa.MapArray.from_arrays(
-                    pa.array(column.offsets.to_numpy()),  # a slice takes no mask
-                    _readable(column.keys),
-                    _readable(column.items),
-                    mask=column.is_null(),
-                )
+            elif name in {"id", "correlationId"} or pa.types.is_map(column.type):
+                column = _change_texts(column, lambda texts, _: _readable(texts))
             batch = batch.set_column(place, name, column)
         return Frame(batch, self.partition, self.row)
 
@@ -361,7 +367,20 @@ class Frame:
         return milliseconds
 
 
-# ---------------------------------------------------------------- texts that are not UTF-8
+# ---------------------------------------------------------------- texts as Spark hands them over
+
+
+def _change_texts(column: pa.Array, change: Callable[[pa.Array, str], pa.Array]) -> pa.Array:
+    """Change the texts of a column: the keys and values of maps, items of lists, or the column."""
+    if pa.types.is_map(column.type):
+        keys, items = change(column.keys, "key"), change(column.items, "value")
+        # a slice of offsets takes no mask
+        offsets = pa.array(column.offsets.to_numpy())
+        return pa.MapArray.from_arrays(offsets, keys, items, mask=column.is_null())
+    if pa.types.is_list(column.type):
+        offsets = pa.array(column.offsets.to_numpy())
+        return pa.ListArray.from_arrays(offsets, change(column.values, ""), mask=column.is_null())
+    return change(column, "")
 
 
 def _find_undecodable(name: str, column: pa.Array) -> Iterator[tuple[npt.NDArray[np.intp], str]]:

@@ -98,6 +98,8 @@ class Sender:
     own_address: Callable[[QueueAddress], str] | None = None
     # whether a row's own queue overrides the option `queue`, as on the command line
     rows_choose: bool = False
+    # of `padded_texts`: where trailing blanks are not part of the value
+    padded: frozenset[tuple[str, str]] = frozenset()
     # of `name_sender`; empty: only the option originatingEndpoint is written
     sent_by: dict[str, str] = field(default_factory=dict)
 
@@ -120,7 +122,8 @@ class Sender:
     def messages(self, batch: pa.RecordBatch, row: int) -> pa.Table:
         """Return the messages of a record batch; its first row is row `row` of the partition."""
         options = self.options
-        frame, faults = self._find_faults(Frame(batch, self.partition, row))
+        frame = Frame(batch, self.partition, row).without_padding(self.padded)
+        frame, faults = self._find_faults(frame)
         lifetime = frame.lifetimes(options.time_to_be_received)
         if options.as_received:
             lifetime = pc.coalesce(frame.remaining(self.clock), lifetime)

@@ -162,6 +162,34 @@ def test_bytes_that_spark_casts_to_a_text_cost_their_row(queue: SparkQueue) -> N
     assert [(headers["tenant"], body) for headers, body in errors.rows()] == [("A\ufffdB", b"7")]
 
 
+@pytest.mark.parametrize("kept", ["true", "false"])
+def test_a_table_may_declare_its_texts_in_any_way(queue: SparkQueue, kept: str) -> None:
+    """A queue's name in CHAR, a body with a collation; also what a stream sends of them."""
+    spark, setting = queue.spark, "spark.sql.preserveCharVarcharTypeInfo"
+    names = queue.another("names")
+    size = len(names.name) + 3
+    spark.conf.set(setting, kept)
+    spark.sql(
+        f"CREATE TABLE texts (queue CHAR({size}), id VARCHAR(9), body STRING COLLATE UTF8_LCASE, "
+        f"headers MAP<STRING, CHAR(9)>) USING parquet LOCATION '{queue.folder}/texts'"
+    )
+    try:
+        spark.sql(f"INSERT INTO texts VALUES ('{names.name}', 'm-1 ', 'Body', map('a', 'b'))")
+        spark.table("texts").write.format("sqlqueue").options(**queue.database_options).save(
+            mode="append"
+        )
+        stream = spark.readStream.table("texts").writeStream.format("sqlqueue")
+        queue.finish(stream.options(**queue.database_options))
+    finally:
+        spark.sql("DROP TABLE texts")
+        spark.conf.unset(setting)
+
+    found = [(headers[MESSAGE_ID], headers["a"], body) for headers, body in names.rows()]
+    assert found == [("m-1 ", "b", b"Body")] * 2
+    read = names.reader().schema("queue STRING COLLATE UTF8_LCASE, body BINARY").load()
+    assert [bytes(row.body) for row in read.collect()] == [b"Body"] * 2
+
+
 @DELIVERIES
 def test_a_failed_task_sends_nothing(queue: SparkQueue, delivery: str) -> None:
     """One partition raises after the other is done: nothing is sent, and no chunk is left."""
