@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
 
-VERSION = 3  # of the state tables; both dialects' `install_state` and `script_check` name it
+VERSION = 4  # of the state tables; both dialects' `install_state` and `script_check` name it
 # seconds that an install waits for a lock; `script_begin` names it
 LOCK_WAIT = 3.0
 NO_TRAIL = (

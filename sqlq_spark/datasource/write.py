@@ -15,7 +15,7 @@ from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.datasource import log, warn_once
 from sqlq_spark.errors import BadOption, SqlQueueError
-from sqlq_spark.send.dispatch import NAMELESS, Staged, discard, dispatch, stage
+from sqlq_spark.send.dispatch import NAMED, NAMELESS, Staged, discard, dispatch, stage
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.send.insert import check_tables, send_now
 from sqlq_spark.send.sender import Sender, name_sender
@@ -173,7 +173,7 @@ class BatchWriter(Writing, DataSourceArrowWriter):
                 expected="writeStream, or txnAppId and txnVersion: it paces batches, and df.write "
                 "is one batch",
             )
-        self.sink = f"app:{options.txn_app_id}" if named else f"{NAMELESS}{uuid.uuid4()}"
+        self.sink = f"{NAMED}{options.txn_app_id}" if named else f"{NAMELESS}{uuid.uuid4()}"
         self.batch = options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

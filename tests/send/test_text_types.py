@@ -64,7 +64,7 @@ def test_a_read_gives_texts_as_they_are_asked_for(text: str) -> None:
         if kind in kinds:
             schema = schema.add(name, kinds[kind])
             plain = plain.add(
-                name, StringType() if kind == "string" else MapType(*[StringType()] * 2)
+                name, StringType() if kind == "string" else MapType(StringType(), StringType())
             )
 
     SourceOptions.parse({"url": URL, "queue": "orders"}).check_columns(column_types(schema))

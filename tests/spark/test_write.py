@@ -244,6 +244,27 @@ def test_overwrite_is_refused(queue: SparkQueue) -> None:
 # ---------------------------------------------------------------- a stream
 
 
+def test_two_writes_of_a_batch_need_two_names(queue: SparkQueue) -> None:
+    """With one name the second one is an error, not a repeated one; then each sends once."""
+    first, second = queue.another("first"), queue.another("second")
+    apps = {"A": "bill", "B": "bill"}
+
+    def write(batch: DataFrame, number: int) -> None:
+        for name, target in {"A": first, "B": second}.items():
+            frame = batch.select(F.col("correlationId").alias("id"), "body")
+            target.send(frame, txnAppId=apps[name], txnVersion=number)
+
+    queue.fill(0, 10)
+    writer = queue.stream().load().writeStream.foreachBatch(write)
+    with pytest.raises(PySparkException, match="Give each write a txnAppId of its own"):
+        queue.finish(writer)
+    assert [first.count(), second.count()] == [10, 0]
+    apps["B"] = "archive"
+    queue.finish(writer)
+
+    assert [first.count(), second.count(), queue.count()] == [10, 10, 0]
+
+
 @DELIVERIES
 def test_a_replayed_batch(queue: SparkQueue, delivery: str) -> None:
     """

@@ -27,8 +27,8 @@ BEGIN
     END IF;
     IF to_regclass('{state_escaped}.version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM {state}.version;
-        IF known IS DISTINCT FROM 3 THEN
-            RAISE EXCEPTION 'schema % has state tables of version %, not 3', '{state_escaped}', known
+        IF known IS DISTINCT FROM 4 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, not 4', '{state_escaped}', known
                   USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
                                ' queries, see that receipt and staging are empty, or their messages would'
                                ' be lost, then drop the schema and run this again.';
@@ -68,7 +68,7 @@ GRANT INSERT (action, queue, messages, stream, batch, task) ON {state}.trail TO 
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.staging, {state}.staging_page TO {role};
-GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched)
+GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
    ON {state}.dispatch_log TO {role}
 
 -- name: script_operator
