@@ -86,7 +86,7 @@ def stream(shop: Shop) -> Iterator[Stream]:
         ("retention/kept", "", "1, Decimal('3'), "),
         ("retention/publications", PUBLISHED, "'staging_page'"),
         ("upgrade/beside", "", "sqlqueue_next"),
-        ("upgrade/version", "", "[(3,)]"),
+        ("upgrade/version", "", "[(4,)]"),
         ("restore/compare", "", "{stream}"),
         ("dba/watch", "", "sqlqueue driver Shop.Orders"),
         ("load/waits", "", ""),
