@@ -169,10 +169,8 @@ def two(bench: Bench) -> Bench:
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("empty", [True, False])
-def test_two_writes_of_one_name_to_different_destinations_are_an_error(
-    two: Bench, pair: str, *, empty: bool
-) -> None:
-    """The second one would be skipped as a repeated one; also if the first had no message."""
+def test_two_writes_of_one_name_are_an_error(two: Bench, pair: str, *, empty: bool) -> None:
+    """To different destinations: the second would be skipped as a repeated one."""
     first, second = (named(two, given) for given in PAIRS[pair])
     write(two, first, *([] if empty else [b"first"]))
     before = [two.bodies("A"), two.bodies("B")]

@@ -421,10 +421,7 @@ RETURNING""",
         file="send/dispatch.py",
         old="        if last.batch == batch:\n",
         new="        if last.batch == -9:\n",
-        tests=[
-            "conformance/test_send.py"
-            "::test_two_writes_of_one_name_to_different_destinations_are_an_error"
-        ],
+        tests=["conformance/test_send.py::test_two_writes_of_one_name_are_an_error"],
     ),
     Fault(
         id="type-with-assembly-as-topics",
@@ -438,8 +435,8 @@ RETURNING""",
     Fault(
         id="queue-not-utf-8-stops-batch",
         file="send/sender.py",
-        old="        if self.options.undeliverable_address is None:\n            row = min(reasons)",
-        new="        if reasons:\n            row = min(reasons)",
+        old="address is None:\n            row = min(reasons)",
+        new="address != 0:\n            row = min(reasons)",
         tests=[
             "send/test_refused.py::test_with_undeliverable_a_text_that_is_not_utf_8_costs_its_row"
         ],
