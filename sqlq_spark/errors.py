@@ -738,6 +738,17 @@ class BatchClosed(NothingToSettle):
     )
 
 
+class OtherDestination(SqlQueueError):
+    """A write to another destination has used this txnAppId and txnVersion. Nothing was sent."""
+
+    template = (
+        "txnAppId {application!r} and txnVersion {batch} were used for a write to '{found}', and "
+        "now for one to '{asked}'. Nothing was sent now, because a second write of one name is "
+        "skipped as a repeated one. Give each write a txnAppId of its own. If an option changed, "
+        "run the batch once with the old one."
+    )
+
+
 class DispatchLogAhead(SqlQueueError):
     """The dispatch log has a batch that the sink cannot have reached. Nothing was sent."""
 

@@ -15,6 +15,15 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.pandas import types
+from pyspark.sql.types import (
+    ArrayType,
+    CharType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VarcharType,
+)
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -52,7 +61,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType
 
     from sqlq_spark.wire.rows import Origin
 
@@ -67,9 +76,44 @@ _ZONE: dict[str, Any] = (
 )
 
 
+TEXTS = (StringType, CharType, VarcharType)  # StringType also with a collation
+# metadata of a column that a table declares as CHAR(n) or VARCHAR(n), or with them inside; Spark
+# reads it as a string, unless spark.sql.preserveCharVarcharTypeInfo is set
+DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
+
+
 def column_types(schema: StructType) -> dict[str, str]:
-    """Column → type, in Spark's words."""
-    return {field.name: field.dataType.simpleString() for field in schema}
+    """Column → type, in Spark's words; every kind of text is `string`."""
+    return {field.name: _plain(field.dataType).simpleString() for field in schema}
+
+
+def padded_texts(schema: StructType) -> frozenset[tuple[str, str]]:
+    """
+    Return the columns whose texts Spark fills up with blanks: those of CHAR(n).
+
+    Each comes with the part of the column that is padded: `key` or `value` of a map, else nothing.
+    An expression on such a column is a string, and INSERT into a table of this format is one too.
+    """
+    padded = set()
+    for field in schema:
+        declared = (field.metadata or {}).get(DECLARED) or field.dataType.simpleString()
+        parts = {"": declared.removeprefix("array<")}
+        if isinstance(field.dataType, MapType):
+            key, _, value = declared.removeprefix("map<").partition(",")
+            parts = {"key": key, "value": value}
+        padded |= {(field.name, part) for part, text in parts.items() if text.startswith("char(")}
+    return frozenset(padded)
+
+
+def _plain(kind: DataType) -> DataType:
+    """Return a type with a simple string for each kind of text."""
+    if isinstance(kind, TEXTS):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(_plain(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_plain(kind.keyType), _plain(kind.valueType), kind.valueContainsNull)
+    return kind
 
 
 def origin() -> Origin:
@@ -90,7 +134,8 @@ def origin() -> Origin:
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
     """Give the Arrow schema in which Spark expects the rows of a read."""
-    return types.to_arrow_schema(schema, **_ZONE)
+    fields = [StructField(field.name, _plain(field.dataType), field.nullable) for field in schema]
+    return types.to_arrow_schema(StructType(fields), **_ZONE)
 
 
 # the program in which Spark 4.1 and later plan a read with filters

@@ -177,6 +177,15 @@ def test_topics_that_fit_come_back_from_their_header(topics: list[str]) -> None:
     assert wire.split_names(f"Shop.Placed, {GENERIC},,") == ["Shop.Placed", GENERIC, "", ""]
 
 
+def test_a_blank_counts_only_outside_of_the_arguments_of_a_generic_type() -> None:
+    """There stand the assemblies of the arguments. A tab and a line break are blanks too."""
+    blanks = ["Shop.Placed, Shop", " A", "A ", "A\tB", "A\n", f"{GENERIC} ", "A]] B", "A\\[ B]"]
+    none = ["Shop.Placed", GENERIC, "A`1[[B, C]],D`1[[E, F]]", r"A\ B", ""]
+    assert [*map(wire.has_blank, blanks + none)] == [True] * len(blanks) + [False] * len(none)
+    for mark, found in ((" ", False), ("[ ", False), ("] ", True), ("\\ ", False)):
+        assert wire.has_blank("[" + mark * 10**5) is found
+
+
 PROBLEMS = {
     f"Shop.Rush, Shop, {VERSION}; Shop.Placed, Shop;Shop.IEvent": None,
     r"Shop.Odd\,Name\[, Shop": None,

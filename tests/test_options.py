@@ -108,6 +108,17 @@ REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
     (SourceOptions, {"minConcurrency": "0"}, BadOption, "a whole number of at least 1"),
     (SinkOptions, {"topics": "Shop.Placed"}, BadOption, "expected no queue beside it"),
     (SinkOptions, {"queue": "", "topics": "A;B"}, BadOption, "expected types' full names, as Shop"),
+    *(
+        (SinkOptions, {"queue": "", "topics": topics}, BadOption, "commas separate, without blanks")
+        for topics in (
+            "Shop.OrderPlaced, Shop",
+            "Shop.OrderPlaced,\n  Shop.IEvent",
+            "Shop.Order Placed",
+            " Shop.OrderPlaced",
+            "Shop.A`1[[B, C]] ,Shop.IEvent",
+            "Shop.A`1[[B, C]], Shop",
+        )
+    ),
     (SourceOptions, {"url": "mysql://user:hush@host/shop"}, BadOption, "option url is "),
     (SourceOptions, {"url": "user:hush@host"}, BadOption, "option url is "),
 ]

@@ -24,6 +24,7 @@ from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.names import parse_queue
+from sqlq_spark.wire.headers import full_name, has_blank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,10 @@ app = Typer()
 
 SHOWN_IDS = 5  # of messages that stay
 GROUP = ("messages", "failed queue", "exception")  # of failed messages
+ONE_TOPIC = (
+    "a type's full name, as Shop.OrderPlaced. Give each type a --topic of its own. A name with its "
+    "assembly, as 'Shop.OrderPlaced, Shop', is for --message-type"
+)
 BODY = 200  # characters of one at most; the terminal's width cuts further
 
 
@@ -87,6 +92,8 @@ def send(
     for text in header or ():
         key, equals, headers[key] = text.partition("=")
         require(key and equals, "--header", text, "KEY=VALUE")
+    for topic in context.obj.topics or ():
+        require(full_name(topic) == topic and not has_blank(topic), "--topic", topic, ONE_TOPIC)
     options = context.obj.sink(queue)
     session = context.session(options)
     stream = file or source or sys.stdin.buffer

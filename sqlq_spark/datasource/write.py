@@ -15,12 +15,17 @@ from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.datasource import log, warn_once
 from sqlq_spark.errors import BadOption, SqlQueueError
-from sqlq_spark.send.dispatch import NAMELESS, Staged, discard, dispatch, stage
+from sqlq_spark.send.dispatch import NAMED, NAMELESS, Staged, discard, dispatch, stage
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.send.insert import check_tables, send_now
 from sqlq_spark.send.sender import Sender, name_sender
 from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wait_before_dispatch
-from sqlq_spark.spark_api import DataSourceStreamArrowWriter, column_types, origin
+from sqlq_spark.spark_api import (
+    DataSourceStreamArrowWriter,
+    column_types,
+    origin,
+    padded_texts,
+)
 from sqlq_spark.wire.headers import begins_with_interface
 
 if TYPE_CHECKING:
@@ -86,6 +91,7 @@ class Writing:
                 options.message_type,
             )
         self.options = options
+        self.padded = padded_texts(schema)
         self.sent_by = name_sender(options.originating_endpoint or sender)
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
@@ -108,6 +114,7 @@ class Writing:
                 # one, so an address names ours.
                 own_address=lambda address: ask(lambda opened: opened.canonical(address)),
                 sent_by=self.sent_by,
+                padded=self.padded,
             ).chunks(batches)
             if not exactly_once:
                 paced = wait_before_chunks(session, chunks, options, origin().query_id)
@@ -166,7 +173,7 @@ class BatchWriter(Writing, DataSourceArrowWriter):
                 expected="writeStream, or txnAppId and txnVersion: it paces batches, and df.write "
                 "is one batch",
             )
-        self.sink = f"app:{options.txn_app_id}" if named else f"{NAMELESS}{uuid.uuid4()}"
+        self.sink = f"{NAMED}{options.txn_app_id}" if named else f"{NAMELESS}{uuid.uuid4()}"
         self.batch = options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

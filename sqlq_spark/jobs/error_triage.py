@@ -440,7 +440,7 @@ def in_log(sink: Mapping[str, str], work: Callable[..., Any]) -> Any:  # noqa: A
     """Read or change a request in the dispatch log, by the options of the write that sends it."""
     options = SinkOptions.parse(sink)
     with StateSession(options, "triage") as session:
-        return session.run_with_retries(partial(work, sink=f"app:{options.txn_app_id}"))
+        return session.run_with_retries(partial(work, sink=f"{dispatch.NAMED}{options.txn_app_id}"))
 
 
 main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

@@ -19,7 +19,13 @@ from sqlq_spark.options.fields import (
 )
 from sqlq_spark.options.names import parse_queue, parse_reply_address, parse_table
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.headers import parse_span, split_names, topic_problem, types_problem
+from sqlq_spark.wire.headers import (
+    has_blank,
+    parse_span,
+    split_names,
+    topic_problem,
+    types_problem,
+)
 
 if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names
@@ -45,6 +51,8 @@ def _read_application(text: str) -> str:
 
 
 def _read_topics(text: str) -> tuple[str, ...]:
+    # `Shop.OrderPlaced, Shop` is one type with its assembly, and not two topics
+    require(not has_blank(text))
     topics = tuple(split_names(text))
     require(not any(map(topic_problem, topics)))
     return topics
@@ -56,7 +64,10 @@ application = Reader(
     _read_application,
 )
 type_names = Reader("a .NET type's full name, or several joined by ;, each once", _read_types)
-topic_names = Reader("types' full names, as Shop.OrderPlaced,Shop.IEvent", _read_topics)
+topic_names = Reader(
+    "types' full names, as Shop.OrderPlaced,Shop.IEvent, which commas separate, without blanks",
+    _read_topics,
+)
 lifetime = Reader("hh:mm:ss, at most 24.20:31:23", parse_span)
 
 

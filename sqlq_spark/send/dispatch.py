@@ -9,8 +9,9 @@ is in the dispatch log is not sent again. A batch that failed has sent nothing.
 With sendsAtomicWithReceive the transaction also settles the receipts of the micro-batch. They can
 no longer be returned to their queue.
 
-The dispatch log has the last batch that each sink has sent. A task that stages for a sink locks the
-sink's row shared. A driver that dispatches or discards locks it exclusively.
+The dispatch log has the last batch that each sink has sent. For a sink that an application names it
+also has where that batch went, so that two writes do not share a name. A task that stages for a
+sink locks the sink's row shared. A driver that dispatches or discards locks it exclusively.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
+# begins the names of sinks that an application names, by txnAppId
+NAMED = "app:"
 NAMELESS = "write:"  # begins the names of writes that are never replayed
 ABANDONED = 7 * 86400.0  # seconds after which chunks and log rows of a nameless write are deleted
+SKIPPED = ". Nothing was sent now. If this is another write, give it a txnAppId of its own"
 AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
 
 # A job also enters how far a request has come. Each state is a batch of the request's sink, and
@@ -77,6 +81,14 @@ class ChunkKey(NamedTuple):
     batch: int
     attempt: str
     chunk: int
+
+
+class LastSent(NamedTuple):
+    """What the dispatch log has of a sink."""
+
+    login: str  # that began the sink
+    batch: int | None  # the last that was sent; None: none was
+    destination: str | None  # of that batch, as `describe_destination`; None: not known
 
 
 def stage(
@@ -133,7 +145,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
     Raises:
         ChunksMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable, NothingToSettle,
-        SubscriptionsNotFound, BatchClosed, DispatchLogAhead: nothing was sent.
+        SubscriptionsNotFound, BatchClosed, DispatchLogAhead, OtherDestination: nothing was sent.
     """
     sink, batch = staged[0].sink, staged[0].batch
     where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)
@@ -141,17 +153,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
     def send(inserts: Inserts) -> None:
         nonlocal before
-        login, last = lock_exclusive(connection, sink)
-        if last is not None and last > batch + AHEAD:
-            # it would drop new messages as sent
-            raise errors.DispatchLogAhead(
-                sink=sink,
-                batch=batch,
-                found=last,
-                schema=connection.state,
-                server=connection.server,
-            )
-        before = None if advance(connection, sink, batch, messages) else login
+        before = enter(connection, sink, batch, messages, options)
         if before is None:
             if options.settles:
                 settle(connection, staged[0].origin)
@@ -164,7 +166,9 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
     inserts = send_in_transaction(connection, options, send)
     if before is not None:
-        log.info("%s: was sent before; login %s began this sink", where, before)
+        # a stream that starts again repeats its last batch; a write with a name may be another one
+        level, more = (logging.WARNING, SKIPPED) if sink.startswith(NAMED) else (logging.INFO, "")
+        log.log(level, "%s: was sent before; login %s began this sink%s", where, before, more)
         return 0
     aside = inserts.messages_aside
     more = f", {aside} to the error queue" if aside else ""
@@ -250,18 +254,44 @@ def delete_abandoned(connection: Connection) -> None:
 # ---------------------------------------------------------------- the dispatch log
 
 
-def lock_exclusive(connection: Connection, sink: str) -> tuple[str, int | None]:
+def enter(
+    connection: Connection, sink: str, batch: int, messages: int, options: SinkOptions
+) -> str | None:
     """
-    Wait for a sink's tasks and drivers, and keep others waiting until the commit.
+    Enter a batch that this transaction sends.
 
     Returns:
-        The login that began the sink, and the last batch that was sent; None: none was.
+        None; or, if the batch was sent before, the login that began the sink.
+
+    Raises:
+        DispatchLogAhead, OtherDestination.
     """
+    last = lock_exclusive(connection, sink)
+    if last.batch is not None and last.batch > batch + AHEAD:
+        # it would drop new messages as sent
+        raise errors.DispatchLogAhead(
+            sink=sink,
+            batch=batch,
+            found=last.batch,
+            schema=connection.state,
+            server=connection.server,
+        )
+    destination = None
+    if sink.startswith(NAMED):
+        destination = describe_destination(connection, options)
+        if last.batch == batch:
+            refuse_other_destination(connection, sink, last, destination)
+    is_new = advance(connection, sink, batch, messages, destination)
+    return None if is_new else last.login
+
+
+def lock_exclusive(connection: Connection, sink: str) -> LastSent:
+    """Wait for a sink's tasks and drivers, and keep others waiting until the commit."""
     rows = connection.rows("sink_close", sink=sink)
     if not rows:
         connection.rows("new_sink", sink=sink)
         rows = connection.rows("sink_close", sink=sink)
-    return rows[0]
+    return LastSent(*rows[0])
 
 
 def last_sent(connection: Connection, sink: str) -> tuple[int, int, float] | None:
@@ -274,9 +304,66 @@ def last_sent(connection: Connection, sink: str) -> tuple[int, int, float] | Non
     return rows[0] if rows and rows[0][0] is not None else None
 
 
-def advance(connection: Connection, sink: str, batch: int, messages: int = 0) -> bool:
+def advance(
+    connection: Connection,
+    sink: str,
+    batch: int,
+    messages: int = 0,
+    destination: str | None = None,
+) -> bool:
     """Enter a batch of a locked sink; False where it, or a later one, is there."""
-    return bool(connection.rows("advance", sink=sink, batch=batch, messages=messages))
+    rows = connection.rows(
+        "advance", sink=sink, batch=batch, messages=messages, destination=destination
+    )
+    return bool(rows)
+
+
+# ---------------------------------------------------------------- where a batch went
+
+QUEUE, TOPICS = "queue ", "topics "
+COLUMNS = "the columns queue and topics"
+
+
+def describe_destination(connection: Connection, options: SinkOptions) -> str:
+    """
+    Say where the options send a write, as the dispatch log keeps it.
+
+    Which queues the columns of rows name is not kept: a table by which they are chosen may change
+    before a batch is repeated.
+    """
+    if options.topics is not None:
+        return TOPICS + ",".join(sorted({*options.topics}))
+    return COLUMNS if options.address is None else QUEUE + connection.canonical(options.address)
+
+
+def refuse_other_destination(
+    connection: Connection, sink: str, last: LastSent, destination: str
+) -> None:
+    """Raise OtherDestination if the batch that was sent last under this name went elsewhere."""
+    if last.destination is None or last.destination == destination:
+        return
+    if is_same_queue(connection, last.destination, destination):
+        return
+    raise errors.OtherDestination(
+        application=sink.removeprefix(NAMED),
+        batch=last.batch,
+        found=last.destination,
+        asked=destination,
+    )
+
+
+def is_same_queue(connection: Connection, *destinations: str) -> bool:
+    """Whether two destinations are spellings of one queue, which the server knows."""
+    if not all(each.startswith(QUEUE) for each in destinations):
+        return False
+    parse = connection.names.parse_address
+    try:
+        one, other = connection.identities(
+            [parse(each.removeprefix(QUEUE)) for each in destinations]
+        )
+    except errors.BadAddress:  # whoever may write the dispatch log may write anything there
+        return False
+    return one == other
 
 
 # ---------------------------------------------------------------- a request of a job
@@ -299,7 +386,7 @@ def open_request(connection: Connection, sink: str) -> None:
 def give_up(connection: Connection, sink: str) -> None:
     """Give up a request, if it is open, and delete what it staged."""
     with transaction(connection):
-        _, batch = lock_exclusive(connection, sink)
-        if batch is None or batch < SENT:
+        last = lock_exclusive(connection, sink)
+        if last.batch is None or last.batch < SENT:
             advance(connection, sink, GIVEN_UP)
             connection.rows("discard", sink=sink, batch=GIVEN_UP)

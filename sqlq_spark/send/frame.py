@@ -9,17 +9,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options.names import parse_destination, parse_reply_address
-from sqlq_spark.send.own_headers import OwnMaps, OwnTexts
+from sqlq_spark.send.own_headers import OwnMaps, OwnTexts, parents_of_entries
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.rows import find_undecodable
+from sqlq_spark.wire.rows import find_undecodable, replace_undecodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
 
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.own_headers import Own
@@ -42,6 +45,9 @@ COLUMNS = {
 }
 WRITTEN = tuple(COLUMNS)
 IGNORED = ("seq", "expires", "corruptHeaders")  # a read can be written back
+
+# of a row whose texts are not all UTF-8: columns that say where it goes, and when
+ROUTES = ("queue", "topics", "deliverAt", "delay", "timeToBeReceived", "replyToAddress")
 
 TOPICS = pa.list_(pa.string())
 MOMENT = pa.timestamp("us", "UTC")
@@ -140,6 +146,56 @@ class Frame:
             except (BadOption, wire.BadTimeSpan) as error:
                 self.refuse(pc.equal(coded.indices, code), explain(error))
         return pa.array(values, kind).take(coded.indices)
+
+    # ------------------------------------------------------------ texts as Spark hands them over
+
+    def without_padding(self, padded: frozenset[tuple[str, str]]) -> Frame:
+        """Return the frame without the blanks at the end of some texts; see `padded_texts`."""
+        batch = self.batch
+        for name in sorted({name for name, _ in padded} & COLUMNS.keys()):
+            place = batch.schema.get_field_index(name)
+
+            def cut(texts: pa.Array, part: str, name: str = name) -> pa.Array:
+                # not utf8_rtrim, which fails for a text that is not UTF-8
+                return pc.ascii_rtrim(texts, " ") if (name, part) in padded else texts
+
+            batch = batch.set_column(place, name, _change_texts(batch.column(place), cut))
+        return Frame(batch, self.partition, self.row)
+
+    def find_undecodable(self, unused: set[str]) -> dict[int, str]:
+        """
+        Return why rows cannot be sent: a text of theirs is not UTF-8.
+
+        Spark makes such texts by casting bytes to a string. A body is bytes, and JSON of headers is
+        checked in `headers`. `unused` are columns that have no effect.
+        """
+        reasons: dict[int, str] = {}
+        for name in COLUMNS:
+            column = None if name in unused else self.column(name)
+            if column is None:
+                continue
+            for rows, reason in _find_undecodable(name, column):
+                for row in rows.tolist():
+                    reasons.setdefault(row, reason)
+        return reasons
+
+    def replace_undecodable(self, rows: list[int]) -> Frame:
+        """
+        Return the frame for an error queue, with U+FFFD for each byte that is not UTF-8.
+
+        These rows have no destination and no delay there, because nobody knows which was meant.
+        """
+        chosen = np.zeros(self.rows, bool)
+        chosen[rows] = True
+        batch = self.batch
+        for place, name in enumerate(batch.schema.names):
+            column = batch.column(place)
+            if name in ROUTES:
+                column = pc.if_else(pa.array(chosen), pa.scalar(None, column.type), column)
+            elif name in {"id", "correlationId"} or pa.types.is_map(column.type):
+                column = _change_texts(column, lambda texts, _: _readable(texts))
+            batch = batch.set_column(place, name, column)
+        return Frame(batch, self.partition, self.row)
 
     # ------------------------------------------------------------ what a message holds
 
@@ -298,7 +354,7 @@ class Frame:
         column = self.column(name)
         if column is None:
             return None
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        if _is_text(column):
             column = self.convert(
                 column, pa.int64(), lambda text: wire.parse_span(text, longest=longest, what=name)
             )
@@ -309,3 +365,48 @@ class Frame:
         self.refuse(pc.less(milliseconds, 0), f"{name} is negative: expected {bounds}")
         self.refuse(pc.greater(milliseconds, longest), f"{name} is too long: expected {bounds}")
         return milliseconds
+
+
+# ---------------------------------------------------------------- texts as Spark hands them over
+
+
+def _change_texts(column: pa.Array, change: Callable[[pa.Array, str], pa.Array]) -> pa.Array:
+    """Change the texts of a column: the keys and values of maps, items of lists, or the column."""
+    if pa.types.is_map(column.type):
+        keys, items = change(column.keys, "key"), change(column.items, "value")
+        # a slice of offsets takes no mask
+        offsets = pa.array(column.offsets.to_numpy())
+        return pa.MapArray.from_arrays(offsets, keys, items, mask=column.is_null())
+    if pa.types.is_list(column.type):
+        offsets = pa.array(column.offsets.to_numpy())
+        return pa.ListArray.from_arrays(offsets, change(column.values, ""), mask=column.is_null())
+    return change(column, "")
+
+
+def _find_undecodable(name: str, column: pa.Array) -> Iterator[tuple[npt.NDArray[np.intp], str]]:
+    """Yield rows of a column with texts that are not UTF-8, and what to say of them."""
+    if pa.types.is_map(column.type):
+        parents, first = parents_of_entries(column)
+        for kind, texts in (("name", column.keys), ("value", column.items)):
+            entries = texts.slice(first, len(parents))
+            yield parents[_places_undecodable(entries)], f"a {kind} in {name} is not UTF-8"
+    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        counts = pc.fill_null(pc.list_value_length(column), 0)
+        parents = np.repeat(np.arange(len(column)), counts)
+        reason = f"{name} holds a text that is not UTF-8"
+        yield parents[_places_undecodable(pc.list_flatten(column))], reason
+    elif _is_text(column) and name not in {"body", "headers"}:
+        yield _places_undecodable(column), f"{name} is not UTF-8"
+
+
+def _places_undecodable(texts: pa.Array) -> npt.NDArray[np.intp]:
+    wrong = find_undecodable(pa.chunked_array([texts.cast(pa.string())]))
+    return np.flatnonzero(wrong.to_numpy())
+
+
+def _readable(texts: pa.Array) -> pa.Array:
+    return replace_undecodable(pa.chunked_array([texts.cast(pa.string())])).combine_chunks()
+
+
+def _is_text(column: pa.Array) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))

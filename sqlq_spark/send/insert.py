@@ -14,6 +14,7 @@ option.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ from sqlq_spark.database import load_checked, transaction, unite
 from sqlq_spark.database.trust import PASSING, SENT, Destinations
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish, subscriptions
-from sqlq_spark.send.sender import CHUNK_LEGACY
+from sqlq_spark.send.sender import CHUNK_FAULT, CHUNK_LEGACY
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.header_columns import parse_headers
@@ -110,7 +111,7 @@ class Inserts:
         # lists of topics without a subscriber, and how many messages had them
         self.without_subscriber: Counter[str] = Counter()
         self.messages_aside = 0  # in the error queue
-        self.reasons: dict[str, SqlQueueError] = {}  # why, by destination
+        self.reasons: dict[str, SqlQueueError] = {}  # why, by destination or fault
         self._texts: list[str] = []  # headers of what goes to the error queue with this chunk
         self._bodies: list[pa.Array] = []
 
@@ -118,6 +119,7 @@ class Inserts:
         """Insert a chunk's messages; it has the columns CHUNK_ROW, and others of CHUNK_OPTIONAL."""
         options = self.options
         if options.undeliverable_address is not None:
+            chunk = self._set_faulty_aside(chunk)
             chunk = self._set_unreadable_aside(chunk)
         waiting = delayed.find_waiting(chunk)
         if waiting is not None:
@@ -161,6 +163,22 @@ class Inserts:
         return None
 
     # ------------------------------------------------------------ messages that are set aside
+
+    def _set_faulty_aside(self, chunk: pa.Table) -> pa.Table:
+        """
+        Return the rows without a fault; the others go to the error queue.
+
+        Their texts were changed, so that nobody can send them on without a look: no FailedQ.
+        """
+        if CHUNK_FAULT.name not in chunk.column_names:
+            return chunk
+        faults = chunk[CHUNK_FAULT.name]
+        reasons = [_read_fault(text) for text in faults.drop_null().to_pylist()]
+        for reason in reasons:
+            self.reasons.setdefault(reason.reason, reason)
+        rows = chunk.filter(pc.is_valid(faults))
+        self._set_aside(rows, [failure_headers(self.connection, None, each) for each in reasons])
+        return chunk.filter(pc.is_null(faults))
 
     def _set_unreadable_aside(self, chunk: pa.Table) -> pa.Table:
         """Return the rows whose destination can be read; the others go to the error queue."""
@@ -220,6 +238,12 @@ class Inserts:
                 self.messages_aside,
                 list_reasons([*self.reasons.values()]),
             )
+
+
+def _read_fault(text: str) -> errors.BadMessage:
+    """Read why a row cannot be sent, as CHUNK_FAULT has it."""
+    facts = json.loads(text)
+    return errors.BadMessage(partition=facts["partition"], row=facts["row"], reason=facts["reason"])
 
 
 # ---------------------------------------------------------------- which rows go where

@@ -81,12 +81,10 @@ class OwnMaps:
 
     def __init__(self, maps: pa.MapArray) -> None:
         self.rows = len(maps)
-        offsets = maps.offsets.to_numpy()
-        # not list_parent_indices, which ends the process for a map (pyarrow 26)
-        self.parents = np.repeat(np.arange(self.rows), np.diff(offsets))
-        names = maps.keys.slice(offsets[0], len(self.parents)).cast(pa.string())
+        self.parents, first = parents_of_entries(maps)
+        names = maps.keys.slice(first, len(self.parents)).cast(pa.string())
         self.names = names.dictionary_encode()
-        self.values = maps.items.slice(offsets[0], len(self.parents)).cast(pa.string())
+        self.values = maps.items.slice(first, len(self.parents)).cast(pa.string())
         # of a name that a map has twice the last value is kept, as readers of the text do
         _, last = places_of_each(self.names, self.parents, self.rows)
         if len(last) < len(self.names):
@@ -143,6 +141,13 @@ class OwnMaps:
         np.cumsum(counts, out=offsets[1:])
         texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), entries), ",")
         return pc.if_else(pa.array(counts > 0), texts, None)
+
+
+def parents_of_entries(maps: pa.MapArray) -> tuple[npt.NDArray[np.intp], int]:
+    """Return the row of each entry of some maps, and the place of the first entry."""
+    offsets = maps.offsets.to_numpy()
+    # not list_parent_indices, which ends the process for a map (pyarrow 26)
+    return np.repeat(np.arange(len(maps)), np.diff(offsets)), int(offsets[0])
 
 
 def default(name: str, value: pa.Array | str, missing: pa.Array) -> pa.Array:

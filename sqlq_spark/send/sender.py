@@ -7,6 +7,7 @@ The headers are complete when they leave the executor. The driver copies them as
 from __future__ import annotations
 
 import hashlib
+import json
 import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.errors import BadOption
+from sqlq_spark.errors import BadMessage, BadOption
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send.frame import MOMENT, TOPICS, Frame
 from sqlq_spark.send.own_headers import OwnTexts, default
@@ -47,7 +48,9 @@ CHUNK_DELAYS = {  # a row has one of them or neither
 }
 CHUNK_TOPICS = pa.field("topics", TOPICS)
 CHUNK_LEGACY = [pa.field(name.lower(), pa.string()) for name in HEADER_COLUMNS]
-CHUNK_OPTIONAL = (*CHUNK_DELAYS.values(), CHUNK_TOPICS, *CHUNK_LEGACY)
+# why a row goes to the error queue of the option `undeliverable`: facts of its BadMessage, as JSON
+CHUNK_FAULT = pa.field("fault", pa.string())
+CHUNK_OPTIONAL = (*CHUNK_DELAYS.values(), CHUNK_TOPICS, *CHUNK_LEGACY, CHUNK_FAULT)
 
 CHUNK_BYTES = 16 << 20
 
@@ -95,6 +98,8 @@ class Sender:
     own_address: Callable[[QueueAddress], str] | None = None
     # whether a row's own queue overrides the option `queue`, as on the command line
     rows_choose: bool = False
+    # of `padded_texts`: where trailing blanks are not part of the value
+    padded: frozenset[tuple[str, str]] = frozenset()
     # of `name_sender`; empty: only the option originatingEndpoint is written
     sent_by: dict[str, str] = field(default_factory=dict)
 
@@ -107,20 +112,22 @@ class Sender:
             row += batch.num_rows
             for part in split_by_size(messages, CHUNK_BYTES):
                 if held and weight + part.nbytes > CHUNK_BYTES:
-                    yield pa.concat_tables(held)
+                    yield _unite(held)
                     held, weight = [], 0
                 held.append(part)
                 weight += part.nbytes
         if held:
-            yield pa.concat_tables(held)
+            yield _unite(held)
 
     def messages(self, batch: pa.RecordBatch, row: int) -> pa.Table:
         """Return the messages of a record batch; its first row is row `row` of the partition."""
-        frame, options = Frame(batch, self.partition, row), self.options
+        options = self.options
+        frame = Frame(batch, self.partition, row).without_padding(self.padded)
+        frame, faults = self._find_faults(frame)
         lifetime = frame.lifetimes(options.time_to_be_received)
         if options.as_received:
             lifetime = pc.coalesce(frame.remaining(self.clock), lifetime)
-        if options.address is None or self.rows_choose:
+        if self._rows_choose_queue:
             queues = frame.text("queue")
         else:
             queues = pa.nulls(frame.rows, pa.string())
@@ -135,7 +142,37 @@ class Sender:
             messages = messages.append_column(CHUNK_DELAYS[name], column)
         if topics is not None:
             messages = messages.append_column(CHUNK_TOPICS, topics)
-        return with_legacy_columns(messages) if options.fills_legacy_columns else messages
+        if options.fills_legacy_columns:
+            messages = with_legacy_columns(messages)
+        return messages if faults is None else messages.append_column(CHUNK_FAULT, faults)
+
+    def _find_faults(self, frame: Frame) -> tuple[Frame, pa.Array | None]:
+        """
+        Find rows with a text that is not UTF-8; raise BadMessage unless they go to an error queue.
+
+        Returns:
+            The frame, whose texts can all be read, and why rows cannot be sent; None: all can.
+        """
+        unused = set()
+        if not self._rows_choose_queue:
+            unused.add("queue")
+        if self.options.as_received:
+            unused |= {"correlationId", "replyToAddress"}
+        reasons = frame.find_undecodable(unused)
+        if not reasons:
+            return frame, None
+        if self.options.undeliverable_address is None:
+            row = min(reasons)
+            raise BadMessage(partition=frame.partition, row=frame.row + row, reason=reasons[row])
+        faults: list[str | None] = [None] * frame.rows
+        for row, reason in reasons.items():
+            facts = {"partition": frame.partition, "row": frame.row + row, "reason": reason}
+            faults[row] = json.dumps(facts)
+        return frame.replace_undecodable([*reasons]), pa.array(faults, pa.string())
+
+    @property
+    def _rows_choose_queue(self) -> bool:
+        return self.options.address is None or self.rows_choose
 
     def _write(self, address: QueueAddress) -> str:
         return (self.own_address or self.options.naming.print_address)(address)
@@ -230,6 +267,11 @@ class Sender:
             if isinstance(value, str) or (value is not None and value.null_count < len(value)):
                 parts.append(default(name, value, missing))
         return _join(*parts, own.members())
+
+
+def _unite(parts: list[pa.Table]) -> pa.Table:
+    """Return a chunk of its parts, of which some have no column CHUNK_FAULT."""
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def _join(*members: pa.Array) -> pa.Array:

@@ -198,7 +198,7 @@ def span(milliseconds: int) -> str:
 
 SEPARATOR = ";"  # of EnclosedMessageTypes; the transports split at each one
 
-_MARKS = re.compile(r"\\.|[\[\],]", re.DOTALL)
+_MARKS = re.compile(r"\\.|[\[\],\s]", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _INTERFACE = re.compile(r"I[A-Z][a-z]")  # how .NET code names interfaces: IOrderEvent
 
@@ -216,6 +216,11 @@ def split_types(header: str | None) -> list[str]:
 def split_names(text: str) -> list[str]:
     """Split full names at commas, as in an option; keep blank names, which are then rejected."""
     return split_at(text, _commas(text))
+
+
+def has_blank(text: str) -> bool:
+    """Whether white space stands outside of brackets, as between a type and its assembly."""
+    return any(mark.isspace() for _, mark in _outside_brackets(text))
 
 
 def topic_problem(topic: str) -> str | None:
@@ -260,11 +265,16 @@ def begins_with_interface(header: str) -> bool:
 
 
 def _commas(text: str) -> Iterator[int]:
+    return (place for place, mark in _outside_brackets(text) if mark == ",")
+
+
+def _outside_brackets(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the places of commas and white space outside of brackets."""
     depth = 0
     for mark in _MARKS.finditer(text):
         if mark[0] == "[":
             depth += 1
         elif mark[0] == "]":
             depth = max(0, depth - 1)
-        elif mark[0] == "," and not depth:
-            yield mark.start()
+        elif len(mark[0]) == 1 and not depth:
+            yield mark.start(), mark[0]

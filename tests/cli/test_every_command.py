@@ -63,6 +63,10 @@ def test_every_command_has_json_yes_and_a_database_that_may_be_away(
         assert len(failed.err.splitlines()) == 1
 
 
+ONE_TOPIC = (
+    "expected a type's full name, as Shop.OrderPlaced. Give each type a --topic of its own. A name "
+    "with its assembly, as 'Shop.OrderPlaced, Shop', is for --message-type"
+)
 FAILURES: list[tuple[Any, ...]] = [
     (1, ("receipts", "return", "--stream", "nobody", "--yes"), "has no such receipt"),
     (1, ("receipts", "show", STREAM, "--message", "M-3"), "holds message M-3"),
@@ -70,6 +74,10 @@ FAILURES: list[tuple[Any, ...]] = [
     (2, ("send", "q", "--time-to-be-received", "soon"), "option --time-to-be-received is 'soon'"),
     (2, ("send", "q", __file__, "--file", __file__), "no file of JSON lines with it"),
     (2, ("send", "q", "--topic", "A"), "option --topic is 'A'"),
+    *(
+        (2, ("send", "--topic", topic), f"option --topic is {topic!r}: {ONE_TOPIC}")
+        for topic in ("Shop.OrderPlaced, Shop", "Shop.OrderPlaced,Shop", "Shop Placed", " Shop.A")
+    ),
     (2, ("script", "q", "--reader", "clerk"), "expected --domain or --state-schema with it"),
     (2, ("script", "q@[dbo]@[shop]", "--dialect", "sqlserver"), "run the script in its database"),
     (2, ("stats", "q", "--count", "2"), "option --count is '2': expected --watch with it\n"),

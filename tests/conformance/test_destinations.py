@@ -322,6 +322,34 @@ def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_g
     assert "xxx" * 100 not in caplog.text
 
 
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_row_whose_text_is_not_utf_8_goes_to_the_error_queue(
+    bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One queue's name of ten, in the second batch of a chunk; nothing of it names a queue."""
+    names = [bench.address("orders").encode()] * 9 + [b"A\xffB"]
+    octets = pa.array(names, pa.binary())
+    queues = pa.Array.from_buffers(pa.string(), 10, octets.buffers())  # as Spark casts bytes
+    bodies = pa.array([b"%d" % number for number in range(10)], pa.binary())
+    ids = pa.array([f"m-{number}" for number in range(10)])
+    maps = pa.array([[("a", "b")]] * 10, pa.map_(pa.string(), pa.string()))
+    columns = {"queue": queues, "body": bodies, "id": ids, "headers": maps}
+    batch = pa.RecordBatch.from_pydict(columns)
+    sender = Sender(options=sink(bench), partition=0)
+
+    chunks = sender.chunks([batch.slice(0, 4), batch.slice(4), batch.slice(0, 1)])
+    send(bench, *chunks, delivery=delivery)
+
+    expected = [b"%d" % number for number in range(9)]
+    assert bench.bodies("orders") == [*expected, b"0"]
+    failures = bench.failures()
+    assert [*failures] == [b"9"]
+    headers = failures[b"9"]
+    check_failure(headers, b"9", None, "row 9 of partition 0 cannot be sent: queue is not UTF-8")
+    assert headers[TYPE] == "sqlq_spark.errors.BadMessage"
+    assert "error queue: 1 ('row 9 of partition 0 cannot be sent: queue is" in caplog.text
+
+
 @pytest.mark.parametrize("undeliverable", [None, "FAIL"])
 def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None) -> None:
     """It is the default; the row is named before it leaves its task."""

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,7 @@ from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.dispatch import Staged
 from sqlq_spark.send.insert import Inserts
-from sqlq_spark.send.sender import CHUNK_ROW
+from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import (
     Names,
     check_source,
@@ -118,6 +118,122 @@ def test_a_replayed_batch_sends_nothing_twice(bench: Bench) -> None:
     assert bench.bodies() == [b"once"]
     assert staging(bench) == []
     assert logged(bench) == [(3, 1)]
+
+
+Given: TypeAlias = "dict[str, str | None]"
+A_QUEUE: Given = {"queue": "A"}
+B_QUEUE: Given = {"queue": "B"}
+A_TOPIC: Given = {"queue": None, "topics": "Shop.A"}
+B_TOPIC: Given = {"queue": None, "topics": "Shop.B"}
+BOTH_TOPICS: Given = {"queue": None, "topics": "Shop.B,Shop.A"}
+BY_COLUMNS: Given = {"queue": None}
+PAIRS: dict[str, tuple[Given, Given]] = {
+    "another queue": (A_QUEUE, B_QUEUE),
+    "other topics": (A_TOPIC, B_TOPIC),
+    "fewer topics": (BOTH_TOPICS, B_TOPIC),
+    "topics for a queue": (A_QUEUE, A_TOPIC),
+    "a queue for columns": (BY_COLUMNS, A_QUEUE),
+    "columns for topics": (A_TOPIC, BY_COLUMNS),
+}
+
+
+def named(bench: Bench, given: Given) -> SinkOptions:
+    """Options of a sink whose queue, if it has one, is beside the queue of the bench."""
+    queue, table = given.get("queue"), bench.beside("SubscriptionRouting")
+    own = {**given, "subscriptionTable": bench.desk.printed(table)}
+    return bench.sink(**own | {"queue": bench.address(queue) if queue else None})
+
+
+def write(bench: Bench, options: SinkOptions, *bodies: bytes, batch: int = 7) -> int:
+    """Write a batch of the name `bill`; rows name the queue A where no option does."""
+    chosen = options.address is None and options.topics is None
+    rows = chunk(*bodies, queue=bench.address("A") if chosen else None)
+    if options.topics:
+        topics = pa.array([list(options.topics)] * len(bodies), CHUNK_TOPICS.type)
+        rows = rows.append_column(CHUNK_TOPICS, topics)
+    staged = stage(bench, *([rows] if bodies else []), sink="app:bill", batch=batch)
+    return send.dispatch(bench.desk, [staged], options)
+
+
+@pytest.fixture
+def two(bench: Bench) -> Bench:
+    """Give a bench with the queues A and B, each of which is subscribed to a topic."""
+    bench.another("A")
+    bench.another("B")
+    table = bench.beside("SubscriptionRouting")
+    bench.dotnet.create_subscriptions(table)
+    for name in ("A", "B"):
+        bench.dotnet.subscribe(table, name, f"Shop.{name}", bench.address(name))
+    return bench
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("empty", [True, False])
+def test_two_writes_of_one_name_are_an_error(two: Bench, pair: str, *, empty: bool) -> None:
+    """To different destinations: the second would be skipped as a repeated one."""
+    first, second = (named(two, given) for given in PAIRS[pair])
+    write(two, first, *([] if empty else [b"first"]))
+    before = [two.bodies("A"), two.bodies("B")]
+
+    with pytest.raises(errors.OtherDestination) as caught:
+        write(two, second, b"second")
+
+    assert [caught.value.application, caught.value.batch] == ["bill", 7]
+    assert caught.value.found == send.describe_destination(two.desk, first)
+    assert caught.value.asked == send.describe_destination(two.desk, second)
+    assert {caught.value.found, caught.value.asked} <= {*str(caught.value).split("'")}
+    assert "Give each write a txnAppId of its own" in str(caught.value)
+    assert [two.bodies("A"), two.bodies("B")] == before
+    # the option was changed: once with the old one, then with the new one
+    assert write(two, first, b"first") == 0
+    assert write(two, second, b"next", batch=8) == 1
+    assert staging(two) == []
+
+
+@pytest.mark.parametrize("given", [A_QUEUE, A_TOPIC, BOTH_TOPICS, BY_COLUMNS])
+def test_a_repeated_write_is_skipped_with_a_warning(
+    two: Bench, given: Given, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its queue may be written in another way, and its topics in another order."""
+    options = named(two, given)
+    sent = write(two, options, b"once")
+    other = dict(given)
+    if "topics" in given:
+        other["topics"] = ",".join(reversed(str(given["topics"]).split(",")))
+    repeated = named(two, other)
+    if options.address is not None:
+        repeated = replace(options, address=two.beside("A"))
+
+    assert [sent, write(two, repeated, b"twice")] == [1, 0]
+
+    assert two.bodies("A") + two.bodies("B") in ([b"once"], [b"once"] * 2)
+    (warned,) = [each.getMessage() for each in caplog.records if "before" in each.getMessage()]
+    assert warned.startswith("app:bill: batch 7: was sent before; login ")
+    assert warned.endswith("If this is another write, give it a txnAppId of its own")
+
+
+def test_what_the_dispatch_log_does_not_know_is_not_compared(
+    two: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch before the last one, a stream's sink, and a job's own entry for a request."""
+    here, there = named(two, A_QUEUE), named(two, B_QUEUE)
+    write(two, here, b"0", batch=0)
+    write(two, here, b"1", batch=1)
+    assert write(two, there, b"older", batch=0) == 0
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    caplog.clear()
+
+    staged = stage(two, chunk(b"s"), sink="query:1")
+    assert [send.dispatch(two.desk, [staged], options) for options in (here, there)] == [1, 0]
+    send.open_request(two.desk, "app:triage")
+    send.give_up(two.desk, "app:triage")
+    staged = stage(two, chunk(b"r"), sink="app:triage", batch=send.GIVEN_UP)
+    assert send.dispatch(two.desk, [staged], there) == 0
+
+    stored = two.dotnet.state_rows("dispatch_log", "sink, destination")
+    known = send.describe_destination(two.desk, here)
+    assert sorted(stored) == [("app:bill", known), ("app:triage", None), ("query:1", None)]
+    assert two.bodies("B") == []
 
 
 def test_sinks_do_not_touch_one_another(bench: Bench) -> None:

@@ -121,13 +121,14 @@ GO
 -- sink_close
 UPDATE [sqlqueue].dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
-OUTPUT inserted.login, inserted.batch
+OUTPUT inserted.login, inserted.batch, inserted.destination
  WHERE sink = @sink;
 GO
 
 -- advance
 UPDATE [sqlqueue].dispatch_log
-   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
+   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME(),
+       destination = @destination
 OUTPUT inserted.batch
  WHERE sink = @sink AND (batch IS NULL OR batch < @batch);
 GO

@@ -362,7 +362,7 @@ RETURNING""",
     Fault(
         id="column-queue-wins",
         file="send/sender.py",
-        old="if options.address is None or self.rows_choose:",
+        old="if self._rows_choose_queue:",
         new='if frame.column("queue") is not None:',
         tests=["send/test_messages.py::test_the_option_queue_overrides_the_column"],
     ),
@@ -412,9 +412,41 @@ RETURNING""",
     Fault(
         id="dispatch-log-ahead",
         file="send/dispatch.py",
-        old="if last is not None and last > batch + AHEAD:",
-        new="if last is not None and last < 0:",
+        old="if last.batch is not None and last.batch > batch + AHEAD:",
+        new="if last.batch is not None and last.batch < 0:",
         tests=["hostile/test_state.py::test_a_dispatch_log_that_is_ahead_is_an_error"],
+    ),
+    Fault(
+        id="two-writes-of-one-name",
+        file="send/dispatch.py",
+        old="        if last.batch == batch:\n",
+        new="        if last.batch == -9:\n",
+        tests=["conformance/test_send.py::test_two_writes_of_one_name_are_an_error"],
+    ),
+    Fault(
+        id="type-with-assembly-as-topics",
+        file="options/sink.py",
+        old="    require(not has_blank(text))\n",
+        new="",
+        tests=[
+            "test_options.py::test_an_option_that_cannot_be_meant_is_refused_with_what_is_expected"
+        ],
+    ),
+    Fault(
+        id="queue-not-utf-8-stops-batch",
+        file="send/sender.py",
+        old="address is None:\n            row = min(reasons)",
+        new="address != 0:\n            row = min(reasons)",
+        tests=[
+            "send/test_refused.py::test_with_undeliverable_a_text_that_is_not_utf_8_costs_its_row"
+        ],
+    ),
+    Fault(
+        id="char-keeps-its-blanks",
+        file="spark_api.py",
+        old='if text.startswith("char(")',
+        new='if text.startswith("blank(")',
+        tests=["send/test_text_types.py::test_the_blanks_that_spark_adds_to_char_are_not_sent"],
     ),
     Fault(
         id="no-room-for-delayed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyspark.sql.types import StructType
 from sqlq_spark.datasource.write import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.send.frame import check_frame
+from sqlq_spark.send.frame import COLUMNS, check_frame
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import (
     Names,
@@ -23,7 +24,7 @@ from sqlq_spark.send.throttle import (
 )
 from sqlq_spark.wire.headers import dumps
 
-from .frames import frame, maps, moments, sender
+from .frames import frame, headers, maps, moments, sender
 
 TOO_LATE = 253_370_764_800_000_000  # the year 9999
 NOT_UTF8 = pa.Array.from_buffers(  # as Spark casts bytes: unchecked
@@ -113,6 +114,93 @@ def test_a_typed_message_without_a_body_is_refused(
             check_refused(batch, f"the header {CONTROL} with the value True", **raw)
         else:
             assert sender(**raw).messages(batch, 10)["body"].to_pylist() == [b"x", b""]
+
+
+def unchecked(*texts: bytes | None) -> pa.Array:
+    """Make a column of texts as Spark hands over bytes that it cast to a string."""
+    octets = pa.array(texts, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(texts), octets.buffers(), octets.null_count)
+
+
+def unchecked_map(name: bytes, value: bytes | None) -> pa.Array:
+    """Make a map for each of two rows; only that of the second has a name or value like these."""
+    names = unchecked(b"tenant", b"region", name)
+    return pa.MapArray.from_arrays([0, 1, 3], names, unchecked(b"blue", None, value))
+
+
+# texts that Spark casts from bytes: no UTF-8, half of a surrogate pair, a longer form of NUL
+NOT_TEXTS = {"bytes": b"A\xffB", "surrogate": b"A\xed\xa0\x80", "overlong": b"\xc0\x80"}
+TEXT_COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(
+        ["id", "correlationId", "replyToAddress", "timeToBeReceived", "delay", "queue"],
+        lambda text: unchecked(None, text),
+    ),
+    "headers (name)": lambda text: unchecked_map(text, b"blue"),
+    "headers (null)": lambda text: unchecked_map(text, None),
+    "headers (value)": lambda text: unchecked_map(b"zone", text),
+    "topics": lambda text: pa.ListArray.from_arrays([0, 1, 3], unchecked(b"A", b"B", text)),
+}
+FAULTS = {
+    "headers (name)": "a name in headers is not UTF-8",
+    "headers (null)": "a name in headers is not UTF-8",
+    "headers (value)": "a value in headers is not UTF-8",
+    "topics": "topics holds a text that is not UTF-8",
+}
+
+
+@pytest.mark.parametrize("text", NOT_TEXTS.values(), ids=NOT_TEXTS)
+@pytest.mark.parametrize("column", TEXT_COLUMNS)
+def test_a_text_that_is_not_utf_8_is_refused_by_its_row_and_column(
+    column: str, text: bytes
+) -> None:
+    """In every column of texts, also in the second half of a larger batch."""
+    name = column.split(maxsplit=1)[0]
+    batch = frame(2, **{name: TEXT_COLUMNS[column](text)})
+    reason = FAULTS.get(column, f"{column} is not UTF-8")
+    option = {"queue": None if name in {"queue", "topics"} else "orders"}
+
+    check_refused(batch, reason, **option)
+    check_refused(pa.concat_batches([batch.slice(0, 1), batch]).slice(1), reason, **option)
+
+
+def test_every_column_of_texts_is_tried() -> None:
+    """A body holds bytes, and headers as one text are read as JSON."""
+    texts = {name for name, (_, kinds) in COLUMNS.items() if "string" in str(kinds)}
+
+    assert texts - {"body"} == {column.split()[0] for column in TEXT_COLUMNS}
+
+
+@pytest.mark.parametrize("text", NOT_TEXTS.values(), ids=NOT_TEXTS)
+@pytest.mark.parametrize("column", TEXT_COLUMNS)
+def test_with_undeliverable_a_text_that_is_not_utf_8_costs_its_row(
+    column: str, text: bytes
+) -> None:
+    """The chunk says why; the row has its body and what of its headers can be read."""
+    name = column.split(maxsplit=1)[0]
+    batch = frame(2, **{name: TEXT_COLUMNS[column](text)})
+    queue = None if name in {"queue", "topics"} else "orders"
+
+    for part in (batch, pa.concat_batches([batch.slice(0, 1), batch]).slice(1)):
+        chunk = sender(queue=queue, undeliverable="error").messages(part, 10)
+
+        first, second = chunk["fault"].to_pylist()
+        assert first is None
+        reason = FAULTS.get(column, f"{column} is not UTF-8")
+        assert json.loads(second) == {"partition": 3, "row": 11, "reason": reason}
+        assert chunk["body"].to_pylist() == [b"x", b"x"]
+        chunk.validate(full=True)
+        if name == "headers":
+            before, own = headers(chunk)
+            assert [before["tenant"], own["region"], "\ufffd" in str(own)] == ["blue", None, True]
+
+
+def test_a_column_that_has_no_effect_is_not_read() -> None:
+    """The option `queue` overrides the column."""
+    batch = frame(1, queue=unchecked(b"\xff"))
+
+    chunk = sender(undeliverable="error").messages(batch, 0)
+
+    assert [chunk["queue"].to_pylist(), chunk.column_names] == [[None], CHUNK_ROW.names]
 
 
 @pytest.mark.parametrize(

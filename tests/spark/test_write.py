@@ -147,6 +147,49 @@ def test_a_missing_destination_is_found_before_a_task_runs(
     assert [absent.count(), ran.value] == [10, 10]
 
 
+def test_bytes_that_spark_casts_to_a_text_cost_their_row(queue: SparkQueue) -> None:
+    """The row is named by its column. With `undeliverable` it goes to the error queue alone."""
+    errors = queue.another("errors")
+    text = "if(id = 7, cast(unhex('41FF42') AS string), 'blue')"
+    frame = queue.spark.range(0, 10, numPartitions=1)
+    frame = frame.selectExpr("string(id) AS body", f"map('tenant', {text}) AS headers")
+
+    assert "row 7 of partition 0 cannot be sent: a value in headers is" in refusal(queue, frame)
+    assert queue.count() == 0
+    queue.send(frame, undeliverable=errors.name)
+
+    assert sorted(body for _, body in queue.rows()) == [b"%d" % at for at in range(10) if at != 7]
+    assert [(headers["tenant"], body) for headers, body in errors.rows()] == [("A\ufffdB", b"7")]
+
+
+@pytest.mark.parametrize("kept", ["true", "false"])
+def test_a_table_may_declare_its_texts_in_any_way(queue: SparkQueue, kept: str) -> None:
+    """A queue's name in CHAR, a body with a collation; also what a stream sends of them."""
+    spark, setting = queue.spark, "spark.sql.preserveCharVarcharTypeInfo"
+    names = queue.another("names")
+    size = len(names.name) + 3
+    spark.conf.set(setting, kept)
+    spark.sql(
+        f"CREATE TABLE texts (queue CHAR({size}), id VARCHAR(9), body STRING COLLATE UTF8_LCASE, "
+        f"headers MAP<STRING, CHAR(9)>) USING parquet LOCATION '{queue.folder}/texts'"
+    )
+    try:
+        spark.sql(f"INSERT INTO texts VALUES ('{names.name}', 'm-1 ', 'Body', map('a', 'b'))")
+        spark.table("texts").write.format("sqlqueue").options(**queue.database_options).save(
+            mode="append"
+        )
+        stream = spark.readStream.table("texts").writeStream.format("sqlqueue")
+        queue.finish(stream.options(**queue.database_options))
+    finally:
+        spark.sql("DROP TABLE texts")
+        spark.conf.unset(setting)
+
+    found = [(headers[MESSAGE_ID], headers["a"], body) for headers, body in names.rows()]
+    assert found == [("m-1 ", "b", b"Body")] * 2
+    read = names.reader().schema("queue STRING COLLATE UTF8_LCASE, body BINARY").load()
+    assert [bytes(row.body) for row in read.collect()] == [b"Body"] * 2
+
+
 @DELIVERIES
 def test_a_failed_task_sends_nothing(queue: SparkQueue, delivery: str) -> None:
     """One partition raises after the other is done: nothing is sent, and no chunk is left."""
@@ -199,6 +242,27 @@ def test_overwrite_is_refused(queue: SparkQueue) -> None:
 
 
 # ---------------------------------------------------------------- a stream
+
+
+def test_two_writes_of_a_batch_need_two_names(queue: SparkQueue) -> None:
+    """With one name the second one is an error, not a repeated one; then each sends once."""
+    first, second = queue.another("first"), queue.another("second")
+    apps = {"A": "bill", "B": "bill"}
+
+    def write(batch: DataFrame, number: int) -> None:
+        for name, target in {"A": first, "B": second}.items():
+            frame = batch.select(F.col("correlationId").alias("id"), "body")
+            target.send(frame, txnAppId=apps[name], txnVersion=number)
+
+    queue.fill(0, 10)
+    writer = queue.stream().load().writeStream.foreachBatch(write)
+    with pytest.raises(PySparkException, match="Give each write a txnAppId of its own"):
+        queue.finish(writer)
+    assert [first.count(), second.count()] == [10, 0]
+    apps["B"] = "archive"
+    queue.finish(writer)
+
+    assert [first.count(), second.count(), queue.count()] == [10, 10, 0]
 
 
 @DELIVERIES

@@ -19,8 +19,9 @@ $do$
 -- names for the last acknowledged batch. The plan may only be used for batches above those in `plan_after`.
 -- A row of `receipt` is written in one commit with the delete from the queue, read only by a replay, and
 -- deleted when its batch is acknowledged. Its payload is compressed already, so the server must not try
--- again. `dispatch_log` has no batch for a sink that has sent none. A login only inserts into `trail`. The
--- server writes the time and the logins; `session_login` is the one that connected, before SET ROLE.
+-- again. `dispatch_log` has no batch for a sink that has sent none, and a `destination` only for a write
+-- with a name, of its last batch. A login only inserts into `trail`. The server writes the time and the
+-- logins; `session_login` is the one that connected, before SET ROLE.
 -- Locks:   the tables that it creates, until commit; none that is there.
 
 -- All state tables, once.
@@ -121,11 +122,12 @@ BEGIN
 
     -- the last batch that each sink has sent
     CREATE TABLE {state}.dispatch_log (
-        sink       varchar(200) PRIMARY KEY,
-        login      name         NOT NULL DEFAULT current_user,
-        batch      bigint,
-        messages   bigint       NOT NULL DEFAULT 0,
-        dispatched timestamptz  NOT NULL DEFAULT now()
+        sink        varchar(200) PRIMARY KEY,
+        login       name         NOT NULL DEFAULT current_user,
+        batch       bigint,
+        messages    bigint       NOT NULL DEFAULT 0,
+        dispatched  timestamptz  NOT NULL DEFAULT now(),
+        destination text
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
     -- the audit trail: who purged, returned, dropped or retired what

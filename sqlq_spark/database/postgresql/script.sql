@@ -69,7 +69,7 @@ GRANT INSERT (action, queue, messages, stream, batch, task) ON {state}.trail TO 
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.staging, {state}.staging_page TO {role};
-GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched)
+GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
    ON {state}.dispatch_log TO {role}
 
 -- name: script_operator

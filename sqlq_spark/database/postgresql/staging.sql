@@ -12,8 +12,8 @@ SELECT batch, messages,
 -- name: sink_close
 -- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
 --          second of two drivers waits for the first.
--- Returns: login text, batch bigint; no row where the sink is new
-SELECT login::text, batch
+-- Returns: login text, batch bigint, destination text; no row where the sink is new
+SELECT login::text, batch, destination
   FROM {state}.dispatch_log
  WHERE sink = :sink::text
    FOR UPDATE
@@ -40,7 +40,8 @@ RETURNING true
 -- row.
 -- Returns: batch bigint; no row where the batch was sent before
 UPDATE {state}.dispatch_log
-   SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now()
+   SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now(),
+       destination = :destination::text
  WHERE sink = :sink::text AND (batch IS NULL OR batch < :batch::bigint)
 RETURNING batch
 

@@ -27,7 +27,8 @@ IF SCHEMA_ID({state_name}) IS NULL
 -- commit with the delete from the queue, read only by a replay, and deleted when its batch is acknowledged.
 -- Its payload never shares the page of its row, so a list of receipts is read without it. A large payload
 -- is one row, because the server stores it in pages. `dispatch_log` has no batch for a sink that has sent
--- none. A login only inserts into `trail`; `session_login` is the one that connected.
+-- none, and a `destination` only for a write with a name, of its last batch. A login only
+-- inserts into `trail`; `session_login` is the one that connected.
 -- Locks:   the tables that it creates, until commit; none that is there.
 
 -- All state tables, once.
@@ -136,11 +137,12 @@ BEGIN
 
     -- the last batch that each sink has sent
     CREATE TABLE {state}.dispatch_log (
-        sink       nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
-        login      nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
-        batch      bigint        NULL,
-        messages   bigint        NOT NULL DEFAULT 0,
-        dispatched datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
+        sink        nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch       bigint        NULL,
+        messages    bigint        NOT NULL DEFAULT 0,
+        dispatched  datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        destination nvarchar(max) NULL
     );
     ALTER TABLE {state}.dispatch_log SET (LOCK_ESCALATION = DISABLE);
 

@@ -13,10 +13,10 @@ SELECT batch, messages,
 -- An update that changes nothing, as in lock_stream.
 -- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
 --          second of two drivers waits for the first.
--- Returns: login, batch bigint; no row where the sink is new
+-- Returns: login, batch bigint, destination; no row where the sink is new
 UPDATE {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
-OUTPUT inserted.login, inserted.batch
+OUTPUT inserted.login, inserted.batch, inserted.destination
  WHERE sink = @sink
 
 -- name: new_sink
@@ -54,7 +54,8 @@ SELECT @sink, @batch, @attempt, @chunk, @messages, @payload
 -- row.
 -- Returns: batch bigint; no row where the batch was sent before
 UPDATE {state}.dispatch_log
-   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME()
+   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME(),
+       destination = @destination
 OUTPUT inserted.batch
  WHERE sink = @sink AND (batch IS NULL OR batch < @batch)
 

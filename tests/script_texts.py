@@ -1,0 +1,36 @@
+"""
+What `sqlqueue script` prints for each database, with all that it can print.
+
+    python tests/script_texts.py postgresql > tests/golden/script-postgresql.sql
+    python tests/script_texts.py sqlserver > tests/golden/script-sqlserver.sql
+"""
+
+from __future__ import annotations
+
+import sys
+
+from sqlq_spark.admin.script import Roles, endpoint, of_domain, script
+from sqlq_spark.options.names import names_of
+from sqlq_spark.wire.address import QueueAddress
+
+
+def golden(dialect: str) -> str:
+    """The script of a domain: an endpoint with an instance, and tables of all kinds."""
+    url = f"{dialect}://host/shop"
+    state, reader, sender = of_domain("orders")
+    shop = endpoint(
+        url, "Shop.Orders", instances=["web1"], error="error", audit="audit", delayed=True
+    )
+    return script(
+        shop,
+        state=state,
+        subscriptions=QueueAddress("SubscriptionRouting", names_of(url).default_schema),
+        roles=Roles(reader=reader, sender=sender, operator="clerk", producer="endpoints"),
+        body_string=True,
+        delayed=True,
+        dialect=dialect,
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(golden(sys.argv[1]))
