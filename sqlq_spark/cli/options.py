@@ -101,6 +101,7 @@ class Shared:
     message_type: str | None = None
     content_type: str | None = None
     time_to_be_received: str | None = None
+    as_received: bool = False
     # of an endpoint's queues
     instance: list[str] | None = None
     qualifier: list[str] | None = None
@@ -139,7 +140,7 @@ class Shared:
         known, texts = {*option_names(kind).values()}, own | {"url": self.location, "queue": queue}
         return kind.parse(
             {
-                name: text if isinstance(text, str) else ",".join(text)
+                name: option_text(text)
                 for name, text in texts.items()
                 if name in known and (text or text == "")
             }
@@ -210,6 +211,16 @@ class Context(typer.Context):
             return
         for row in rows:
             screen.print_json(asdict(row))
+
+
+def option_text(value: str | list[str] | bool) -> str:  # noqa: FBT001 - of a flag
+    """Return a value as the data source reads it."""
+    match value:
+        case str():
+            return value
+        case bool():
+            return str(value).lower()
+    return ",".join(value)
 
 
 def public_name(name: str) -> str:

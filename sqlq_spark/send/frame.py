@@ -42,6 +42,8 @@ COLUMNS = {
 }
 WRITTEN = tuple(COLUMNS)
 IGNORED = ("seq", "expires", "corruptHeaders")  # a read can be written back
+# id of the row that a message becomes, which only the command line gives; null: a new one
+ROW_ID = "rowId"
 
 TOPICS = pa.list_(pa.string())
 MOMENT = pa.timestamp("us", "UTC")
