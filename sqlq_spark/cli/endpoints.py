@@ -12,7 +12,6 @@ when the table is gone, so its message is not lost.
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,6 +25,7 @@ from sqlq_spark.admin import script as scripts
 from sqlq_spark.admin.checks import subscriptions_of
 from sqlq_spark.admin.formats import Column, quantity
 from sqlq_spark.cli import options as cli
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
@@ -149,7 +149,7 @@ def script(
     if shared.as_json:
         print_json({"dialect": dialect, "script": text})
     else:
-        sys.stdout.write(text)
+        screen.print_unchanged(text)
 
 
 # ---------------------------------------------------------------- subscriptions

@@ -23,7 +23,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from sqlq_spark import errors
-from sqlq_spark.admin.formats import part
+from sqlq_spark.admin.formats import part, write_utf_8
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database.schema import NO_TRAIL, has_trail
@@ -262,6 +262,8 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
         """Put the values of the shared options into the context, and run the command."""
         its = ctx.obj = Shared(**{name: ctx.params.pop(name) for name in self.shared})
+        if its.as_json:
+            write_utf_8()
         may_ask = "yes" not in self.shared or its.yes or not its.as_json
         require(may_ask, "--json", "true", "--yes with it, because a program cannot be asked")
         return super().invoke(ctx)
