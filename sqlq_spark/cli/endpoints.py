@@ -170,6 +170,9 @@ def subscribe(
     """
     Subscribe an endpoint to topics. Creates the subscription table if it is missing.
 
+    An endpoint has one queue for each topic. If it had another one, the answer
+    shows it as replaced: that queue gets no copy any more.
+
     Options:
         queue: The endpoint's queue, which must exist.
     """
@@ -182,7 +185,14 @@ def subscribe(
         endpoint=endpoint,
         queue=address,
     )
-    context.show(COLUMNS, made, "subscriptions")
+    context.show((*COLUMNS, Column("replaced")), made, "subscriptions")
+    for each in made:
+        if each.replaced is not None:
+            say_error(
+                f"queue {each.replaced} gets no {each.topic} any more: {endpoint} had it, and an "
+                "endpoint has one queue for a topic. If it is of another endpoint of this name, "
+                "give one of them another name, and subscribe both again"
+            )
 
 
 @app.command(cls=AskingCommand.having("subscription_table"))
