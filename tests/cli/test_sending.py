@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 from conformance.conftest import ON_DATABASE
@@ -16,13 +18,12 @@ from sqlq_spark.cli import sending
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.options import SinkOptions
+from sqlq_spark.send import sender
 from sqlq_spark.wire import headers as wire
 
 from .database import address, count, messages, put
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from conftest import Place
 
     from .commands import Run
@@ -285,6 +286,23 @@ def test_a_browse_is_sent_again_with_all_that_it_says(
         assert (new, new_body, later) == (row, body or b"", None)
         assert headers | old == headers
         assert headers[wire.MESSAGE_ID] == old.get(wire.MESSAGE_ID, str(row))
+
+
+def test_a_remaining_life_is_by_the_databases_clock(
+    run: Run, place: Place, queues: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However wrong this machine's is."""
+    source, target = queues
+    fill(place, source, [(UUID(int=1), "{}", b"", 3600)])
+    late = type(
+        "Late", (datetime,), {"now": classmethod(lambda _, zone: datetime(1999, 1, 1, tzinfo=zone))}
+    )
+    monkeypatch.setattr(sender, "datetime", late)
+
+    run("send", target, "--as-received", stdin=run("browse", source, "--json").out)
+
+    left = f"SELECT extract(epoch FROM expires - ({NOW}))::int FROM {target}"
+    assert 3000 < place.sql(left)[0][0] <= 3600
 
 
 def test_rows_that_are_in_the_queue_already_get_new_ids(
