@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from importlib.metadata import version
@@ -183,6 +185,23 @@ def test_the_totals_are_the_last_line(
         said = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert said["found"] == found
         assert said["seconds"] >= 0
+
+
+def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows writes into a file in an encoding that lacks most of them; the totals are UTF-8."""
+    monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "cp1252"))
+
+    def run(*_: object) -> dict[str, str]:
+        job.print_line("łódź")
+        return {"queue": "łódź"}
+
+    assert job.Job("", Settings, run).main([*WORDS, "--checkpoint", "/c"]) == 0
+
+    line, totals = out.getvalue().splitlines()
+    assert line.decode("cp1252") == r"\u0142ód\u017a"
+    assert json.loads(totals.decode())["queue"] == "łódź"
 
 
 def test_the_settings_in_conf_fit_their_job() -> None:

@@ -1,11 +1,13 @@
 """
-Formats of numbers, sizes and times, and of tables of figures.
+Formats of numbers, sizes and times, of tables of figures, and of the process's output.
 
 A table's columns are declared once. The terminal, the page, JSON and metrics read them.
 """
 
 from __future__ import annotations
 
+import io
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,6 +73,40 @@ def plain(value: object) -> str:
         case datetime():
             return f"{value:%Y-%m-%d %H:%M:%S}"
     return clean(str(value))
+
+
+# ---------------------------------------------------------------- output
+
+
+def escape_unencodable() -> None:
+    r"""
+    Let no character end the process, because it may have committed something.
+
+    Windows writes into a file in an encoding that lacks most characters. What the encoding lacks is
+    printed as `\u0142`. An answer that cannot be read is no yes.
+    """
+    for stream, errors in (
+        (sys.stdin, "replace"),
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def write_utf_8() -> None:
+    """Write standard output in UTF-8 from here on, for a program that reads it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def has_characters(encoding: str | None, text: str) -> bool:
+    """Whether an encoding has all characters of a text."""
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- tables

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, endpoint_zone, read_clock
@@ -122,7 +123,7 @@ class Message:
     corrupt_headers: str | None
     body: bytes | None  # some old writers wrote null
     seq: int
-    expires: datetime | None
+    expires: datetime | None  # with its zone, UTC
 
 
 # ---------------------------------------------------------------- queues
@@ -276,4 +277,5 @@ def message(row: dict[str, Any]) -> Message:
 
     headers = parse_headers(row["headers"])
     corrupt = row["headers"] if headers is None else None
-    return Message(uuid_text(row["id"]), headers, corrupt, row["body"], row["seq"], row["expires"])
+    expires = None if row["expires"] is None else row["expires"].replace(tzinfo=UTC)
+    return Message(uuid_text(row["id"]), headers, corrupt, row["body"], row["seq"], expires)

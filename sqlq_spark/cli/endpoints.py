@@ -12,7 +12,6 @@ when the table is gone, so its message is not lost.
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,6 +25,7 @@ from sqlq_spark.admin import script as scripts
 from sqlq_spark.admin.checks import subscriptions_of
 from sqlq_spark.admin.formats import Column, quantity
 from sqlq_spark.cli import options as cli
+from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
@@ -149,7 +149,7 @@ def script(
     if shared.as_json:
         print_json({"dialect": dialect, "script": text})
     else:
-        sys.stdout.write(text)
+        screen.print_unchanged(text)
 
 
 # ---------------------------------------------------------------- subscriptions
@@ -170,6 +170,9 @@ def subscribe(
     """
     Subscribe an endpoint to topics. Creates the subscription table if it is missing.
 
+    An endpoint has one queue for each topic. If it had another one, the answer
+    shows it as replaced: that queue gets no copy any more.
+
     Options:
         queue: The endpoint's queue, which must exist.
     """
@@ -182,7 +185,14 @@ def subscribe(
         endpoint=endpoint,
         queue=address,
     )
-    context.show(COLUMNS, made, "subscriptions")
+    context.show((*COLUMNS, Column("replaced")), made, "subscriptions")
+    for each in made:
+        if each.replaced is not None:
+            say_error(
+                f"queue {each.replaced} gets no {each.topic} any more: {endpoint} had it, and an "
+                "endpoint has one queue for a topic. If it is of another endpoint of this name, "
+                "give one of them another name, and subscribe both again"
+            )
 
 
 @app.command(cls=AskingCommand.having("subscription_table"))

@@ -10,8 +10,8 @@ Exit codes:
 - 3: the database
 - 130: Ctrl-C
 
-Errors go to standard error. With --json standard output holds only JSON, and questions go to
-standard error.
+Errors go to standard error. With --json standard output holds only JSON, in UTF-8, and questions go
+to standard error. Text is in the stream's own encoding, with escapes for characters that it lacks.
 Names, headers and bodies are untrusted: they are shown without markup or control characters.
 """
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlq_spark import __version__
+from sqlq_spark.admin.formats import escape_unencodable
 from sqlq_spark.cli import demo, endpoints, messages, queues, selftest
 from sqlq_spark.cli.options import end_by
 from sqlq_spark.cli.screen import say
@@ -42,6 +43,7 @@ app.add_typer(messages.receipts, name="receipts")
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command, and end the process with its exit code."""
+    escape_unencodable()
     try:
         app(words)
     except SqlQueueError as error:

@@ -46,7 +46,12 @@ BODY = 200  # characters of one at most; the terminal's width cuts further
 
 @app.command(
     cls=Command.having(
-        "topics", "message_type", "content_type", "time_to_be_received", "subscription_table"
+        "topics",
+        "message_type",
+        "content_type",
+        "time_to_be_received",
+        "as_received",
+        "subscription_table",
     )
 )
 def send(
@@ -63,8 +68,9 @@ def send(
     """
     Send messages in one transaction: each line is a JSON object with the field body.
 
-    A text body is sent unchanged. Another JSON value is serialised.
-    Use bodyBase64 instead of body to send bytes.
+    The text of a JSON string is sent, and any other value as the line has it,
+    byte for byte. Use bodyBase64 instead of body to send bytes.
+    The lines are UTF-8. browse --json prints lines that can be sent.
     Optional fields: headers, id, timeToBeReceived (hh:mm:ss), delay
     (hh:mm:ss), deliverAt (a time with its zone), correlationId,
     replyToAddress, queue (another destination for this line), and topics
@@ -82,6 +88,7 @@ def send(
         message_type: The .NET type's full name.
         content_type: Content type, for example application/json.
         time_to_be_received: hh:mm:ss, after which the message expires.
+        as_received: Keep headers and the remaining time to live of lines of browse --json.
         header: KEY=VALUE, added to each message.
     """
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
@@ -94,6 +101,8 @@ def send(
         require(key and equals, "--header", text, "KEY=VALUE")
     for topic in context.obj.topics or ():
         require(full_name(topic) == topic and not has_blank(topic), "--topic", topic, ONE_TOPIC)
+    alone = "no --as-received with it, which adds no header"
+    require(not (header and context.obj.as_received), "--header", header, alone)
     options = context.obj.sink(queue)
     session = context.session(options)
     stream = file or source or sys.stdin.buffer

@@ -23,7 +23,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from sqlq_spark import errors
-from sqlq_spark.admin.formats import part
+from sqlq_spark.admin.formats import part, write_utf_8
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database.schema import NO_TRAIL, has_trail
@@ -101,6 +101,7 @@ class Shared:
     message_type: str | None = None
     content_type: str | None = None
     time_to_be_received: str | None = None
+    as_received: bool = False
     # of an endpoint's queues
     instance: list[str] | None = None
     qualifier: list[str] | None = None
@@ -139,7 +140,7 @@ class Shared:
         known, texts = {*option_names(kind).values()}, own | {"url": self.location, "queue": queue}
         return kind.parse(
             {
-                name: text if isinstance(text, str) else ",".join(text)
+                name: option_text(text)
                 for name, text in texts.items()
                 if name in known and (text or text == "")
             }
@@ -212,6 +213,16 @@ class Context(typer.Context):
             screen.print_json(asdict(row))
 
 
+def option_text(value: str | list[str] | bool) -> str:  # noqa: FBT001 - of a flag
+    """Return a value as the data source reads it."""
+    match value:
+        case str():
+            return value
+        case bool():
+            return str(value).lower()
+    return ",".join(value)
+
+
 def public_name(name: str) -> str:
     """Return the data source's name of an option: `stateSchema` for `state_schema`."""
     return re.sub("_(.)", lambda found: found[1].upper(), name)
@@ -251,6 +262,8 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
         """Put the values of the shared options into the context, and run the command."""
         its = ctx.obj = Shared(**{name: ctx.params.pop(name) for name in self.shared})
+        if its.as_json:
+            write_utf_8()
         may_ask = "yes" not in self.shared or its.yes or not its.as_json
         require(may_ask, "--json", "true", "--yes with it, because a program cannot be asked")
         return super().invoke(ctx)

@@ -24,7 +24,7 @@ from typer import Option, Typer
 
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect, purge, watch
-from sqlq_spark.admin.formats import clean, quantity, span, view
+from sqlq_spark.admin.formats import clean, quantity, span, view, write_utf_8
 from sqlq_spark.admin.problems import Finding
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
@@ -90,6 +90,8 @@ def stats(
     as_json, options = context.obj.as_json, context.obj.database()
     require(count is None or watch_, "--count", count, "--watch with it")
     require(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
+    if openmetrics == "-":
+        write_utf_8()
     on_screen = watch_ and not openmetrics and not as_json and sys.stdout.isatty()
     # an error is shown below it until the next look
     live = Live(console=screen.out(), screen=True, auto_refresh=False, redirect_stderr=False)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sqlq_spark.admin.formats import clean, make_cell
+from sqlq_spark.admin.formats import clean, has_characters, make_cell, write_utf_8
 from sqlq_spark.errors import Cancelled
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
 
@@ -63,6 +63,15 @@ def print_json(value: object) -> None:
     sys.stdout.write(
         "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n"
     )
+
+
+def print_unchanged(text: str) -> None:
+    """Print a text that a program runs: an escape would be another name there."""
+    encoding = sys.stdout.encoding
+    if not has_characters(encoding, text):
+        say_error(f"the output is UTF-8, because {encoding} lacks characters of it")
+        write_utf_8()
+    sys.stdout.write(text)
 
 
 def finding_lines(its: Finding) -> list[Text]:

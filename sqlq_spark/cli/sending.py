@@ -2,18 +2,24 @@
 What `sqlqueue send` does: reads JSON lines into rows, inserts the messages, and counts them.
 
 A line is an object with `body` and optionally the other columns that a DataFrame may have.
-A text body is sent unchanged. Any other JSON value is serialised without spaces.
-The output of `sqlqueue browse --json` can be sent again.
+If the body is a JSON string, its text is sent. The JSON text of any other value is sent as the line
+has it, byte for byte.
+
+A line with `seq` is a row that `sqlqueue browse --json` printed. It keeps its row id, so that a
+message without the header MessageId keeps its identity too. Its null body is empty.
 """
 
 from __future__ import annotations
 
 import base64
+import codecs
 import json
+import re
 from functools import partial
 from itertools import islice
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,13 +27,14 @@ import pyarrow.compute as pc
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.cli.options import read_moment
 from sqlq_spark.cli.screen import say_error
-from sqlq_spark.errors import BadInput, BadMessage, BadOption
+from sqlq_spark.database import read_clock
+from sqlq_spark.errors import BadInput, BadMessage, BadOption, StatementRefused
 from sqlq_spark.send import delayed, frame, publish
 from sqlq_spark.send.insert import rows_by_queue, send_in_transaction
-from sqlq_spark.send.sender import CHUNK_ROW, Sender
+from sqlq_spark.send.sender import CHUNK_ROW, Sender, with_new_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import BinaryIO
 
     from sqlq_spark.cli.options import Context
@@ -44,10 +51,16 @@ SCHEMA = pa.schema(
         "headers": pa.map_(pa.string(), pa.string()),
         "deliverAt": frame.MOMENT,
         "topics": frame.TOPICS,
+        "expires": frame.MOMENT,
+        frame.ROW_ID: pa.binary(16),
         **dict.fromkeys(TEXTS, pa.string()),
     }
 )
 FIELDS = (*frame.WRITTEN, "bodyBase64")
+# what a line as received does not have: its headers say it
+STATED = ("correlationId", "replyToAddress", "timeToBeReceived")
+ELSEWHERE = {"topics", "delay", "deliverAt"}  # such a message becomes other rows than the one read
+LONGEST_SHOWN = 64  # characters of a value in an error
 
 
 class BadLine(BadInput):
@@ -80,6 +93,7 @@ def read(
     sender = Sender(
         options=options,
         partition=0,
+        clock=lambda: read_clock(session.open()),
         own_address=lambda address: session.open().canonical(address),
         rows_choose=True,
     )
@@ -88,7 +102,7 @@ def read(
         rows = iter([{"body": source.read(), "headers": [*headers.items()]}])
         numbers.append(1)
     else:
-        rows = _rows(source, headers, numbers)
+        rows = _rows(source, headers, numbers, options)
     batches = iter(lambda: [*islice(rows, BATCH)], [])
     try:
         tables = (pa.RecordBatch.from_pylist(some, schema=SCHEMA) for some in batches)
@@ -106,16 +120,26 @@ def insert(
     waits = 0 if waiting is None else pc.sum(waiting).as_py()
     published = 0 if topics is None else len(topics) - topics.null_count
 
-    def work(inserts: Inserts) -> None:
+    def work(inserts: Inserts, rows: list[pa.Table]) -> None:
         def batches() -> Iterator[int]:
-            for chunk in chunks:
+            for chunk in rows:
                 inserts.insert(chunk)
                 yield chunk.num_rows
 
         context.follow(batches(), "message", whole.num_rows, "inserted, and undone")
 
     # no retry: if the answer to a commit is lost, a retry would send twice
-    lost = send_in_transaction(connection, options, work).without_subscriber
+    renamed = 0
+    try:
+        inserts = send_in_transaction(connection, options, partial(work, rows=chunks))
+    except StatementRefused:
+        # the first transaction is undone; a row id may be in the queue already
+        renamed = sum(len(chunk["id"]) - chunk["id"].null_count for chunk in chunks)
+        if not renamed:
+            raise
+        rows = [*map(with_new_ids, chunks)]
+        inserts = send_in_transaction(connection, options, partial(work, rows=rows))
+    lost = inserts.without_subscriber
     names = {
         connection.printed(queue): pc.sum(own).as_py()
         for queue, own in rows_by_queue(whole, options).items()
@@ -128,68 +152,209 @@ def insert(
     counts = {"sent": whole.num_rows, "published": published, "delayed": waits}
     result = {**counts, "queues": names, "unheard": lost.total()}
     context.answer(result, "; ".join(places) or "no message sent")
+    if renamed:
+        say_error(
+            f"{quantity(renamed, 'message')} sent under new row ids: one of theirs is in the "
+            "queue already"
+        )
     if lost:
         say_error(publish.describe_without_subscriber(lost))
 
 
-# ---------------------------------------------------------------- input
+# ---------------------------------------------------------------- lines
 
 
 def _rows(
-    lines: Iterable[bytes], headers: dict[str, str], numbers: list[int]
+    lines: Iterable[bytes], headers: dict[str, str], numbers: list[int], options: SinkOptions
 ) -> Iterator[dict[str, Any]]:
     """Read lines into rows, and add the number of each to a list."""
     for number, line in enumerate(lines, 1):
-        if line.strip():
+        text = line.removeprefix(codecs.BOM_UTF8)
+        if text.strip():
             try:
-                row = _row(line, headers)
+                row = _row(text, options)
             except ValueError as error:
                 raise BadLine(line=number, reason=str(error)) from None
+            row["headers"] = [*{**headers, **dict(row.get("headers", ()))}.items()]
             numbers.append(number)
             yield row
 
 
-def _row(line: bytes, headers: dict[str, str]) -> dict[str, Any]:
+def _row(line: bytes, options: SinkOptions) -> dict[str, Any]:
     """Read one line; a ValueError says why it cannot be sent."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ValueError('expected an object, for example {"body": …}')  # noqa: TRY004 - a line's
-    if strange := found.keys() - {*FIELDS, *frame.IGNORED}:
+    members = read_members(_decode(line))
+    if strange := members.keys() - {*FIELDS, *frame.IGNORED}:
         raise ValueError(f"{min(strange)!r} is not known; expected one of {', '.join(FIELDS)}")
+    stated = {name: member for name, member in members.items() if member.value is not None}
+    _refuse_losses(stated, options)
     row: dict[str, Any] = {}
-    for name in FIELDS:
-        if (value := found.get(name)) is None:
+    for name in (*FIELDS, "expires"):
+        if name not in stated:
             continue
         column = name.removesuffix("Base64")
         if column in row:
             raise ValueError("it has both body and bodyBase64")
-        read, expected = READERS.get(name, (lambda text: text, "text"))
+        read, expected = READERS.get(name, (_own_value, "text"))
         try:
-            row[column] = read(value)
+            row[column] = read(stated[name])
             pa.array([row[column]], SCHEMA.field(column).type)
         except (AttributeError, BadOption, TypeError, ValueError):
-            shown = json.dumps(value)[:64]
+            shown = stated[name].text[:LONGEST_SHOWN]
             raise ValueError(f"{name} is {shown}: expected {expected}") from None
-    if "body" not in row:
+    is_browsed = "seq" in stated
+    if is_browsed:
+        row.setdefault("body", b"")
+    elif "body" not in row:
         raise ValueError('it has no body; use "" to send an empty body')
-    row["headers"] = [*{**headers, **dict(row.get("headers", ()))}.items()]
+    if is_browsed and options.topics is None and ELSEWHERE.isdisjoint(row):
+        row[frame.ROW_ID] = _row_id(row.get("id", ""))
     return row
 
 
-def _body(value: Any) -> bytes:  # noqa: ANN401 - JSON
-    if not isinstance(value, str):
-        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return str(value).encode()
+def _refuse_losses(stated: Mapping[str, Member], options: SinkOptions) -> None:
+    """Raise ValueError for a member that would have no effect on the message."""
+    if "corruptHeaders" in stated:
+        raise ValueError(
+            "it has corruptHeaders: a poison message cannot be sent unchanged. Leave the line out, "
+            "or replace corruptHeaders by headers"
+        )
+    if "expires" in stated and not options.as_received:
+        raise ValueError(
+            "it has expires: use --as-received to keep the remaining time to live, or leave "
+            "expires out, so that the message does not expire"
+        )
+    for name in STATED if options.as_received else ():
+        if name in stated:
+            raise ValueError(
+                f"it has {name}, which states a header: leave it out, or send without --as-received"
+            )
+
+
+def _row_id(text: str) -> bytes | None:
+    """Return the row id of a browse; None for another text, which is a message id only."""
+    try:
+        found = UUID(text)
+    except ValueError:
+        return None
+    return found.bytes if str(found) == text.lower() else None
+
+
+# ---------------------------------------------------------------- JSON
+
+
+class Member(NamedTuple):
+    """A member of a line's object."""
+
+    value: Any  # an object is a tuple of its members, and each number a float that nobody reads
+    text: str  # as the line has it
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has {name}, which is no JSON")
+
+
+# Of a number only the text is used. An int has a limit of digits, a float has none.
+DECODER = json.JSONDecoder(
+    object_pairs_hook=tuple,
+    parse_int=float,
+    parse_float=float,
+    parse_constant=_refuse_constant,
+)
+WHITE_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def read_members(text: str) -> dict[str, Member]:
+    """
+    Read the members of a JSON object, each with its own text.
+
+    Raises:
+        ValueError: it is no JSON object, has NaN or Infinity, or has a name twice.
+    """
+    try:
+        return _read_object(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _read_object(text: str) -> dict[str, Member]:
+    members: dict[str, Member] = {}
+    place = _skip_space(text, 0)
+    if not text.startswith("{", place):
+        DECODER.decode(text)
+        raise ValueError('expected an object, for example {"body": …}')
+    place = _skip_space(text, place + 1)
+    is_open = not text.startswith("}", place)
+    while is_open:
+        _expect('"', text, place)
+        name, place = DECODER.raw_decode(text, place)
+        place = _skip_space(text, place)
+        _expect(":", text, place)
+        first = _skip_space(text, place + 1)
+        value, stop = DECODER.raw_decode(text, first)
+        if name in members:
+            raise ValueError(f"it has {name!r} twice")
+        members[name] = Member(value, text[first:stop])
+        place = _skip_space(text, stop)
+        is_open = text.startswith(",", place)
+        if is_open:
+            place = _skip_space(text, place + 1)
+    _expect("}", text, place)
+    place = _skip_space(text, place + 1)
+    if place < len(text):
+        raise json.JSONDecodeError("Extra data", text, place)
+    return members
+
+
+def _skip_space(text: str, place: int) -> int:
+    space = WHITE_SPACE.match(text, place)
+    return place if space is None else space.end()
+
+
+def _expect(mark: str, text: str, place: int) -> None:
+    if not text.startswith(mark, place):
+        raise json.JSONDecodeError(f"Expecting {mark!r}", text, place)
+
+
+def _decode(line: bytes) -> str:
+    if b"\0" in line or line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(
+            "it is UTF-16 (a byte order mark, or bytes that are zero): expected UTF-8, as "
+            "`Out-File -Encoding utf8` writes it in PowerShell"
+        )
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+# ---------------------------------------------------------------- values
+
+
+def _own_value(member: Member) -> Any:  # noqa: ANN401 - JSON
+    return member.value
+
+
+def _body(member: Member) -> bytes:
+    text = member.value if isinstance(member.value, str) else member.text
+    return text.encode()
+
+
+def _headers(member: Member) -> list[tuple[str, str | None]]:
+    pairs = member.value
+    if not isinstance(pairs, tuple) or len(dict(pairs)) < len(pairs):
+        raise TypeError
+    return [*pairs]
 
 
 # field of a line → what reads a value that Arrow does not, and what is expected
-READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+READERS: dict[str, tuple[Callable[[Member], Any], str]] = {
     "body": (_body, "text without half of a surrogate pair"),
-    "bodyBase64": (partial(base64.b64decode, validate=True), "base64"),
-    "headers": (lambda value: [*value.items()], "an object of texts"),
-    "topics": (partial(add, []), "an array of texts"),  # Arrow reads a text as its characters
-    "deliverAt": (partial(read_moment, "deliverAt"), "a time with its zone"),
+    "bodyBase64": (lambda member: base64.b64decode(member.value, validate=True), "base64"),
+    "headers": (_headers, "an object of texts, each name once"),
+    # Arrow reads a text as its characters
+    "topics": (lambda member: add([], member.value), "an array of texts"),
+    "deliverAt": (lambda member: read_moment("deliverAt", member.value), "a time with its zone"),
+    "expires": (lambda member: read_moment("expires", member.value), "a time with its zone"),
 }

@@ -65,7 +65,7 @@ StatementName = Literal[
     "query_queues", "chunks", "chunk", "chunk_pages", "discard", "discard_abandoned",
     "delete_old_sinks",
     # subscriptions.sql
-    "subscribers", "subscribe", "unsubscribe",
+    "subscribers", "subscribed", "subscribe", "unsubscribe",
     # delayed.sql
     "endpoint_zone", "dues", "move_due", "next_due",
     # browse.sql

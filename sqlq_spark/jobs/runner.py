@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, versions
 from sqlq_spark.admin import checks
+from sqlq_spark.admin.formats import escape_unencodable, write_utf_8
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.jobs.settings import BadSettings, Settings, load, show
 from sqlq_spark.options import SourceOptions
@@ -70,6 +71,7 @@ class Job:
     def main(self, words: Sequence[str]) -> int:
         """Run the job with these flags, and return its exit code."""
         name, level = self.kind.__module__.rpartition(".")[2], "FATAL"
+        escape_unencodable()
         try:
             if self.spark:
                 versions.check("pyspark", "pyarrow")
@@ -91,6 +93,7 @@ class Job:
             if level not in {"OFF", "FATAL"}:
                 traceback.print_exc()
             return USAGE if isinstance(error, UNUSABLE) else FAILED
+        write_utf_8()
         print(json.dumps({"job": name, **totals}, ensure_ascii=False, default=str), flush=True)  # noqa: T201
         return FOUND if totals.get("found") else GOOD
 

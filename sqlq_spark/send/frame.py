@@ -45,6 +45,8 @@ COLUMNS = {
 }
 WRITTEN = tuple(COLUMNS)
 IGNORED = ("seq", "expires", "corruptHeaders")  # a read can be written back
+# id of the row that a message becomes, which only the command line gives; null: a new one
+ROW_ID = "rowId"
 
 # of a row whose texts are not all UTF-8: columns that say where it goes, and when
 ROUTES = ("queue", "topics", "deliverAt", "delay", "timeToBeReceived", "replyToAddress")

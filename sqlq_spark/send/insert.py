@@ -29,7 +29,7 @@ from sqlq_spark.database import load_checked, transaction, unite
 from sqlq_spark.database.trust import PASSING, SENT, Destinations
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish, subscriptions
-from sqlq_spark.send.sender import CHUNK_FAULT, CHUNK_LEGACY
+from sqlq_spark.send.sender import CHUNK_FAULT, CHUNK_ID, CHUNK_LEGACY
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.header_columns import parse_headers
@@ -314,9 +314,10 @@ def check_tables(connection: Connection, options: SinkOptions) -> None:
 
 
 def add_expires(connection: Connection, chunk: pa.Table) -> pa.Table:
-    """Return a queue's columns but for ids; `expires` is the database's time plus the lifetime."""
-    legacy = [field.name for field in CHUNK_LEGACY if field.name in chunk.column_names]
-    rows, lifetime = chunk.select(["headers", "body", *legacy]), chunk["lifetime"]
+    """Return a queue's columns; `expires` is the database's time plus the lifetime."""
+    optional = [CHUNK_ID, *CHUNK_LEGACY]
+    others = [field.name for field in optional if field.name in chunk.column_names]
+    rows, lifetime = chunk.select(["headers", "body", *others]), chunk["lifetime"]
     if lifetime.null_count == len(lifetime):
         return rows
     now = connection.rows("clock")[0][0]
@@ -325,8 +326,17 @@ def add_expires(connection: Connection, chunk: pa.Table) -> pa.Table:
 
 
 def add_ids(rows: pa.Table) -> pa.Table:
-    """Return the rows with new, rising ids: each copy of a message is a row of its own."""
-    return rows.append_column("id", rising_ids(rows.num_rows))
+    """
+    Return the rows with new, rising ids, where they have none.
+
+    Each copy of a message is a row of its own.
+    """
+    ids = rising_ids(rows.num_rows)
+    if CHUNK_ID.name in rows.column_names:
+        kept = rows[CHUNK_ID.name]
+        ids = pc.if_else(kept.is_valid(), kept, pa.chunked_array([ids]))
+        rows = rows.drop_columns(CHUNK_ID.name)
+    return rows.append_column(CHUNK_ID.name, ids)
 
 
 # ---------------------------------------------------------------- messages for an error queue

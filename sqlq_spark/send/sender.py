@@ -11,7 +11,7 @@ import json
 import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
 from sqlq_spark.options.names import parse_destination
-from sqlq_spark.send.frame import MOMENT, TOPICS, Frame
+from sqlq_spark.send.frame import MOMENT, ROW_ID, TOPICS, Frame
 from sqlq_spark.send.own_headers import OwnTexts, default
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import HEADER_COLUMNS, with_legacy_columns
@@ -51,6 +51,9 @@ CHUNK_LEGACY = [pa.field(name.lower(), pa.string()) for name in HEADER_COLUMNS]
 # why a row goes to the error queue of the option `undeliverable`: facts of its BadMessage, as JSON
 CHUNK_FAULT = pa.field("fault", pa.string())
 CHUNK_OPTIONAL = (*CHUNK_DELAYS.values(), CHUNK_TOPICS, *CHUNK_LEGACY, CHUNK_FAULT)
+
+# of a chunk that is never staged: ids of its rows, as `frame.ROW_ID`
+CHUNK_ID = pa.field("id", pa.binary(16))
 
 CHUNK_BYTES = 16 << 20
 
@@ -144,6 +147,8 @@ class Sender:
             messages = messages.append_column(CHUNK_TOPICS, topics)
         if options.fills_legacy_columns:
             messages = with_legacy_columns(messages)
+        if (row_ids := frame.column(ROW_ID)) is not None:
+            messages = messages.append_column(CHUNK_ID, row_ids)
         return messages if faults is None else messages.append_column(CHUNK_FAULT, faults)
 
     def _find_faults(self, frame: Frame) -> tuple[Frame, pa.Array | None]:
@@ -216,7 +221,10 @@ class Sender:
         own, deliver_at = frame.headers(), _deliver_at(delays, sent, frame.rows)
         forward = self._forward_destinations(frame, queues, deliver_at.is_valid())
         if options.as_received:
-            return _as_received(own, message_ids(), forward)
+            names, row_ids = message_ids(), frame.column(ROW_ID)
+            if row_ids is not None:  # what keeps its row id needs no other
+                names = pc.if_else(row_ids.is_valid(), None, names)
+            return _as_received(own, names, forward)
         correlation = frame.text("correlationId")
         replies = frame.reply_addresses(own, options.naming, self._write)
         own = own.without(
@@ -274,8 +282,21 @@ def _unite(parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts, promote_options="default")
 
 
+def with_new_ids(chunk: pa.Table) -> pa.Table:
+    """Return a chunk with CHUNK_ID so that its rows get new ids; messages keep their own."""
+    names = id_texts(chunk[CHUNK_ID.name].combine_chunks())
+    own = OwnTexts(chunk["headers"].combine_chunks())
+    headers = _as_received(own, names, pa.nulls(chunk.num_rows, pa.string()))
+    place = chunk.schema.get_field_index("headers")
+    return chunk.set_column(place, "headers", headers).drop_columns(CHUNK_ID.name)
+
+
 def _join(*members: pa.Array) -> pa.Array:
-    inner = pc.binary_join_element_wise(*members, ",", null_handling="skip")
+    first, *others = members
+    # a row whose texts are all null would be left out (pyarrow 26)
+    none = reduce(pc.and_, [each.is_null() for each in members])
+    first = pc.if_else(none, "", first)
+    inner = pc.binary_join_element_wise(first, *others, ",", null_handling="skip")
     return pc.binary_join_element_wise("{", inner, "}", "")
 
 
@@ -283,11 +304,12 @@ def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array
     """
     Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
 
-    A message without the header MessageId gets it: its id is that of its row, which changes. A
-    delayed one gets its destination.
+    A message without the header MessageId gets it: its id is that of its row, which changes, unless
+    the id given here is null. A delayed one gets its destination.
     """
     own = own.without({wire.FORWARD_DESTINATION: forward})
-    unnamed, undirected = own.missing(wire.MESSAGE_ID), own.missing(wire.FORWARD_DESTINATION)
+    unnamed = pc.and_(own.missing(wire.MESSAGE_ID), message_ids.is_valid())
+    undirected = own.missing(wire.FORWARD_DESTINATION)
     texts = _join(
         default(wire.MESSAGE_ID, message_ids, unnamed),
         own.members(),

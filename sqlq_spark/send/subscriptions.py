@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.schema import create_subscriptions
 from sqlq_spark.database.trust import find_code
 from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound, SubscriptionsRefused
@@ -57,6 +57,15 @@ class Subscription:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class NewSubscription(Subscription):
+    """A row that was written."""
+
+    # the address of another queue that the endpoint had for the topic, as the table had it; that
+    # queue gets no copy any more
+    replaced: str | None = None
+
+
 class SubscriptionCache:
     """The subscriptions of each table, for one process and at most FRESH seconds."""
 
@@ -94,11 +103,12 @@ def subscribe(
     topics: Sequence[str],
     endpoint: str,
     queue: QueueAddress,
-) -> list[Subscription]:
+) -> list[NewSubscription]:
     """
     Subscribe an endpoint to topics with its queue, all or none; a later call replaces the queue.
 
-    The table is created where it is absent. A repeated call changes nothing.
+    The table is created where it is absent. A repeated call changes nothing. Endpoints of one name
+    replace each other's queue, also those of different schemas.
 
     Raises:
         BadOption: the table cannot hold it, or a topic is no full name.
@@ -106,8 +116,8 @@ def subscribe(
         SubscriptionsRefused.
     """
     address = connection.canonical(queue)
-    made = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
-    for each in made:
+    new = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
+    for each in new:
         each.check()
     if not connection.columns(queue):
         raise QueueNotFound(queue=address, server=connection.server)
@@ -115,15 +125,21 @@ def subscribe(
         create_subscriptions(connection, table)
     with transaction(connection):
         refuse_code(connection, table)
-        for each in made:
-            connection.rows(
-                "subscribe",
-                tables={"subscriptions": table},
-                topic=each.topic,
-                endpoint=endpoint,
-                queue_address=address,
-            )
-    return made
+        before = {each.topic: _replace(connection, table, each) for each in new}
+        texts = {text for text in before.values() if text is not None}
+        same = find_same(connection, queue, texts)
+    return [
+        NewSubscription(topic, endpoint, address, None if text in same else text)
+        for topic, text in before.items()
+    ]
+
+
+def _replace(connection: Connection, table: QueueAddress, new: Subscription) -> str | None:
+    """Write a row, in the open transaction; return the address that it had before."""
+    tables, key = {"subscriptions": table}, {"topic": new.topic, "endpoint": new.endpoint}
+    before = connection.rows("subscribed", tables=tables, **key)
+    connection.rows("subscribe", tables=tables, **key, queue_address=new.address)
+    return before[0][0] if before else None
 
 
 def unsubscribe(connection: Connection, table: QueueAddress, topic: str, endpoint: str) -> bool:

@@ -281,8 +281,10 @@ def test_subscriptions_are_made_listed_and_ended(run: Run, place: Place, orders:
 
     wrong = run("subscribe", "Shop.Placed", "Shop.Paid, Shop", *web, "--queue", orders)
     absent = place.sql(f"SELECT to_regclass('{table}')")
-    for queue in (other, orders, orders):
-        made = run("subscribe", "Shop.Placed", "Shop.Paid", *web, "--queue", queue, "--json")
+    made = [
+        run("subscribe", "Shop.Placed", "Shop.Paid", *web, "--queue", queue, "--json")
+        for queue in (other, orders, orders)
+    ]
     place.sql(f"INSERT INTO {table} VALUES ('x', E'odd\\x1b[31m', 'Shop.IEvent')")
     shown, (one,) = run("subscribers").out, run("subscribers", "Shop.Paid", "--json").objects
     refused = run("unsubscribe", "Shop.Placed", *web, stdin="n\n")
@@ -290,7 +292,10 @@ def test_subscriptions_are_made_listed_and_ended(run: Run, place: Place, orders:
     rest = run("unsubscribe", "Shop.placed", "Shop.Paid", *web, "--yes", "--json")
 
     assert (wrong.code, absent) == (2, [(None,)])
-    assert [each["topic"] for each in made.objects] == ["Shop.Placed", "Shop.Paid"]
+    assert [each["topic"] for each in made[-1].objects] == ["Shop.Placed", "Shop.Paid"]
+    replaced = [[each["replaced"] for each in answer.objects] for answer in made]
+    assert replaced == [[None] * 2, [other] * 2, [None] * 2]
+    assert [answer.err.count(f"queue {other} gets no ") for answer in made] == [0, 2, 0]
     assert one == {"topic": "Shop.Paid", "endpoint": "Shop.Web", "address": orders}
     assert all(text in shown for text in ("odd·[31m", "Shop.Placed", orders))
     asked = f"This will end the subscription of Shop.Web with {orders} to Shop.Placed.\n"
@@ -298,6 +303,29 @@ def test_subscriptions_are_made_listed_and_ended(run: Run, place: Place, orders:
     assert (rest.code, [each["topic"] for each in rest.objects]) == (1, ["Shop.Paid"])
     assert "Shop.Web is not subscribed to Shop.placed; " in rest.err
     assert count(place, table) == 1
+
+
+def test_an_endpoint_of_the_same_name_is_not_replaced_in_silence(run: Run, place: Place) -> None:
+    """That of another schema; another spelling of the same queue is no other queue."""
+    place.sql("CREATE SCHEMA sales")
+    mine, theirs = ('"public"."Shop.Web"', '"sales"."Shop.Web"')
+    web = ("Shop.Placed", "--endpoint", "Shop.Web", "--queue")
+    for queue in (mine, theirs):
+        assert run("create", queue).code == 0
+    run("subscribe", *web, theirs)
+
+    taken = run("subscribe", *web, mine)
+    place.sql(f"UPDATE {ROUTING} SET queueaddress = '\"Shop.Web\"'")
+    same = run("subscribe", *web, mine)
+    place.sql(f"UPDATE {ROUTING} SET queueaddress = E'odd\\x1b\"[31m'")
+    odd = run("subscribe", *web, mine)
+
+    assert "replaced" in taken.out
+    assert theirs in taken.out
+    assert taken.err.startswith(f"queue {theirs} gets no Shop.Placed any more: ")
+    assert (same.err, theirs in same.out) == ("", False)
+    assert odd.err.startswith("queue odd·")
+    assert {each.code for each in (taken, same, odd)} == {0}
 
 
 # ---------------------------------------------------------------- retire

@@ -100,6 +100,10 @@ FAILURES: list[tuple[Any, ...]] = [
 LINES = {
     "{": "it is not JSON",
     '{"body": null}': "it has no body",
+    '{"body": [NaN]}': "it has NaN, which is no JSON",
+    '{"body": 1, "body": 2}': "it has 'body' twice",
+    '{"body": "", "corruptHeaders": "["}': "it has corruptHeaders: a poison message",
+    '{"body": "", "expires": "2030-01-01T00:00:00Z"}': "use --as-received to keep",
     '{"body": ""}': "queue is null, topics too, and ",
     '{"body": "", "bdoy": 1}': "'bdoy' is not known; expected one of body",
     '{"body": "", "headers": {"a": "\\ud800"}}': "expected an object of texts",

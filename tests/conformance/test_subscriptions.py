@@ -96,7 +96,7 @@ def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
     """Subscribe by our own statements."""
     whole = {"topics": [PLACED], "endpoint": "web", "queue": bench.queue, **parts}
     (made,) = subscriptions.subscribe(bench.desk, table, **whole)
-    return made
+    return Subscription(made.topic, made.endpoint, made.address)
 
 
 def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: QueueAddress) -> None:

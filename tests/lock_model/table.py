@@ -81,6 +81,7 @@ SHAPES = {
     " DELETE INNER LOOP JOIN staging_page(FORCESEEK,ROWLOCK)",
     "delete_old_sinks": f"DELETE dispatch_log{_PAST}",
     "subscribers": "SELECT subscriptions ORDER BY Topic",
+    "subscribed": "SELECT subscriptions(UPDLOCK,ROWLOCK)",
     "subscribe": "INSERT subscriptions SELECT EXISTS SELECT subscriptions(UPDLOCK,HOLDLOCK,ROWLOCK)"
     " UPDATE subscriptions",
     "unsubscribe": "DELETE subscriptions",
@@ -138,6 +139,7 @@ PATHS = {statement: path for path, names in _ALIKE.items() for statement in name
     # rows that are read and are not abandoned keep their locks if a hint asks for it
     "discard_abandoned": "scan staging; whole staging",
     "delete_old_sinks": "delete dispatch_log",
+    "subscribed": "read subscriptions",
     "subscribe": "insert subscriptions#1 absent; update subscriptions#2",
     "transport.subscribe": "update subscriptions",
 }
@@ -212,8 +214,8 @@ GROUPS = {
         "dispatch-also": "new_sink also; " + dispatch("also", ""),
     },
     "subscriptions": {
-        "subscribe": "subscribe 1",
-        "subscribe-new": "subscribe new-{n}",
+        "subscribe": "subscribed 1; subscribe 1",
+        "subscribe-new": "subscribed; subscribe new-{n}",
         "unsubscribe": "unsubscribe 1",
         "publish": "subscribers 1 2",
         "endpoint-subscribes": "transport.subscribe 1",

@@ -65,8 +65,10 @@ WAITS = {
         "dispatch-x discard": ABANDONED,
     },
     "subscriptions": {
-        "subscribe subscribe": f"{SUBSCRIBES} subscribe-new",
-        "subscribe-new subscribe": "endpoint-subscribes subscribe subscribe-new",
+        "subscribe subscribed": SUBSCRIBES,
+        "subscribe subscribe": "subscribe-new",
+        "subscribe-new subscribed": "endpoint-subscribes",
+        "subscribe-new subscribe": "subscribe subscribe-new",
         "unsubscribe unsubscribe": SUBSCRIBES,
         "publish subscribers": SUBSCRIBES,
         "endpoint-subscribes transport.subscribe": f"{SUBSCRIBES} subscribe-new publish"

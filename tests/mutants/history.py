@@ -374,6 +374,43 @@ RETURNING""",
         tests=["send/test_messages.py::test_a_reply_address_is_written_as_endpoints_read_it"],
     ),
     Fault(
+        id="body-written-again",
+        file="cli/sending.py",
+        old="else member.text",
+        new="else json.dumps(member.value)",
+        tests=["cli/test_sending.py::test_no_number_or_name_of_a_body_changes"],
+    ),
+    Fault(
+        id="name-twice-in-a-line",
+        file="cli/sending.py",
+        old="        if name in members:",
+        new="        if name is members:",
+        tests=["cli/test_sending.py::test_a_line_that_would_lose_something_is_an_error"],
+    ),
+    Fault(
+        id="browse-loses-its-row-id",
+        file="cli/sending.py",
+        old="return found.bytes if",
+        new="return None if",
+        tests=["cli/test_sending.py::test_rows_that_are_in_the_queue_already_get_new_ids"],
+    ),
+    Fault(
+        id="character-ends-a-command",
+        file="admin/formats.py",
+        old="stream.reconfigure(errors=errors)",
+        new="stream.reconfigure()",
+        tests=["cli/test_output.py::test_no_character_ends_a_command"],
+    ),
+    Fault(
+        id="subscription-replaced-in-silence",
+        file="send/subscriptions.py",
+        old="None if text in same else text",
+        new="None",
+        tests=[
+            "cli/test_endpoints.py::test_an_endpoint_of_the_same_name_is_not_replaced_in_silence"
+        ],
+    ),
+    Fault(
         id="life-by-executors-clock",
         file="send/sender.py",
         old="frame.remaining(self.clock)",

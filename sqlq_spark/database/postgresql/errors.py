@@ -76,7 +76,7 @@ RIGHTS = {
     "purge": "SELECT, DELETE",
     "purge_range": "SELECT, DELETE",
     "divert_large errors": "INSERT",
-    "subscribe": "SELECT, INSERT, UPDATE",
+    **dict.fromkeys(("subscribed", "subscribe"), "SELECT, INSERT, UPDATE"),
     "unsubscribe": "SELECT, DELETE",
     "load": "INSERT",
     "lock_destination": "INSERT",

@@ -7,6 +7,17 @@ SELECT topic, endpoint, queueaddress
  WHERE :topic::text IS NULL OR topic = :topic::text
  ORDER BY topic, endpoint
 
+-- name: subscribed
+-- Reads the address that `subscribe` may replace.
+-- Index:   the primary key.
+-- Locks:   the endpoint's row for the topic, until commit, so that no other session replaces it. A row
+-- that another session inserts before `subscribe` is replaced without having been read.
+-- Returns: queueaddress, or no row
+SELECT queueaddress
+  FROM {subscriptions}
+ WHERE endpoint = :endpoint::text AND topic = :topic::text
+   FOR UPDATE
+
 -- name: subscribe
 -- Sets the one address of an endpoint and topic; writes no new row version for the same address.
 -- Locks:   the endpoint's row for the topic, until commit.

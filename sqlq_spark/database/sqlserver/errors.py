@@ -88,7 +88,7 @@ RIGHTS = {
     **dict.fromkeys(("weigh", "receive", "take", "move_due"), "SELECT, DELETE"),
     **dict.fromkeys(("purge", "purge_range", "purge_expired", "unsubscribe"), "SELECT, DELETE"),
     "divert_large": "INSERT",
-    "subscribe": "SELECT, INSERT, UPDATE",
+    **dict.fromkeys(("subscribed", "subscribe"), "SELECT, INSERT, UPDATE"),
     "load": "INSERT",
     "peek": "SELECT (RowVersion)",
 }

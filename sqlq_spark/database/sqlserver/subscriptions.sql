@@ -6,6 +6,15 @@ SELECT Topic, Endpoint, QueueAddress
  WHERE @topic IS NULL OR Topic = @topic
  ORDER BY Topic, Endpoint
 
+-- name: subscribed
+-- Reads the address that `subscribe` may replace.
+-- Index:   the primary key.
+-- Locks:   the endpoint's row for the topic, until commit, so that no other session replaces it.
+-- Returns: queueaddress, or no row
+SELECT QueueAddress
+  FROM {subscriptions} WITH (UPDLOCK, ROWLOCK)
+ WHERE Endpoint = @endpoint AND Topic = @topic
+
 -- name: subscribe
 -- Sets the one address of an endpoint and topic; writes nothing for the same address.
 -- Locks:   the endpoint's row for the topic, or the gap where it will be, until commit.
