@@ -613,11 +613,12 @@ class ReceiptsMissing(CheckpointFailure):
     """A batch that Spark has committed left fewer receipts than it had tasks."""
 
     template = (
-        "batch {batch} of stream {stream} had {tasks} tasks and left {found} receipts. The "
-        "database has lost commits: a standby that lagged took over, or a backup was restored. "
-        "Messages of the batch are in the queue again. Compare them with the sink, and delete "
-        "those that it has. Then start once with failOnDataLoss=false. If the sink does not read "
-        "all of each batch, set failOnMissingReceipts=false."
+        "batch {batch} of stream {stream} had {tasks} tasks and left {found} receipts. Either the "
+        "other tasks never ran: foreachBatch returned before it read its DataFrame, a join had an "
+        "empty side, or the sink skipped a batch that it has. Then the messages are in the queue, "
+        "and nothing is lost. Or the database has lost commits: a standby that lagged took over, "
+        "or a backup was restored. Then the sink may have messages that are in the queue again: "
+        "compare them, and delete those that it has. {next_start}"
     )
 
 
@@ -687,6 +688,19 @@ class CheckpointIncomplete(CheckpointFailure):
         "Nothing was received. Restore the files. Or start with a new checkpoint, and return or "
         "drop what `sqlqueue receipts list` shows. Only if it shows none, failOnDataLoss=false may "
         "continue: nothing is received up to batch {high_water}, the messages come later."
+    )
+
+
+class QueueReadTwice(SqlQueueError):
+    """Two streams of one Spark query read one queue. The second one received nothing."""
+
+    template = (
+        "query {query} reads queue {queue} by two streams, {reader} and {stream}. Each would get a "
+        "part of the messages, so stream {stream} received nothing. Spark makes two streams of one "
+        "DataFrame that is joined with itself, or of two reads of one queue. For a join with "
+        "itself, first rename the columns of both sides: then Spark keeps one stream. Or write the "
+        "queue to a table, and join that. Then start with a new checkpoint. The batch that failed "
+        "left its messages in receipts: `sqlqueue receipts return` puts them back into the queue."
     )
 
 

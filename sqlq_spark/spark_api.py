@@ -126,6 +126,8 @@ def origin() -> Origin:
     batch = context.getLocalProperty("streaming.sql.batchId")
     return Origin(
         query_id=context.getLocalProperty("sql.streaming.queryId"),
+        # the runId of the query, unless a user's function names a group of its own
+        run_id=context.getLocalProperty("spark.jobGroup.id"),
         query_batch=None if batch is None else int(batch),
     )
 

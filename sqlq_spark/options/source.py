@@ -75,8 +75,9 @@ class SourceOptions(DatabaseOptions):
     # whether a starting stream looks for an endpoint that owns the queue
     warn_if_shared: bool = option("warnIfShared", flag, default=True)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, default=True)
-    # for sinks that read every batch whole: fewer receipts than tasks are lost commits
-    fail_on_missing_receipts: bool = option("failOnMissingReceipts", flag, default=False)
+    # Whether a batch that left fewer receipts than tasks ends the query and stays open. None: a
+    # batch of which no task ran is closed, and ends only a run of AvailableNow.
+    fail_on_missing_receipts: bool | None = option("failOnMissingReceipts", flag)
 
     cores: int | None = None  # of the cluster, if `register` saw them
 

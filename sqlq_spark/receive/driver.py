@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamOfOtherQueue
+from sqlq_spark.errors import (
+    ConnectionLost,
+    DatabaseFailure,
+    ReceiptsMissing,
+    StreamOfOtherQueue,
+)
 from sqlq_spark.receive import offset, pace, peek, receipts
 from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.receive.pace import Backlog, Ramp
@@ -39,6 +44,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 MARKS = 1000  # places of a full batch where it can be cut
+WARN_AGAIN = 60.0  # seconds between two warnings of batches of which no task ran
+UNREAD = (
+    "%s: no task of batch %d ran, of %d that were planned. foreachBatch returned before it read "
+    "its DataFrame, a join had an empty side, or the sink skipped a batch that it has. The "
+    "messages are in the queue. The next batch comes after peekDelay. If no sink does this, the "
+    "database lost commits in a failover, and messages that are in the sink will be received again"
+)
+UNREAD_AT_END = (
+    "%s: no task of batch %d ran, of %d that were planned, so this run ends. %s%d messages are "
+    "left in the queue"
+)
 
 
 class StreamDriver:
@@ -69,6 +85,9 @@ class StreamDriver:
         self._session = session(options, f"driver {named}")
         self._at_start = at_start
         self._purged = self._checked = self._warned = False
+        self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
+        self._planned: Offset | None = None  # the batch that this process has planned last
+        self._warned_of_unread = -inf  # when it was warned of a batch of which no task ran
         self._acknowledged = INITIAL
         self._closed = Acknowledged(batch=0)  # what the acknowledged batch has received
         self._learned = 0  # the batch that the ramp has counted last
@@ -175,8 +194,14 @@ class StreamDriver:
 
         It may run again: a batch that is closed stays closed, and a planned batch has its plan. If
         the plan, or the move of due messages before it, fails, the batch is closed alone.
+
+        After a batch of which no task ran, none is planned at once: without a pause the same batch
+        would come again and again. A batch that another process planned is followed at once,
+        because Spark 4.0 and 4.1 ask only once in each run of AvailableNow.
         """
         self._prepare(connection)
+        if self._is_over:
+            return start
         now, known = self.clock(), start == self._acknowledged
         try:
             self._move_due(connection, now)
@@ -191,7 +216,8 @@ class StreamDriver:
                     self._learn(closed)
                 if closed.plan is None:
                     self._look(connection, now)
-                following = self._plan_next(connection, start, closed, now)
+                is_unread = closed.unread_tasks > 0 and start == self._planned and not known
+                following = None if is_unread else self._plan_next(connection, start, closed, now)
         except ConnectionLost:
             # Spark may not have got the last plan: expect no outcome of it
             self.looks = {name: replace(look, planned=None) for name, look in self.looks.items()}
@@ -201,11 +227,45 @@ class StreamDriver:
             self._acknowledge(connection, start)
             raise
         self._note(start, closed)
+        if is_unread:
+            self._report_unread(closed, now)
         if following is None:
             self._pause(now)
             return start
         self.claim = replace(self.claim, stream=following.stream)
+        self._planned = following
         return following
+
+    def _report_unread(self, closed: Acknowledged, now: float) -> None:
+        """
+        Warn of a batch of which no task ran; end a run of AvailableNow, which would have no end.
+
+        Raises:
+            ReceiptsMissing: in a run of AvailableNow, unless failOnMissingReceipts is set.
+        """
+        queue, tasks = self.claim.queue, closed.unread_tasks
+        if not self._is_frozen:
+            if now >= self._warned_of_unread + WARN_AGAIN:
+                self._warned_of_unread = now
+                log.warning(UNREAD, queue, closed.batch, tasks)
+            return
+        self._is_over = True
+        if self.options.fail_on_missing_receipts is None:
+            raise ReceiptsMissing(
+                stream=self.claim.stream,
+                batch=closed.batch,
+                tasks=tasks,
+                found=0,
+                next_start=receipts.IS_CLOSED,
+            )
+        backlog = self.report()
+        at_least = "at least " if backlog["backlogIsEstimate"] else ""
+        log.warning(UNREAD_AT_END, queue, closed.batch, tasks, at_least, backlog["backlog"])
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Whether this is a run of AvailableNow, which receives what waited at its start."""
+        return any(look.frozen for look in self.looks.values())
 
     def _move_due(self, connection: Connection, now: float) -> None:
         for name, poller in self.due_pollers.items():
@@ -343,7 +403,7 @@ class StreamDriver:
         return offset.share_out(plan, options.concurrency)
 
     def _count_wait(self, now: float) -> float:
-        if any(look.frozen for look in self.looks.values()):
+        if self._is_frozen:
             return inf  # AvailableNow waits for no more messages
         if not any(look.found.messages for look in self.looks.values()):
             self._waiting_since = None

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow.compute as pc
 
 from sqlq_spark import errors
+from sqlq_spark.database import transaction
 from sqlq_spark.database.trust import Destinations
 from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
@@ -52,6 +53,7 @@ STEP = 16 << 20
 ROW, GROWTH = 64, 3
 # what became of messages: diverted to the error queue, forwarded to other queues
 COUNTS = ("messages", "expired", "diverted", "forwarded")
+LONGEST_RUN = 200  # characters of the name of a query's run
 MOST_MESSAGES = 10_000_000  # of a receipt that an operator opens, without its plan
 
 NOTHING = Outcome(tasks=0, empty=0, got=0)
@@ -61,6 +63,15 @@ MISSING = (
     "%s: batch %d had %d tasks and left %d receipts: the sink did not read the whole batch, or the "
     "database lost commits in a failover. After a failover, messages that are in the sink will be "
     "received again"
+)
+# how a query goes on after a batch without some of its receipts
+STAYS_OPEN = (
+    "The batch stays open. To accept what happened, start once with failOnDataLoss=false. If the "
+    "sink does not read all of each batch, do not set failOnMissingReceipts=true."
+)
+IS_CLOSED = (
+    "The batch is closed: the next start receives what is in the queue. If the sink leaves "
+    "batches unread on purpose, set failOnMissingReceipts=false."
 )
 
 
@@ -141,6 +152,63 @@ def accept_or_raise(
     if options.fail_on_data_loss:
         raise error
     log.warning("%s because failOnDataLoss=false: %s", instead, error)
+
+
+# ---------------------------------------------------------------- the fence of a task
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a task must know of its stream before it receives."""
+
+    acked_batch: int
+    plan_high_water: int | None  # the last batch of Spark's query that has other messages
+    is_reader: bool  # whether the stream may receive from the queue, for this run of the query
+
+
+def read_fence(connection: Connection, stream: str, origin: Origin, queue: str) -> Fence | None:
+    """Read a stream's row and lock it, shared; None: it is not there."""
+    rows = connection.rows(
+        "fence",
+        stream=stream,
+        query_id=origin.query_id,
+        run_id=name_run(origin),
+        queue_name=queue,
+    )
+    return Fence(*rows[0]) if rows else None
+
+
+def enter_query(connection: Connection, task: Task, origin: Origin) -> None:
+    """
+    Enter a task's stream as the one that receives from its queue for this run of Spark's query.
+
+    No transaction is open. An entry of an earlier run is replaced, because the checkpoint of its
+    stream may be lost. Then the high-water mark decides what may be received.
+
+    Raises:
+        QueueReadTwice: another stream receives from the queue in this run. Each stream would get a
+            part of the messages, and a join of the two would lose the others.
+    """
+    stream, *_ = task.key
+    queue = connection.printed(task.queue)
+    with transaction(connection):
+        connection.rows(
+            "enter_query",
+            query_id=origin.query_id,
+            queue_name=queue,
+            stream=stream,
+            run_id=name_run(origin),
+        )
+        ((reader,),) = connection.rows("query_reader", query_id=origin.query_id, queue_name=queue)
+    if reader != stream:
+        raise errors.QueueReadTwice(
+            query=origin.query_id, queue=queue, stream=stream, reader=reader
+        )
+
+
+def name_run(origin: Origin) -> str:
+    """Return the name of a run of the query; it may be a text of a user's function."""
+    return (origin.run_id or "").replace("\0", "")[:LONGEST_RUN]
 
 
 # ---------------------------------------------------------------- what a task has received
@@ -231,6 +299,7 @@ class Acknowledged:
     plan: str | None = None  # stored text: of the batch after it, if that was planned before
     queues: dict[str, Acknowledged] = field(default_factory=dict)  # the same of each queue
     is_passed_over: bool = False  # it was below the high-water mark, so its tasks received nothing
+    unread_tasks: int = 0  # of a batch that is closed now, and of which no task ran
 
     def report(self) -> dict[str, Any]:
         """Give what the progress shows as `lastBatch`."""
@@ -248,7 +317,7 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
 
     The row's lock waits for running tasks; those that come later are stale. The first call of a
     process takes the stream over from the driver before. Fewer receipts than tasks that were
-    planned cause a warning or an error.
+    planned cause a warning or an error. If there is none, the caller decides.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
@@ -279,10 +348,10 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     if acked < batch and found < end.tasks:
         if who.options.fail_on_missing_receipts:
             missing = errors.ReceiptsMissing(
-                stream=stream, batch=batch, tasks=end.tasks, found=found
+                stream=stream, batch=batch, tasks=end.tasks, found=found, next_start=STAYS_OPEN
             )
             accept_or_raise(missing, who.options)
-        else:
+        elif found:
             log.warning(MISSING, who.queue, batch, end.tasks, found)
     origin = name_in_spark(counts)
     passed = (
@@ -302,7 +371,8 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
         connection.rows("delete_receipts", stream=stream, first=first, batch=batch)
     queues = {row[0]: count_batch(batch, [row]) for row in counts}
     following = plan if plan_batch == batch + 1 else None
-    return replace(total, plan=following, queues=queues, is_passed_over=passed)
+    unread = end.tasks if acked < batch and not found else 0
+    return replace(total, plan=following, queues=queues, is_passed_over=passed, unread_tasks=unread)
 
 
 def name_in_spark(counts: Sequence[Row]) -> Origin:
@@ -319,7 +389,8 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
     """Whether Spark's batch is not above the high-water mark, before it is acknowledged."""
     if origin.query_batch is None:
         return False
-    (_, high_water), *_ = connection.rows("fence", stream=stream, query_id=origin.query_id)
+    row = read_fence(connection, stream, origin, queue="")
+    high_water = None if row is None else row.plan_high_water
     return high_water is not None and origin.query_batch <= high_water
 
 

@@ -2,6 +2,8 @@
 One receive task: a database transaction that takes messages and leaves a receipt.
 
     fence         the batch is not acknowledged, and cannot be while the task runs; else StaleTask
+    enter_query   only at the first task of a run of Spark's query, in a transaction of its own: no
+                  other stream of the query receives from this queue; else QueueReadTwice
     find_receipt  an earlier attempt left a receipt: hand out its messages, and receive nothing more
     high water    Spark's query has not received for this batch by another plan: a sink may hold it
                   already, and would drop new messages; else CheckpointIncomplete
@@ -93,12 +95,29 @@ def receive(connection: Connection, task: Task, *, origin: Origin) -> pa.Table:
         StaleTask: the batch was acknowledged.
         ReceiptExists: another attempt has just left its receipt: call again.
         CheckpointIncomplete: Spark's query has received for this batch before, by another plan.
+        QueueReadTwice: another stream of Spark's query receives from this queue.
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
+    """
+    rows = receive_as_reader(connection, task, origin)
+    while rows is None:
+        receipts.enter_query(connection, task, origin)
+        rows = receive_as_reader(connection, task, origin)
+    return rows
+
+
+def receive_as_reader(connection: Connection, task: Task, origin: Origin) -> pa.Table | None:
+    """
+    Receive as `receive`, in one transaction.
+
+    Returns None, and changes nothing, if the stream has not yet entered itself as the one that
+    receives from this queue for this run of Spark's query.
     """
     with transaction(connection):
         allowed = task.receives
         if task.stream is not None:
-            is_open, high_water = fence(connection, task, origin)
+            is_open, high_water, is_reader = fence(connection, task, origin)
+            if not is_reader and origin.query_id is not None:
+                return None
             stored = receipts.find_receipt(connection, task.key)
             if stored is not None:
                 check_number(task, stored, origin)
@@ -118,23 +137,24 @@ def receive(connection: Connection, task: Task, *, origin: Origin) -> pa.Table:
 
 def fence(
     connection: Connection, task: Task, origin: Origin = NO_STREAM
-) -> tuple[bool, int | None]:
+) -> tuple[bool, int | None, bool]:
     """
     Make sure that the batch is open. Raises StreamNotFound, StaleTask.
 
     Returns:
-        Whether the batch is open, and the last batch that Spark's query has received for by
-        another plan; None: by none. Both hold until the transaction ends.
+        Whether the batch is open; the last batch that Spark's query has received for by another
+        plan, or None; and whether the stream has entered itself for this run of the query. The
+        first two hold until the transaction ends.
     """
     stream, batch, number = task.key
-    row = connection.rows("fence", stream=stream, query_id=origin.query_id)
-    if not row:
+    queue = connection.printed(task.queue)
+    row = receipts.read_fence(connection, stream, origin, queue)
+    if row is None:
         raise receipts.stream_not_found(connection, stream)
-    acked, high_water = row[0]
-    if batch <= acked:
-        stale = StaleTask(stream=stream, batch=batch, task=number, acked=acked)
+    if batch <= row.acked_batch:
+        stale = StaleTask(stream=stream, batch=batch, task=number, acked=row.acked_batch)
         receipts.accept_or_raise(stale, task.options, NOTHING)
-    return batch > acked, high_water
+    return batch > row.acked_batch, row.plan_high_water, row.is_reader
 
 
 def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:

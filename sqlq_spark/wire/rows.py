@@ -99,6 +99,7 @@ class Origin:
     """Spark's names of the micro-batch, stored in the receipt so that a sink can settle it."""
 
     query_id: str | None = None
+    run_id: str | None = None  # another one each time the query starts; not stored in the receipt
     query_batch: int | None = None
 
 

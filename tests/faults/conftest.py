@@ -19,14 +19,14 @@ from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 
 from .queries import TIMEOUT
 from .steps import Stage
-from .world import HEARING, World
+from .world import HEARING, INPUTS, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conftest import Place
 
-QUEUES = ("orders", "error", "queue", "atomic", *HEARING)
+QUEUES = (*INPUTS, "error", "queue", "atomic", *HEARING)
 
 
 @pytest.fixture

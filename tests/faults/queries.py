@@ -9,6 +9,7 @@ on when nobody waits for it any more.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -96,8 +97,10 @@ class Driver:
         self.job: Work | None = None
         self.results: dict[Slot, Result] = {}
         self.streams = [
-            StreamDriver(world.source, world.clock, unchecked) for _ in range(checkpoint.sources)
+            StreamDriver(world.options_of(source), world.clock, unchecked)
+            for source in range(checkpoint.sources)
         ]
+        self.run = str(uuid.uuid4())  # Spark's name for this start of the query
         logs, last = checkpoint.offsets, max(checkpoint.offsets, default=-1)
         again = last >= 0 and last not in checkpoint.commits
         self.batch = last if again else last + 1
@@ -228,7 +231,7 @@ class Driver:
 
     def attempt(self, slot: Slot) -> None:
         world, task, batch, checkpoint = self.world, self.slots[slot], self.batch, self.checkpoint
-        origin = Origin(query_id=checkpoint.query, query_batch=batch)
+        origin = Origin(query_id=checkpoint.query, run_id=self.run, query_batch=batch)
         job: Work
 
         def run() -> Result:

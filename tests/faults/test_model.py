@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.wire import payload
 
@@ -222,10 +223,13 @@ def test_every_message_is_in_one_place_whatever_happens(world: World) -> None:
     run_state_machine_as_test(type("Model", (Machine,), {"world": world}), settings=SETTINGS)
 
 
-def open_always(connection: Connection, task: receiving.Task, origin: Origin) -> tuple[bool, None]:
+def open_always(
+    connection: Connection, task: receiving.Task, origin: Origin
+) -> tuple[bool, None, bool]:
     """Let a task of a batch that was acknowledged receive; nobody will read its receipt."""
-    connection.rows("fence", stream=task.stream, query_id=origin.query_id)
-    return True, None  # the high-water mark is a second fence
+    assert task.stream is not None
+    receipts.read_fence(connection, task.stream, origin, queue="")
+    return True, None, True  # the high-water mark is a second fence
 
 
 def new_always(*_: object) -> bool:

@@ -24,6 +24,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.receive import receipts
+from sqlq_spark.wire.address import POSTGRESQL
 
 from .queries import TIMEOUT, Checkpoint, Driver, Receipt, Sink
 from .steps import FIGURES, Work, expected
@@ -41,7 +42,11 @@ if TYPE_CHECKING:
     from .steps import Order, Stage
 
 # state tables that hold what a run leaves
-EMPTIED = ("stream", "receipt", "receipt_page", "staging", "staging_page", "dispatch_log")
+EMPTIED = (
+    *("stream", "query_reader", "receipt", "receipt_page"),
+    *("staging", "staging_page", "dispatch_log"),
+)
+INPUTS = ["orders", "invoices"]  # the queue of each source of a query
 HEARING = ["billing", "shipping"]  # the queues that get a copy of what is published
 HEADERS = {"poison": "[]", "large": '{"Note": "%s"}' % ("x" * 30_000)}  # of a kind of message
 
@@ -68,7 +73,7 @@ class World:
         source: SourceOptions,
         targets: dict[Kind, SinkOptions],
     ) -> None:
-        """Begin with nothing; all receive from the queue `orders`, `targets` are sinks."""
+        """Begin with nothing; `source` reads the queue `orders`, `targets` are sinks."""
         self.stage, self.dotnet, self.queues = stage, dotnet, queues
         self.source, self.targets = source, targets
         self.rival = dotnet.consumer()
@@ -84,6 +89,7 @@ class World:
         self.jobs: list[Work] = []
         self.drivers: list[Driver] = []
         self.checkpoints: list[Checkpoint] = []
+        self.inputs = INPUTS[:1]  # the queues that queries read
         self.sinks: dict[Kind, Sink] = {}
         self.sent: dict[bytes, str] = {}  # body → kind
         self.hand: list[bytes] = []  # messages that a job will send
@@ -152,10 +158,11 @@ class World:
         return body
 
     def send(self, messages: int, kind: str = "plain", headers: str = "{}") -> None:
-        for _ in range(messages):
+        for number in range(messages):
             lives = -1000 if kind == "expired" else None
             text = HEADERS.get(kind, headers)
-            self.dotnet.send(self.queues["orders"], text, self.new(kind), lives=lives)
+            queue = self.queues[self.inputs[number % len(self.inputs)]]
+            self.dotnet.send(queue, text, self.new(kind), lives=lives)
         FIGURES["messages"] += messages
 
     def observe(self, job: Work | None) -> None:
@@ -262,13 +269,16 @@ class World:
 
     def operate(self, key: Key, move: Literal["return_", "drop"]) -> None:
         bodies = self.before[key].bodies
+        named = {POSTGRESQL.print_address(each): each for each in self.queues.values()}
+        text = "SELECT queue FROM {state}.receipt WHERE (stream, batch, task) = (%s, %s, %s)"
+        queue = named[self.ask(text, *key)[0][0]]
 
         def run() -> None:
             with Session(self.source, "operator") as session:
                 one = session.open()
                 with transaction(one, timeout=TIMEOUT):
                     if move == "return_":
-                        receipts.return_(one, key, self.queues["orders"])
+                        receipts.return_(one, key, queue)
                     else:
                         receipts.drop(one, key)
 
@@ -302,6 +312,7 @@ class World:
     def query(self, kind: Kind, sources: int = 1) -> Checkpoint:
         """Begin a query with an empty checkpoint; all of a kind write one table or queue."""
         sink = self.sinks.setdefault(kind, Sink(kind, self.targets.get(kind)))
+        self.inputs = INPUTS[:sources]
         self.checkpoints.append(Checkpoint(str(uuid.uuid4()), sink, sources))
         return self.checkpoints[-1]
 
@@ -384,7 +395,11 @@ class World:
         raise Lost(f"the queue does not get empty: {self.places()}")
 
     def _waiting(self) -> int:
-        return self.dotnet.dba.count(self.queues["orders"])
+        return sum(self.dotnet.dba.count(self.queues[name]) for name in self.inputs)
+
+    def options_of(self, source: int) -> SourceOptions:
+        """The options of a query's source: each reads a queue of its own."""
+        return replace(self.source, queue=self.queues[INPUTS[source]])
 
     def _drain_query(self, checkpoint: Checkpoint) -> None:
         """Run a query until there is nothing more; one that cannot go on begins again."""

@@ -1,11 +1,17 @@
 -- fence
-SELECT acked_batch,
+SELECT o.acked_batch,
        (SELECT MAX(p.batch)
-          FROM OPENJSON(plan_after)
+          FROM OPENJSON(o.plan_after)
                WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
-         WHERE p.query = @query_id) AS query_batch
-  FROM [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
- WHERE stream = @stream;
+         WHERE p.query = @query_id) AS plan_high_water,
+       CAST(CASE WHEN EXISTS (
+                 SELECT 1
+                   FROM [sqlqueue].query_reader AS r
+                  WHERE r.query_id = @query_id AND r.queue = @queue_name
+                    AND r.stream = o.stream AND r.run_id = @run_id)
+            THEN 1 ELSE 0 END AS bit) AS is_reader
+  FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE o.stream = @stream;
 GO
 
 -- receive

@@ -55,7 +55,9 @@ SHAPES = {
     " SELECT ORDER BY RowVersion",
     "move_due": f"SELECT {_TAKE.replace('queue', 'delayed')} ORDER BY Due DELETE queue SELECT",
     "next_due": f"SELECT delayed{_PAST}",
-    "fence": "SELECT SELECT stream(REPEATABLEREAD,ROWLOCK)",
+    "fence": "SELECT SELECT EXISTS SELECT query_reader stream(REPEATABLEREAD,ROWLOCK)",
+    "enter_query": "UPDATE query_reader(REPEATABLEREAD,ROWLOCK)"
+    " INSERT query_reader SELECT EXISTS SELECT query_reader",
     **dict.fromkeys(("find_receipt", "outcome"), "SELECT receipt"),
     "begin_receipt": "INSERT receipt_page",
     "save_receipt": "INSERT receipt",
@@ -116,7 +118,9 @@ PATHS = {statement: path for path, names in _ALIKE.items() for statement in name
     "transport.move_by_scan": "move delayed",  # it has no ORDER BY
     "next_due": "read delayed.Index_Due covered",
     # a task of a batch that was acknowledged ends here
-    "fence": "read stream; absent acked rolled back",
+    "fence": "read stream; read query_reader; absent acked rolled back",
+    # the second of two streams of a query waits, and inserts nothing
+    "enter_query": "update query_reader; insert query_reader caught",
     "find_receipt": "absent receipt committed",
     "begin_receipt": "insert receipt_page",
     "save_receipt": "insert receipt; insert receipt_page",
@@ -191,6 +195,8 @@ GROUPS = {
         "attempt": TASK.replace("{n}", "1"),
         "acknowledge": "lock_stream 1; outcome 0 1 2 3; acknowledge 1; delete_receipts 0 1 2 3",
         "plan": "lock_stream 2; store_plan 0 1 2 3 / 1 2 / 2",  # of another source
+        "enter": "enter_query 1",
+        "enter-new": "enter_query new",
         "return": "lock_stream 1; drop_receipt 0; acknowledge 1; send returned-0",
         "dispatch": dispatch("a", "a").replace("; chunks", "; settle 0 1 / 1 / 0 1; chunks"),
         "endpoint-receives": "transport.receive {q}; return_to_errors to-{n}",
@@ -221,6 +227,7 @@ START = {
     "queue": "1 e2",
     "delayed": "1 2",
     "stream": "1 2",
+    "query_reader": "1 2",
     "receipt": "0",  # of an earlier task
     "receipt_page": "0",
     "dispatch_log": "a b x y",

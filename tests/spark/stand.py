@@ -160,6 +160,10 @@ class SparkQueue(Queue):
         """Run a stream until it has received what waits now."""
         return finish(writer, self.checkpoint)
 
+    def batches(self) -> list[int]:
+        """The numbers of the micro-batches that have begun, in the checkpoint of `finish`."""
+        return sorted(int(file.name) for file in (self.checkpoint / "offsets").glob("[0-9]*"))
+
     def into_table(self, frame: DataFrame) -> StreamingQuery:
         """Run a stream into the table of the folder."""
         return self.finish(

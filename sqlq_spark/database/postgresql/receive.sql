@@ -10,14 +10,42 @@ headers, body, seq::bigint AS seq
 
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- The second column is the query's high-water mark, as it was when the plan was stored: the last batch
--- of Spark's query that one of its streams had received for. :query_id may be null.
+-- `plan_high_water` is the query's high-water mark, as it was when the plan was stored: the last batch
+-- of Spark's query that one of its streams had received for. `is_reader` says whether the stream is the
+-- one that may receive from this queue for the query's run, see enter_query. :query_id may be null.
 -- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
--- Returns: acked_batch bigint, query_batch bigint or null; no row where the stream is not there
-SELECT acked_batch, (plan_after::json ->> :query_id::text)::bigint AS query_batch
-  FROM {state}.stream
- WHERE stream = :stream::text
-   FOR SHARE
+-- Index:   the primary keys of stream and query_reader.
+-- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bool; no row where the stream is
+--          not there
+SELECT o.acked_batch,
+       (o.plan_after::json ->> :query_id::text)::bigint AS plan_high_water,
+       coalesce(r.stream = o.stream AND r.run_id = :run_id::text, false) AS is_reader
+  FROM {state}.stream AS o
+  LEFT JOIN {state}.query_reader AS r
+    ON r.query_id = :query_id::text AND r.queue = :queue_name::text
+ WHERE o.stream = :stream::text
+   FOR SHARE OF o
+
+-- name: enter_query
+-- Two streams of one query must not share the messages of a queue: each would get a part. So the first
+-- stream that receives from a queue for a run of the query enters itself here. An entry of an earlier run
+-- is replaced: its stream may belong to a checkpoint that is lost. An entry of another stream for the same
+-- run stays, see query_reader.
+-- Locks:   the row, until commit; waits for another stream that enters itself.
+-- Index:   the primary key.
+INSERT INTO {state}.query_reader AS r (query_id, queue, stream, run_id)
+VALUES (:query_id::text, :queue_name::text, :stream::text, :run_id::text)
+    ON CONFLICT (query_id, queue) DO UPDATE
+   SET stream = EXCLUDED.stream, run_id = EXCLUDED.run_id
+ WHERE r.run_id <> EXCLUDED.run_id
+
+-- name: query_reader
+-- After enter_query: which stream may receive from the queue for the query's run.
+-- Index:   the primary key.
+-- Returns: stream text
+SELECT stream
+  FROM {state}.query_reader
+ WHERE query_id = :query_id::text AND queue = :queue_name::text
 
 -- name: find_receipt
 -- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint; query_id text,

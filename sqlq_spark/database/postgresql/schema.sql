@@ -52,6 +52,15 @@ BEGIN
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
+    -- the one stream of a query that receives from a queue, since which run of the query
+    CREATE TABLE {state}.query_reader (
+        query_id varchar(36)  NOT NULL,
+        queue    text         NOT NULL,
+        stream   varchar(36)  NOT NULL,
+        run_id   varchar(200) NOT NULL,
+        PRIMARY KEY (query_id, queue)
+    );
+
     -- what one task received, until its batch is acknowledged
     CREATE TABLE {state}.receipt (
         stream      varchar(36) NOT NULL,

@@ -56,6 +56,7 @@ GRANT SELECT, INSERT,
       UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
               messages, expired, diverted, forwarded, seen)
    ON {state}.stream TO {role};
+GRANT SELECT, INSERT, UPDATE (stream, run_id) ON {state}.query_reader TO {role};
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
               query_batch, settled, unpacked, payload)

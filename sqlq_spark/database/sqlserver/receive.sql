@@ -15,18 +15,61 @@ deleted.RowVersion AS seq
 
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- The second column is the query's high-water mark, as it was when the plan was stored: the last batch
--- of Spark's query that one of its streams had received for. @query_id may be null.
+-- `plan_high_water` is the query's high-water mark, as it was when the plan was stored: the last batch
+-- of Spark's query that one of its streams had received for. `is_reader` says whether the stream is the
+-- one that may receive from this queue for the query's run, see enter_query. @query_id may be null.
 -- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
 --          locks also where the database reads row versions.
--- Returns: acked_batch bigint, query_batch bigint or null; no row where the stream is not there
-SELECT acked_batch,
+-- Index:   the primary keys of stream and query_reader.
+-- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bit; no row where the stream is
+--          not there
+SELECT o.acked_batch,
        (SELECT MAX(p.batch)
-          FROM OPENJSON(plan_after)
+          FROM OPENJSON(o.plan_after)
                WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
-         WHERE p.query = @query_id) AS query_batch
-  FROM {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
- WHERE stream = @stream
+         WHERE p.query = @query_id) AS plan_high_water,
+       CAST(CASE WHEN EXISTS (
+                 SELECT 1
+                   FROM {state}.query_reader AS r
+                  WHERE r.query_id = @query_id AND r.queue = @queue_name
+                    AND r.stream = o.stream AND r.run_id = @run_id)
+            THEN 1 ELSE 0 END AS bit) AS is_reader
+  FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
+ WHERE o.stream = @stream
+
+-- name: enter_query
+-- Two streams of one query must not share the messages of a queue: each would get a part. So the first
+-- stream that receives from a queue for a run of the query enters itself here. An entry of an earlier run
+-- is replaced: its stream may belong to a checkpoint that is lost. An entry of another stream for the same
+-- run stays, see query_reader.
+-- Two sessions may insert the same entry. The second waits for the first, and then inserts nothing.
+-- XACT_ABORT is off until the end of this statement, so that a duplicate does not end the transaction.
+-- Locks:   the row, until commit; waits for another stream that enters itself.
+-- Index:   the primary key.
+SET XACT_ABORT OFF;
+UPDATE {state}.query_reader WITH (REPEATABLEREAD, ROWLOCK)
+   SET stream = @stream, run_id = @run_id
+ WHERE query_id = @query_id AND queue = @queue_name AND run_id <> @run_id;
+BEGIN TRY
+    INSERT INTO {state}.query_reader (query_id, queue, stream, run_id)
+    SELECT @query_id, @queue_name, @stream, @run_id
+     WHERE NOT EXISTS (
+            SELECT 1 FROM {state}.query_reader WHERE query_id = @query_id AND queue = @queue_name);
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() <> 2627
+    BEGIN;
+        THROW;
+    END;
+END CATCH
+
+-- name: query_reader
+-- After enter_query: which stream may receive from the queue for the query's run.
+-- Index:   the primary key.
+-- Returns: stream
+SELECT stream
+  FROM {state}.query_reader
+ WHERE query_id = @query_id AND queue = @queue_name
 
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint; query_id,

@@ -61,6 +61,17 @@ BEGIN
     ALTER TABLE {state}.stream SET (LOCK_ESCALATION = DISABLE);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
+    -- the one stream of a query that receives from a queue, since which run of the query; two spellings
+    -- of a queue are equal where the database ignores case
+    CREATE TABLE {state}.query_reader (
+        query_id nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        queue    nvarchar(800) COLLATE DATABASE_DEFAULT NOT NULL,
+        stream   nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        run_id   nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        PRIMARY KEY NONCLUSTERED (query_id, queue)
+    );
+    ALTER TABLE {state}.query_reader SET (LOCK_ESCALATION = DISABLE);
+
     -- what one task received, until its batch is acknowledged
     CREATE TABLE {state}.receipt (
         stream      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,

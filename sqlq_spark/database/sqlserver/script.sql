@@ -51,6 +51,7 @@ IF DATABASE_PRINCIPAL_ID(N'{role_name}') IS NULL
 -- Rights of a reader: ALTER ROLE {role} ADD MEMBER the login of its Spark job.
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.stream TO {role};
+GRANT SELECT, INSERT, UPDATE ON {state}.query_reader TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
 GRANT INSERT ON {state}.trail TO {role}
