@@ -98,7 +98,8 @@ def send(
     headers = {}
     for text in header or ():
         key, equals, headers[key] = text.partition("=")
-        require(key and equals, "--header", text, "KEY=VALUE")
+        is_utf_8 = text.encode(errors="replace").decode() == text
+        require(key and equals and is_utf_8, "--header", text, "KEY=VALUE, in UTF-8")
     for topic in context.obj.topics or ():
         require(full_name(topic) == topic and not has_blank(topic), "--topic", topic, ONE_TOPIC)
     alone = "no --as-received with it, which adds no header"

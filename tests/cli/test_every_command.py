@@ -74,6 +74,11 @@ FAILURES: list[tuple[Any, ...]] = [
     (2, ("send", "q", "--time-to-be-received", "soon"), "option --time-to-be-received is 'soon'"),
     (2, ("send", "q", __file__, "--file", __file__), "no file of JSON lines with it"),
     (2, ("send", "q", "--topic", "A"), "option --topic is 'A'"),
+    (
+        2,
+        ("send", "q", "--header", "a=\udcff"),
+        "option --header is 'a=\\udcff': expected KEY=VALUE",
+    ),
     *(
         (2, ("send", "--topic", topic), f"option --topic is {topic!r}: {ONE_TOPIC}")
         for topic in ("Shop.OrderPlaced, Shop", "Shop.OrderPlaced,Shop", "Shop Placed", " Shop.A")

@@ -96,6 +96,15 @@ BEGIN
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON "sqlqueue_orders".stream (query_id);
 
+    -- the one stream of a query that receives from a queue, since which run of the query
+    CREATE TABLE "sqlqueue_orders".query_reader (
+        query_id varchar(36)  NOT NULL,
+        queue    text         NOT NULL,
+        stream   varchar(36)  NOT NULL,
+        run_id   varchar(200) NOT NULL,
+        PRIMARY KEY (query_id, queue)
+    );
+
     -- what one task received, until its batch is acknowledged
     CREATE TABLE "sqlqueue_orders".receipt (
         stream      varchar(36) NOT NULL,
@@ -290,6 +299,7 @@ GRANT SELECT, INSERT,
       UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
               messages, expired, diverted, forwarded, seen)
    ON "sqlqueue_orders".stream TO "orders_reader";
+GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
               query_batch, settled, unpacked, payload)
@@ -330,6 +340,7 @@ GRANT SELECT, INSERT,
       UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
               messages, expired, diverted, forwarded, seen)
    ON "sqlqueue_orders".stream TO "clerk";
+GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "clerk";
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
               query_batch, settled, unpacked, payload)

@@ -107,6 +107,17 @@ BEGIN
     ALTER TABLE [sqlqueue_orders].stream SET (LOCK_ESCALATION = DISABLE);
     CREATE INDEX stream_query ON [sqlqueue_orders].stream (query_id);
 
+    -- the one stream of a query that receives from a queue, since which run of the query; two spellings
+    -- of a queue are equal where the database ignores case
+    CREATE TABLE [sqlqueue_orders].query_reader (
+        query_id nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        queue    nvarchar(800) COLLATE DATABASE_DEFAULT NOT NULL,
+        stream   nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        run_id   nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        PRIMARY KEY NONCLUSTERED (query_id, queue)
+    );
+    ALTER TABLE [sqlqueue_orders].query_reader SET (LOCK_ESCALATION = DISABLE);
+
     -- what one task received, until its batch is acknowledged
     CREATE TABLE [sqlqueue_orders].receipt (
         stream      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -310,6 +321,7 @@ COMMIT TRANSACTION;
 -- Rights of a reader: ALTER ROLE [orders_reader] ADD MEMBER the login of its Spark job.
 GRANT SELECT ON [sqlqueue_orders].version TO [orders_reader];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].stream TO [orders_reader];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].query_reader TO [orders_reader];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].receipt TO [orders_reader];
 GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].receipt_page TO [orders_reader];
 GRANT INSERT ON [sqlqueue_orders].trail TO [orders_reader];
@@ -335,6 +347,7 @@ GRANT SELECT ON [dbo].[SubscriptionRouting] TO [orders_sender];
 GRANT SELECT ON [sqlqueue_orders].trail TO [clerk];
 GRANT SELECT ON [sqlqueue_orders].version TO [clerk];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].stream TO [clerk];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].query_reader TO [clerk];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].receipt TO [clerk];
 GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].receipt_page TO [clerk];
 GRANT INSERT ON [sqlqueue_orders].trail TO [clerk];
