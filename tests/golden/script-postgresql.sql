@@ -1,0 +1,379 @@
+-- Run this as a superuser. Or run it as the owner of the database, if that login has CREATEROLE,
+-- and owns the schemas and queues that exist already, or is a member of the roles that do.
+-- Members of the roles below are one team: each can read, change and return what the others received.
+-- Roles belong to the server: the same names in two databases are one team. Print another script
+-- with --domain for another team.
+-- It waits 3 s for a lock. After an error nothing has changed. Then run it again. A second run changes
+-- nothing that is in place, and nobody waits for it.
+BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL lock_timeout = 3000;
+CREATE SCHEMA IF NOT EXISTS "sqlqueue_orders";
+
+-- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
+-- login, superusers and the owner of the database.
+DO $do$
+DECLARE
+    faults text;
+    known  integer;
+BEGIN
+    SELECT string_agg(fault, '; ') INTO faults FROM (
+        WITH RECURSIVE tables (named, id, owner, kind) AS (
+            SELECT 'the schema', 0::oid, nspowner, 'r'::"char"
+              FROM pg_namespace WHERE nspname = 'sqlqueue_orders'
+            UNION ALL
+            SELECT 'table ' || oid::regclass, oid, relowner, relkind
+              FROM pg_class
+             WHERE relnamespace = to_regnamespace('"sqlqueue_orders"') AND relkind NOT IN ('i', 'S')
+        ), parts (id, class, part) AS (
+            SELECT t.id, 'pg_class'::regclass::oid, t.id FROM tables AS t
+            UNION
+            SELECT p.id, d.class, d.part
+              FROM parts AS p
+             CROSS JOIN LATERAL (
+                    SELECT classid, objid FROM pg_depend
+                     WHERE refclassid = p.class AND refobjid = p.part AND deptype <> 'n'
+                    UNION ALL
+                    SELECT refclassid, refobjid FROM pg_depend
+                     WHERE classid = p.class AND objid = p.part AND refclassid = 'pg_type'::regclass
+                   ) AS d (class, part)
+        )
+        SELECT format('%s belongs to %I', named, pg_get_userbyid(owner)) AS fault
+          FROM tables
+         WHERE owner NOT IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user
+                             UNION SELECT datdba FROM pg_database WHERE datname = current_database())
+        UNION ALL
+        SELECT format('%s is no plain table', named) FROM tables WHERE kind <> 'r'
+        UNION ALL
+        SELECT format('%s has the %s', named, pg_describe_object(class, part, 0))
+          FROM tables JOIN parts USING (id) WHERE class IN ('pg_trigger'::regclass, 'pg_rewrite'::regclass)
+        UNION ALL
+        SELECT format('%s uses %s', named, pg_describe_object(refclassid, refobjid, 0))
+          FROM tables JOIN parts USING (id)
+          JOIN pg_depend ON classid = class AND objid = part AND deptype = 'n'
+         WHERE refclassid IN ('pg_proc'::regclass, 'pg_type'::regclass, 'pg_operator'::regclass)
+    ) AS found;
+    IF faults IS NOT NULL THEN
+        RAISE EXCEPTION 'nothing is installed in schema %: %', '"sqlqueue_orders"', faults
+              USING HINT = 'Find out who made this, drop or rename it, or use another schema.';
+    END IF;
+    IF to_regclass('"sqlqueue_orders".version') IS NOT NULL THEN
+        SELECT max(version) INTO known FROM "sqlqueue_orders".version;
+        IF known IS DISTINCT FROM 4 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, not 4', '"sqlqueue_orders"', known
+                  USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
+                               ' queries, see that receipt and staging are empty, or their messages would'
+                               ' be lost, then drop the schema and run this again.';
+        END IF;
+    END IF;
+END
+$do$;
+
+-- All state tables, once.
+DO $do$
+BEGIN
+    IF to_regclass('"sqlqueue_orders".version') IS NOT NULL THEN
+        RETURN;
+    END IF;
+
+    -- a row for each checkpoint, updated twice in a batch
+    CREATE TABLE "sqlqueue_orders".stream (
+        stream      varchar(36) PRIMARY KEY,
+        login       name        NOT NULL DEFAULT current_user,
+        queue       text        NOT NULL,
+        driver      varchar(36) NOT NULL,
+        acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
+        plan_batch  bigint      CHECK (plan_batch > acked_batch),
+        plan        text        CHECK ((plan IS NULL) = (plan_batch IS NULL)),
+        plan_after  text,
+        query_id    varchar(36),
+        query_batch bigint      CHECK ((query_id IS NULL) = (query_batch IS NULL)),
+        messages    bigint      NOT NULL DEFAULT 0,
+        expired     bigint      NOT NULL DEFAULT 0,
+        diverted    bigint      NOT NULL DEFAULT 0,
+        forwarded   bigint      NOT NULL DEFAULT 0,
+        created     timestamptz NOT NULL DEFAULT now(),
+        seen        timestamptz NOT NULL DEFAULT now()
+    ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    CREATE INDEX stream_query ON "sqlqueue_orders".stream (query_id);
+
+    -- the one stream of a query that receives from a queue, since which run of the query
+    CREATE TABLE "sqlqueue_orders".query_reader (
+        query_id varchar(36)  NOT NULL,
+        queue    text         NOT NULL,
+        stream   varchar(36)  NOT NULL,
+        run_id   varchar(200) NOT NULL,
+        PRIMARY KEY (query_id, queue)
+    );
+
+    -- what one task received, until its batch is acknowledged
+    CREATE TABLE "sqlqueue_orders".receipt (
+        stream      varchar(36) NOT NULL,
+        login       name        NOT NULL DEFAULT current_user,
+        batch       bigint      NOT NULL CHECK (batch > 0),
+        task        integer     NOT NULL CHECK (task >= 0),
+        queue       text        NOT NULL,
+        messages    bigint      NOT NULL CHECK (messages >= 0),
+        expired     bigint      NOT NULL CHECK (expired >= 0),
+        diverted    bigint      NOT NULL CHECK (diverted >= 0),
+        forwarded   bigint      NOT NULL CHECK (forwarded >= 0),
+        bytes       bigint      NOT NULL CHECK (bytes >= 0),
+        query_id    varchar(36),
+        query_batch bigint,
+        settled     boolean     NOT NULL DEFAULT false,
+        unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
+        payload     bytea       NOT NULL,
+        created     timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (stream, batch, task)
+    ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    CREATE INDEX receipt_query ON "sqlqueue_orders".receipt (query_id, query_batch);
+    ALTER TABLE "sqlqueue_orders".receipt ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+    -- a large receipt's payload, cut so that a row fills a page
+    CREATE TABLE "sqlqueue_orders".receipt_page (
+        stream  varchar(36) NOT NULL,
+        batch   bigint      NOT NULL,
+        task    integer     NOT NULL,
+        page    integer     NOT NULL,
+        payload bytea       NOT NULL,
+        PRIMARY KEY (stream, batch, task, page)
+    ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    ALTER TABLE "sqlqueue_orders".receipt_page ALTER COLUMN payload SET STORAGE PLAIN;
+
+    -- what tasks stage for a sink, until the driver dispatches or discards it
+    CREATE TABLE "sqlqueue_orders".staging (
+        sink     varchar(200) NOT NULL,
+        batch    bigint       NOT NULL,
+        attempt  varchar(36)  NOT NULL,
+        chunk    integer      NOT NULL,
+        messages bigint       NOT NULL CHECK (messages > 0),
+        payload  bytea        NOT NULL,
+        created  timestamptz  NOT NULL DEFAULT now(),
+        PRIMARY KEY (sink, batch, attempt, chunk)
+    ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    ALTER TABLE "sqlqueue_orders".staging ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+    -- the same for a large chunk
+    CREATE TABLE "sqlqueue_orders".staging_page (
+        sink    varchar(200) NOT NULL,
+        batch   bigint       NOT NULL,
+        attempt varchar(36)  NOT NULL,
+        chunk   integer      NOT NULL,
+        page    integer      NOT NULL,
+        payload bytea        NOT NULL,
+        PRIMARY KEY (sink, batch, attempt, chunk, page)
+    ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+    ALTER TABLE "sqlqueue_orders".staging_page ALTER COLUMN payload SET STORAGE PLAIN;
+
+    -- the last batch that each sink has sent
+    CREATE TABLE "sqlqueue_orders".dispatch_log (
+        sink        varchar(200) PRIMARY KEY,
+        login       name         NOT NULL DEFAULT current_user,
+        batch       bigint,
+        messages    bigint       NOT NULL DEFAULT 0,
+        dispatched  timestamptz  NOT NULL DEFAULT now(),
+        destination text
+    ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+
+    -- the audit trail: who purged, returned, dropped or retired what
+    CREATE TABLE "sqlqueue_orders".trail (
+        entry         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        at            timestamptz NOT NULL DEFAULT now(),
+        login         name        NOT NULL DEFAULT current_user,
+        session_login name        NOT NULL DEFAULT session_user,
+        action        text        NOT NULL CHECK (action IN ('purge', 'return', 'drop', 'retire')),
+        queue         text        NOT NULL,
+        messages      bigint      NOT NULL CHECK (messages >= 0),
+        stream        varchar(36),
+        batch         bigint,
+        task          integer
+    );
+
+    CREATE TABLE "sqlqueue_orders".version (version integer PRIMARY KEY);
+    INSERT INTO "sqlqueue_orders".version (version) VALUES (4);
+END
+$do$;
+
+-- Queues, as the transport creates them.
+CREATE TABLE IF NOT EXISTS "public"."Shop.Orders" (
+    Id      uuid      PRIMARY KEY,
+    Expires timestamp,
+    Headers text      NOT NULL,
+    Body    bytea,
+    Seq     serial    NOT NULL UNIQUE
+);
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('"public"."Shop.Orders"')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE "public"."Shop.Orders"
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$;
+CREATE TABLE IF NOT EXISTS "public"."Shop.Orders.web1" (
+    Id      uuid      PRIMARY KEY,
+    Expires timestamp,
+    Headers text      NOT NULL,
+    Body    bytea,
+    Seq     serial    NOT NULL UNIQUE
+);
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('"public"."Shop.Orders.web1"')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE "public"."Shop.Orders.web1"
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$;
+CREATE TABLE IF NOT EXISTS "public"."error" (
+    Id      uuid      PRIMARY KEY,
+    Expires timestamp,
+    Headers text      NOT NULL,
+    Body    bytea,
+    Seq     serial    NOT NULL UNIQUE
+);
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('"public"."error"')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE "public"."error"
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$;
+CREATE TABLE IF NOT EXISTS "public"."audit" (
+    Id      uuid      PRIMARY KEY,
+    Expires timestamp,
+    Headers text      NOT NULL,
+    Body    bytea,
+    Seq     serial    NOT NULL UNIQUE
+);
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('"public"."audit"')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE "public"."audit"
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$;
+DO $do$
+BEGIN
+    IF to_regclass('"public"."Shop.Orders.Delayed_Due"') IS NULL THEN
+        CREATE TABLE IF NOT EXISTS "public"."Shop.Orders.Delayed" (
+            Id      uuid        DEFAULT gen_random_uuid() PRIMARY KEY,
+            Headers text        NOT NULL,
+            Body    bytea,
+            Due     timestamptz NOT NULL
+        ) WITH (fillfactor = 100);
+        CREATE INDEX "Shop.Orders.Delayed_Due" ON "public"."Shop.Orders.Delayed" (Due);
+    END IF;
+END
+$do$;
+CREATE TABLE IF NOT EXISTS "public"."SubscriptionRouting" (
+    QueueAddress varchar(200) NOT NULL,
+    Endpoint     varchar(200) NOT NULL,
+    Topic        varchar(200) NOT NULL,
+    PRIMARY KEY (Endpoint, Topic)
+) WITH (fillfactor = 100);
+
+DO $do$
+BEGIN
+    IF to_regrole('"orders_reader"') IS NULL THEN CREATE ROLE "orders_reader" NOLOGIN; END IF;
+    IF to_regrole('"orders_sender"') IS NULL THEN CREATE ROLE "orders_sender" NOLOGIN; END IF;
+    IF to_regrole('"clerk"') IS NULL THEN CREATE ROLE "clerk" NOLOGIN; END IF;
+    IF to_regrole('"endpoints"') IS NULL THEN CREATE ROLE "endpoints" NOLOGIN; END IF;
+END
+$do$;
+
+-- Rights of a reader: GRANT "orders_reader" TO the login of its Spark job. A row lock needs
+-- UPDATE of one column. The server writes the login of a receipt.
+GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "orders_reader";
+GRANT SELECT ON "sqlqueue_orders".version TO "orders_reader";
+GRANT SELECT, INSERT,
+      UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
+              messages, expired, diverted, forwarded, seen)
+   ON "sqlqueue_orders".stream TO "orders_reader";
+GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "orders_reader";
+GRANT SELECT, DELETE, UPDATE (settled),
+      INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
+              query_batch, settled, unpacked, payload)
+   ON "sqlqueue_orders".receipt TO "orders_reader";
+GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".receipt_page TO "orders_reader";
+GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders".trail TO "orders_reader";
+GRANT USAGE ON SCHEMA "public" TO "orders_reader";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders" TO "orders_reader";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders.web1" TO "orders_reader";
+GRANT INSERT ON "public"."error" TO "orders_reader";
+GRANT USAGE ON SEQUENCE "public"."error_seq_seq" TO "orders_reader";
+GRANT INSERT ON "public"."audit" TO "orders_reader";
+GRANT USAGE ON SEQUENCE "public"."audit_seq_seq" TO "orders_reader";
+GRANT SELECT, DELETE, UPDATE (due) ON "public"."Shop.Orders.Delayed" TO "orders_reader";
+GRANT INSERT ON "public"."Shop.Orders" TO "orders_reader";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "orders_reader";
+
+-- Rights of a sender: GRANT "orders_sender" TO the login of its Spark job.
+GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "orders_sender";
+GRANT SELECT ON "sqlqueue_orders".version TO "orders_sender";
+GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".staging, "sqlqueue_orders".staging_page TO "orders_sender";
+GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
+   ON "sqlqueue_orders".dispatch_log TO "orders_sender";
+GRANT USAGE ON SCHEMA "public" TO "orders_sender";
+GRANT INSERT, SELECT (seq) ON "public"."Shop.Orders" TO "orders_sender";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "orders_sender";
+GRANT INSERT, SELECT (seq) ON "public"."Shop.Orders.web1" TO "orders_sender";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "orders_sender";
+GRANT INSERT ON "public"."Shop.Orders.Delayed" TO "orders_sender";
+GRANT SELECT ON "public"."SubscriptionRouting" TO "orders_sender";
+
+-- Rights of an operator, who also reads the audit trail: GRANT "clerk" TO whoever runs `sqlqueue`.
+-- No role may change or delete an entry of it, or write another login.
+GRANT SELECT ON "sqlqueue_orders".trail TO "clerk";
+GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "clerk";
+GRANT SELECT ON "sqlqueue_orders".version TO "clerk";
+GRANT SELECT, INSERT,
+      UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
+              messages, expired, diverted, forwarded, seen)
+   ON "sqlqueue_orders".stream TO "clerk";
+GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "clerk";
+GRANT SELECT, DELETE, UPDATE (settled),
+      INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
+              query_batch, settled, unpacked, payload)
+   ON "sqlqueue_orders".receipt TO "clerk";
+GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".receipt_page TO "clerk";
+GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders".trail TO "clerk";
+GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".staging, "sqlqueue_orders".staging_page TO "clerk";
+GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
+   ON "sqlqueue_orders".dispatch_log TO "clerk";
+GRANT USAGE ON SCHEMA "public" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders" TO "clerk";
+GRANT INSERT ON "public"."Shop.Orders" TO "clerk";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders.web1" TO "clerk";
+GRANT INSERT ON "public"."Shop.Orders.web1" TO "clerk";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."error" TO "clerk";
+GRANT INSERT ON "public"."error" TO "clerk";
+GRANT USAGE ON SEQUENCE "public"."error_seq_seq" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."audit" TO "clerk";
+GRANT INSERT ON "public"."audit" TO "clerk";
+GRANT USAGE ON SEQUENCE "public"."audit_seq_seq" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (due) ON "public"."Shop.Orders.Delayed" TO "clerk";
+GRANT INSERT ON "public"."Shop.Orders.Delayed" TO "clerk";
+GRANT SELECT ON "public"."SubscriptionRouting" TO "clerk";
+GRANT INSERT, UPDATE, DELETE ON "public"."SubscriptionRouting" TO "clerk";
+
+-- Rights of a producer, an endpoint or ServiceControl, which is in no team:
+-- GRANT "endpoints" TO its login.
+GRANT USAGE ON SCHEMA "public" TO "endpoints";
+GRANT INSERT ON "public"."Shop.Orders" TO "endpoints";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "endpoints";
+GRANT INSERT ON "public"."Shop.Orders.web1" TO "endpoints";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "endpoints";
+
+COMMIT;

@@ -1,0 +1,380 @@
+-- Run this by `sqlcmd -b -I` as a member of db_owner. Members of the roles below are one team: each
+-- can read, change and return what the others received. Print another script with --domain for another
+-- team. It waits 3 s for a lock, and then ends with error 1222. After an error nothing has changed,
+-- except rights. Then run it again. A second run changes nothing that is in place.
+SET NOCOUNT ON;
+SET XACT_ABORT ON;
+SET ANSI_NULLS ON;
+SET QUOTED_IDENTIFIER ON;
+SET LOCK_TIMEOUT 3000;
+GO
+BEGIN TRANSACTION;
+IF SCHEMA_ID(N'sqlqueue_orders') IS NULL
+    EXEC (N'CREATE SCHEMA [sqlqueue_orders]');
+
+-- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
+-- user and dbo. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
+-- Rights are granted one by one, because each waits for the sessions that use the table.
+DECLARE @fault nvarchar(2000), @known int;
+SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders]: ', f.fault)
+  FROM (
+        SELECT CONCAT(N'the schema belongs to ', QUOTENAME(USER_NAME(s.principal_id))) AS fault
+          FROM sys.schemas AS s
+         WHERE s.name = N'sqlqueue_orders' AND USER_NAME(s.principal_id) NOT IN (USER_NAME(), N'dbo')
+        UNION ALL
+        SELECT CONCAT(N'table ', QUOTENAME(o.name), N' belongs to ', QUOTENAME(USER_NAME(o.principal_id)))
+          FROM sys.objects AS o
+         WHERE o.schema_id = SCHEMA_ID(N'sqlqueue_orders')
+           AND USER_NAME(o.principal_id) NOT IN (USER_NAME(), N'dbo')
+        UNION ALL
+        SELECT CONCAT(QUOTENAME(o.name), N' is no table')
+          FROM sys.objects AS o
+         WHERE o.schema_id = SCHEMA_ID(N'sqlqueue_orders') AND o.type IN ('V', 'SN')
+        UNION ALL
+        SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the ', p.kind, N' ', QUOTENAME(p.name))
+          FROM sys.objects AS o
+          JOIN (
+                SELECT t.parent_id AS id, t.name, CAST(NULL AS nvarchar(max)) AS expression,
+                       CASE WHEN t.is_disabled = 1 OR t.is_ms_shipped = 1
+                            THEN N'idle trigger' ELSE N'trigger' END AS kind
+                  FROM sys.triggers AS t
+                UNION ALL
+                SELECT s.target_object_id, o.name, NULL, N'security policy'
+                  FROM sys.security_predicates AS s JOIN sys.objects AS o ON o.object_id = s.object_id
+                UNION ALL
+                SELECT parent_object_id, name, NULL, N'foreign key' FROM sys.foreign_keys
+                UNION ALL
+                SELECT object_id, name, NULL, N'external table' FROM sys.tables WHERE is_external = 1
+                UNION ALL
+                SELECT c.object_id, c.name, QUOTENAME(SCHEMA_NAME(t.schema_id)) + N'.' + QUOTENAME(t.name),
+                       N'column'
+                  FROM sys.columns AS c JOIN sys.types AS t ON t.user_type_id = c.user_type_id
+                 WHERE t.is_user_defined = 1 OR c.rule_object_id <> 0
+                UNION ALL
+                SELECT parent_object_id, name, [definition], N'check constraint' FROM sys.check_constraints
+                UNION ALL
+                SELECT parent_object_id, name, [definition], N'default' FROM sys.default_constraints
+                UNION ALL
+                SELECT object_id, name, [definition], N'computed column' FROM sys.computed_columns
+               ) AS p ON p.id = o.object_id
+         WHERE o.schema_id = SCHEMA_ID(N'sqlqueue_orders')
+           AND (p.kind LIKE N'%trigger' OR CHARINDEX(N'].[', p.expression) > 0)
+       ) AS f;
+IF @fault IS NULL AND OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
+BEGIN
+    SELECT @known = MAX(version) FROM [sqlqueue_orders].version;
+    IF ISNULL(@known, 0) <> 4
+        SET @fault = CONCAT(
+            N'schema [sqlqueue_orders] has state tables of version ', @known, N', not 4. Newer tables need ',
+            N'the script of their release. Of older ones, stop the queries, see that receipt and staging ',
+            N'are empty, or their messages would be lost, then drop the schema and run this again.');
+END;
+IF @fault IS NOT NULL
+BEGIN
+    ROLLBACK TRANSACTION;
+    RAISERROR (N'%s', 16, 1, @fault);
+    SET NOEXEC ON;
+    RETURN;
+END;
+
+-- All state tables, once.
+IF OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NULL
+BEGIN
+    -- a row for each checkpoint, updated twice in a batch
+    CREATE TABLE [sqlqueue_orders].stream (
+        stream      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        queue       nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
+        plan_batch  bigint        NULL,
+        [plan]      nvarchar(max) NULL,
+        plan_after  nvarchar(max) NULL,
+        query_id    nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
+        query_batch bigint        NULL,
+        messages    bigint        NOT NULL DEFAULT 0,
+        expired     bigint        NOT NULL DEFAULT 0,
+        diverted    bigint        NOT NULL DEFAULT 0,
+        forwarded   bigint        NOT NULL DEFAULT 0,
+        created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        CHECK (plan_batch > acked_batch),
+        CHECK (([plan] IS NULL AND plan_batch IS NULL)
+               OR ([plan] IS NOT NULL AND plan_batch IS NOT NULL)),
+        CHECK ((query_id IS NULL AND query_batch IS NULL)
+               OR (query_id IS NOT NULL AND query_batch IS NOT NULL))
+    );
+    ALTER TABLE [sqlqueue_orders].stream SET (LOCK_ESCALATION = DISABLE);
+    CREATE INDEX stream_query ON [sqlqueue_orders].stream (query_id);
+
+    -- the one stream of a query that receives from a queue, since which run of the query; two spellings
+    -- of a queue are equal where the database ignores case
+    CREATE TABLE [sqlqueue_orders].query_reader (
+        query_id nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        queue    nvarchar(800) COLLATE DATABASE_DEFAULT NOT NULL,
+        stream   nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        run_id   nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        PRIMARY KEY NONCLUSTERED (query_id, queue)
+    );
+    ALTER TABLE [sqlqueue_orders].query_reader SET (LOCK_ESCALATION = DISABLE);
+
+    -- what one task received, until its batch is acknowledged
+    CREATE TABLE [sqlqueue_orders].receipt (
+        stream      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        login       nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch       bigint         NOT NULL CHECK (batch > 0),
+        task        int            NOT NULL CHECK (task >= 0),
+        queue       nvarchar(1000) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        messages    bigint         NOT NULL CHECK (messages >= 0),
+        expired     bigint         NOT NULL CHECK (expired >= 0),
+        diverted    bigint         NOT NULL CHECK (diverted >= 0),
+        forwarded   bigint         NOT NULL CHECK (forwarded >= 0),
+        bytes       bigint         NOT NULL CHECK (bytes >= 0),
+        query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
+        query_batch bigint         NULL,
+        settled     bit            NOT NULL DEFAULT 0,
+        unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
+        payload     varbinary(max) NOT NULL,
+        created     datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
+        PRIMARY KEY (stream, batch, task)
+    );
+    ALTER TABLE [sqlqueue_orders].receipt SET (LOCK_ESCALATION = DISABLE);
+    CREATE INDEX receipt_query ON [sqlqueue_orders].receipt (query_id, query_batch);
+    EXEC sys.sp_tableoption N'[sqlqueue_orders].receipt', 'large value types out of row', '1';
+
+    -- the payload of a large receipt, in one row
+    CREATE TABLE [sqlqueue_orders].receipt_page (
+        stream  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        batch   bigint         NOT NULL,
+        task    int            NOT NULL,
+        page    int            NOT NULL,
+        payload varbinary(max) NOT NULL,
+        PRIMARY KEY (stream, batch, task, page)
+    );
+    ALTER TABLE [sqlqueue_orders].receipt_page SET (LOCK_ESCALATION = DISABLE);
+    EXEC sys.sp_tableoption N'[sqlqueue_orders].receipt_page', 'large value types out of row', '1';
+
+    -- what tasks stage for a sink, until the driver dispatches or discards it
+    CREATE TABLE [sqlqueue_orders].staging (
+        sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        batch    bigint         NOT NULL,
+        attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        chunk    int            NOT NULL,
+        messages bigint         NOT NULL CHECK (messages > 0),
+        payload  varbinary(max) NOT NULL,
+        created  datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
+        PRIMARY KEY (sink, batch, attempt, chunk)
+    );
+    ALTER TABLE [sqlqueue_orders].staging SET (LOCK_ESCALATION = DISABLE);
+    EXEC sys.sp_tableoption N'[sqlqueue_orders].staging', 'large value types out of row', '1';
+
+    -- the same for a large chunk
+    CREATE TABLE [sqlqueue_orders].staging_page (
+        sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+        batch   bigint         NOT NULL,
+        attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
+        chunk   int            NOT NULL,
+        page    int            NOT NULL,
+        payload varbinary(max) NOT NULL,
+        PRIMARY KEY (sink, batch, attempt, chunk, page)
+    );
+    ALTER TABLE [sqlqueue_orders].staging_page SET (LOCK_ESCALATION = DISABLE);
+    EXEC sys.sp_tableoption N'[sqlqueue_orders].staging_page', 'large value types out of row', '1';
+
+    -- the last batch that each sink has sent
+    CREATE TABLE [sqlqueue_orders].dispatch_log (
+        sink        nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        batch       bigint        NULL,
+        messages    bigint        NOT NULL DEFAULT 0,
+        dispatched  datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        destination nvarchar(max) NULL
+    );
+    ALTER TABLE [sqlqueue_orders].dispatch_log SET (LOCK_ESCALATION = DISABLE);
+
+    -- the audit trail: who purged, returned, dropped or retired what
+    CREATE TABLE [sqlqueue_orders].trail (
+        entry         bigint         IDENTITY(1,1) NOT NULL PRIMARY KEY,
+        at            datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
+        login         nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        session_login nvarchar(128)  COLLATE Latin1_General_100_BIN2 NOT NULL
+                      DEFAULT ORIGINAL_LOGIN(),
+        action        nvarchar(20)   COLLATE Latin1_General_100_BIN2 NOT NULL
+                      CHECK (action IN (N'purge', N'return', N'drop', N'retire')),
+        queue         nvarchar(1000) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        messages      bigint         NOT NULL CHECK (messages >= 0),
+        stream        nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
+        batch         bigint         NULL,
+        task          int            NULL
+    );
+    ALTER TABLE [sqlqueue_orders].trail SET (LOCK_ESCALATION = DISABLE);
+
+    CREATE TABLE [sqlqueue_orders].version (version int NOT NULL PRIMARY KEY);
+    INSERT INTO [sqlqueue_orders].version (version) VALUES (4);
+END;
+
+-- Queues, as the transport creates them.
+IF OBJECT_ID(N'[dbo].[Shop.Orders]', N'U') IS NULL
+BEGIN
+    CREATE TABLE [dbo].[Shop.Orders] (
+        Id             uniqueidentifier NOT NULL,
+        CorrelationId  varchar(255)     NULL,
+        ReplyToAddress varchar(255)     NULL,
+        Recoverable    bit              NOT NULL,
+        Expires        datetime         NULL,
+        Headers        nvarchar(max)    NOT NULL,
+        Body           varbinary(max)   NULL,
+        RowVersion     bigint           IDENTITY(1,1) NOT NULL
+    );
+    CREATE NONCLUSTERED INDEX Index_RowVersion ON [dbo].[Shop.Orders] (RowVersion ASC);
+    CREATE NONCLUSTERED INDEX Index_Expires ON [dbo].[Shop.Orders] (Expires)
+           INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;
+END;
+IF COL_LENGTH(N'[dbo].[Shop.Orders]', N'BodyString') IS NULL
+    ALTER TABLE [dbo].[Shop.Orders] ADD BodyString AS CAST(Body AS nvarchar(max));
+IF OBJECT_ID(N'[dbo].[Shop.Orders.web1]', N'U') IS NULL
+BEGIN
+    CREATE TABLE [dbo].[Shop.Orders.web1] (
+        Id             uniqueidentifier NOT NULL,
+        CorrelationId  varchar(255)     NULL,
+        ReplyToAddress varchar(255)     NULL,
+        Recoverable    bit              NOT NULL,
+        Expires        datetime         NULL,
+        Headers        nvarchar(max)    NOT NULL,
+        Body           varbinary(max)   NULL,
+        RowVersion     bigint           IDENTITY(1,1) NOT NULL
+    );
+    CREATE NONCLUSTERED INDEX Index_RowVersion ON [dbo].[Shop.Orders.web1] (RowVersion ASC);
+    CREATE NONCLUSTERED INDEX Index_Expires ON [dbo].[Shop.Orders.web1] (Expires)
+           INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;
+END;
+IF COL_LENGTH(N'[dbo].[Shop.Orders.web1]', N'BodyString') IS NULL
+    ALTER TABLE [dbo].[Shop.Orders.web1] ADD BodyString AS CAST(Body AS nvarchar(max));
+IF OBJECT_ID(N'[dbo].[error]', N'U') IS NULL
+BEGIN
+    CREATE TABLE [dbo].[error] (
+        Id             uniqueidentifier NOT NULL,
+        CorrelationId  varchar(255)     NULL,
+        ReplyToAddress varchar(255)     NULL,
+        Recoverable    bit              NOT NULL,
+        Expires        datetime         NULL,
+        Headers        nvarchar(max)    NOT NULL,
+        Body           varbinary(max)   NULL,
+        RowVersion     bigint           IDENTITY(1,1) NOT NULL
+    );
+    CREATE NONCLUSTERED INDEX Index_RowVersion ON [dbo].[error] (RowVersion ASC);
+    CREATE NONCLUSTERED INDEX Index_Expires ON [dbo].[error] (Expires)
+           INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;
+END;
+IF COL_LENGTH(N'[dbo].[error]', N'BodyString') IS NULL
+    ALTER TABLE [dbo].[error] ADD BodyString AS CAST(Body AS nvarchar(max));
+IF OBJECT_ID(N'[dbo].[audit]', N'U') IS NULL
+BEGIN
+    CREATE TABLE [dbo].[audit] (
+        Id             uniqueidentifier NOT NULL,
+        CorrelationId  varchar(255)     NULL,
+        ReplyToAddress varchar(255)     NULL,
+        Recoverable    bit              NOT NULL,
+        Expires        datetime         NULL,
+        Headers        nvarchar(max)    NOT NULL,
+        Body           varbinary(max)   NULL,
+        RowVersion     bigint           IDENTITY(1,1) NOT NULL
+    );
+    CREATE NONCLUSTERED INDEX Index_RowVersion ON [dbo].[audit] (RowVersion ASC);
+    CREATE NONCLUSTERED INDEX Index_Expires ON [dbo].[audit] (Expires)
+           INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL;
+END;
+IF COL_LENGTH(N'[dbo].[audit]', N'BodyString') IS NULL
+    ALTER TABLE [dbo].[audit] ADD BodyString AS CAST(Body AS nvarchar(max));
+IF OBJECT_ID(N'[dbo].[Shop.Orders.Delayed]', N'U') IS NULL
+    CREATE TABLE [dbo].[Shop.Orders.Delayed] (
+        Headers    nvarchar(max)  NOT NULL,
+        Body       varbinary(max) NULL,
+        Due        datetime       NOT NULL,
+        RowVersion bigint         IDENTITY(1,1) NOT NULL
+    );
+IF NOT EXISTS (SELECT 1
+                 FROM sys.index_columns AS k
+                 JOIN sys.columns AS c
+                   ON c.object_id = k.object_id AND c.column_id = k.column_id
+                WHERE k.object_id = OBJECT_ID(N'[dbo].[Shop.Orders.Delayed]', N'U')
+                  AND k.key_ordinal = 1 AND c.name = N'Due')
+    CREATE NONCLUSTERED INDEX Index_Due ON [dbo].[Shop.Orders.Delayed] (Due);
+IF OBJECT_ID(N'[dbo].[SubscriptionRouting]', N'U') IS NULL
+    CREATE TABLE [dbo].[SubscriptionRouting] (
+        QueueAddress nvarchar(200) NOT NULL,
+        Endpoint     nvarchar(200) NOT NULL,
+        Topic        nvarchar(200) NOT NULL,
+        PRIMARY KEY CLUSTERED (Endpoint, Topic)
+    );
+
+IF DATABASE_PRINCIPAL_ID(N'orders_reader') IS NULL
+    CREATE ROLE [orders_reader];
+IF DATABASE_PRINCIPAL_ID(N'orders_sender') IS NULL
+    CREATE ROLE [orders_sender];
+IF DATABASE_PRINCIPAL_ID(N'clerk') IS NULL
+    CREATE ROLE [clerk];
+IF DATABASE_PRINCIPAL_ID(N'endpoints') IS NULL
+    CREATE ROLE [endpoints];
+COMMIT TRANSACTION;
+
+-- Rights of a reader: ALTER ROLE [orders_reader] ADD MEMBER the login of its Spark job.
+GRANT SELECT ON [sqlqueue_orders].version TO [orders_reader];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].stream TO [orders_reader];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].query_reader TO [orders_reader];
+GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].receipt TO [orders_reader];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].receipt_page TO [orders_reader];
+GRANT INSERT ON [sqlqueue_orders].trail TO [orders_reader];
+GRANT SELECT, DELETE ON [dbo].[Shop.Orders] TO [orders_reader];
+GRANT SELECT, DELETE ON [dbo].[Shop.Orders.web1] TO [orders_reader];
+GRANT INSERT ON [dbo].[error] TO [orders_reader];
+GRANT INSERT ON [dbo].[audit] TO [orders_reader];
+GRANT SELECT, DELETE ON [dbo].[Shop.Orders.Delayed] TO [orders_reader];
+GRANT INSERT ON [dbo].[Shop.Orders] TO [orders_reader];
+
+-- Rights of a sender: ALTER ROLE [orders_sender] ADD MEMBER the login of its Spark job.
+GRANT SELECT ON [sqlqueue_orders].version TO [orders_sender];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].staging TO [orders_sender];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].staging_page TO [orders_sender];
+GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].dispatch_log TO [orders_sender];
+GRANT INSERT, SELECT (RowVersion) ON [dbo].[Shop.Orders] TO [orders_sender];
+GRANT INSERT, SELECT (RowVersion) ON [dbo].[Shop.Orders.web1] TO [orders_sender];
+GRANT INSERT ON [dbo].[Shop.Orders.Delayed] TO [orders_sender];
+GRANT SELECT ON [dbo].[SubscriptionRouting] TO [orders_sender];
+
+-- Rights of an operator, who also reads the audit trail: ALTER ROLE [clerk] ADD MEMBER whoever runs
+-- `sqlqueue`. No role may change or delete an entry of it.
+GRANT SELECT ON [sqlqueue_orders].trail TO [clerk];
+GRANT SELECT ON [sqlqueue_orders].version TO [clerk];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].stream TO [clerk];
+GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].query_reader TO [clerk];
+GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].receipt TO [clerk];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].receipt_page TO [clerk];
+GRANT INSERT ON [sqlqueue_orders].trail TO [clerk];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].staging TO [clerk];
+GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].staging_page TO [clerk];
+GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].dispatch_log TO [clerk];
+GRANT SELECT, DELETE ON [dbo].[Shop.Orders] TO [clerk];
+GRANT INSERT ON [dbo].[Shop.Orders] TO [clerk];
+GRANT SELECT, DELETE ON [dbo].[Shop.Orders.web1] TO [clerk];
+GRANT INSERT ON [dbo].[Shop.Orders.web1] TO [clerk];
+GRANT SELECT, DELETE ON [dbo].[error] TO [clerk];
+GRANT INSERT ON [dbo].[error] TO [clerk];
+GRANT SELECT, DELETE ON [dbo].[audit] TO [clerk];
+GRANT INSERT ON [dbo].[audit] TO [clerk];
+GRANT SELECT, DELETE ON [dbo].[Shop.Orders.Delayed] TO [clerk];
+GRANT INSERT ON [dbo].[Shop.Orders.Delayed] TO [clerk];
+GRANT SELECT ON [dbo].[SubscriptionRouting] TO [clerk];
+GRANT INSERT, UPDATE, DELETE ON [dbo].[SubscriptionRouting] TO [clerk];
+
+-- Rights of a producer, an endpoint or ServiceControl, which is in no team:
+-- ALTER ROLE [endpoints] ADD MEMBER its login.
+GRANT INSERT ON [dbo].[Shop.Orders] TO [endpoints];
+GRANT INSERT ON [dbo].[Shop.Orders.web1] TO [endpoints];
+
+GO
+-- After an error the transaction may be open in a window that stays.
+SET NOEXEC OFF;
+IF @@TRANCOUNT > 0
+    ROLLBACK TRANSACTION;
+GO
