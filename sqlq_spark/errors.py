@@ -342,7 +342,7 @@ class SchemaNotFound(DatabaseFailure):
 
 
 class NotAQueue(DatabaseFailure):
-    """The table exists, but is not a queue."""
+    """The table exists, but is not a queue: a column is missing, or has another type."""
 
     template = (
         "table {queue} is not a queue: {reason}. A queue has the columns id, expires, headers, "

@@ -60,7 +60,7 @@ class Destination:
     here: bool  # whether it is in the database of the connection
     schema: str
     table: str
-    missing: str | None  # the first column that it lacks
+    missing: str | None  # what is wrong with its first column that no queue has so
     may_insert: bool
     owner: str
     same_owner: bool  # whether its owner is that of the queue that is read
@@ -215,7 +215,7 @@ class Destinations:
         if found is None:
             return errors.QueueNotFound(queue=name, server=server)
         if found.missing is not None:
-            return errors.NotAQueue(queue=name, reason=f"it has no column {found.missing}")
+            return errors.NotAQueue(queue=name, reason=found.missing)
         if is_allowed(found, self.allowed):
             return None
         if found.code is not None:

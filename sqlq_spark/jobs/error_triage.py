@@ -93,7 +93,7 @@ COLUMNS = (
     "seq",
     "current_timestamp() AS collected",
     "CAST(NULL AS STRING) AS request",
-    "CAST(NULL AS TIMESTAMP) AS returned",
+    "CAST(NULL AS TIMESTAMP_LTZ) AS returned",
 )
 GROUPS = (
     "count(*) AS failures",

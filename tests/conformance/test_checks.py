@@ -65,7 +65,7 @@ def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
     """CONCURRENTLY leaves one behind, which is not used."""
     bare.dotnet.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
     bare.dotnet.send_many(bare.queue, [b"1", b"2"])
-    bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 7")
+    bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 1")
     with pytest.raises(Exception, match="could not create unique index"):
         run(bare, wrong(bare).fix)
 

@@ -129,20 +129,20 @@ class Connection(database.Connection):
         return read_rows(table)
 
     def arrow(
-        self, statement: StatementName, *, tables: Tables, **numbers: int | list[int]
+        self, statement: StatementName, *, tables: Tables, **values: int | str
     ) -> pa.Table:
         """
         Before a `receive` the faster `receive_range` is tried.
 
-        Whole numbers are written into the text: without parameters the driver streams by COPY.
+        Values are written into the text: without parameters the driver streams by COPY.
         Measured: 2.4 us a message, 3.0 with parameters, and no second copy of the result.
         """
         if statement == "receive":
-            found = self._receive_range(tables["queue"], cast("dict[str, int]", numbers))
+            found = self._receive_range(tables["queue"], cast("dict[str, int]", values))
             if found is not None:
                 return found
-        text = fill_names(write_values(statement, numbers), self.state, tables)
-        most = 2 * cast("int", numbers["bytes"]) if statement == "browse" else None
+        text = fill_names(write_values(statement, values), self.state, tables)
+        most = 2 * cast("int", values["bytes"]) if statement == "browse" else None
         return plain_columns(self._execute(statement, text, (), tables, most))
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:

@@ -53,11 +53,9 @@ def write_values(statement: str, values: Mapping[str, Any]) -> str:
     return PARAMETER.sub(lambda match: _literal(values[match[1]]), STATEMENTS[statement])
 
 
-def _literal(value: int | list[int] | str) -> str:
+def _literal(value: int | str) -> str:
     if isinstance(value, str):  # in hex, so that nothing in it ends it
         return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
-    if isinstance(value, list):
-        return "'{" + ",".join(str(int(each)) for each in value) + "}'"
     return f"({int(value)})"
 
 
