@@ -409,6 +409,7 @@ _DBA = {
     "delete": "DELETE FROM {queue} WHERE Seq = ANY (%(seqs)s)",
     "rewrite": "UPDATE {queue} SET Headers = %(headers)s",
     "put_at": "INSERT INTO {queue} (Id, Headers, Seq) VALUES (gen_random_uuid(), '{{}}', %(seq)s)",
+    "set_next": "SELECT setval('{sequence}', %(seq)s, false)",
     "make_due": "UPDATE {queue} SET due = due - %(seconds)s::float8 * interval '1 s'",
     "refuse": (
         f"{_REFUSE} CREATE TRIGGER t BEFORE INSERT ON {{queue}} EXECUTE FUNCTION {{refuse}}()"
