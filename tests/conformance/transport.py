@@ -401,6 +401,9 @@ _DBA = {
         " FROM generate_series(1, %(many)s) AS n ORDER BY n"
     ),
     "set_expires": "UPDATE {queue} SET Expires = %(moment)s::timestamp WHERE Id = %(row)s::uuid",
+    "set_expires_text": (
+        "UPDATE {queue} SET Expires = %(moment)s::text::timestamp WHERE Id = %(row)s::uuid"
+    ),
     "lifetimes": (
         "SELECT extract(epoch FROM Expires - (now() AT TIME ZONE 'UTC'))::float8"
         " FROM {queue} ORDER BY Seq"
