@@ -35,9 +35,6 @@ log = logging.getLogger("sqlq_spark")
 
 T = TypeVar("T")
 
-# why a row with a fresh id can be there already
-BEHIND = "its sequence gives seqs that are taken; let it go on behind the highest seq"
-
 SAMPLED = 50  # messages whose mean weight a plan knows: at most, see the statement `sample`
 AT_ONCE = 64 << 20  # bytes that one statement moves; one message at least
 MOST_LARGE = 1000  # of them in a task, and
@@ -110,8 +107,7 @@ def store_in_error_queue(
         try:
             stored = store(True)  # noqa: FBT003
         except StatementRefused as error:
-            other = "fix that table, or name another errorQueue"
-            fix = BEHIND if "duplicate" in error.reason else other
+            fix = "fix that table, or name another errorQueue"
             reason = f"{error.reason}: {connection.printed(errors)} takes no poison: {fix}"
             kind = StatementFailed(statement=error.statement, code=error.code, reason=reason)
             raise kind from None
