@@ -346,7 +346,8 @@ class NotAQueue(DatabaseFailure):
 
     template = (
         "table {queue} is not a queue: {reason}. A queue has the columns id, expires, headers, "
-        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case). Run "
+        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case), of the "
+        "transport's types. Run "
         "`sqlqueue create` to create a queue, or `sqlqueue doctor` to see how to fix this one."
     )
 

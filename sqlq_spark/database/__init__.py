@@ -81,9 +81,7 @@ class Connection(ABC):
         """Execute a statement and return the rows of its results; none where it has none."""
 
     @abstractmethod
-    def arrow(
-        self, statement: StatementName, *, tables: Tables, **values: int | str
-    ) -> pa.Table:
+    def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
 
     @abstractmethod

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 APPEND = "append: sending adds to a queue"
 warn_once = cache(log.warning)  # in a process: Spark makes several readers and writers
-# the words of SourceOptions.columns → types. What a word means in a DDL text depends on the session:
+# the words of SourceOptions.columns → types. What a word of a DDL text means depends on the session:
 # with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone
 TYPES: dict[str, DataType] = {
     "string": StringType(),

@@ -346,8 +346,9 @@ def return_(
     """
     Put the messages of a receipt back into their queue; how many.
 
-    They keep their ids, headers, bodies and expiry, and get new seqs, behind all others. `without` are ids of messages that are
-    deleted instead, see `has_id`; `allowed` is the option allowedDestinations.
+    They keep their ids, headers, bodies and expiry, and get new seqs, behind all others. `without`
+    are ids of messages that are deleted instead, see `has_id`; `allowed` is the option
+    allowedDestinations.
 
     Raises:
         ReceiptSettled: they were already sent on.

@@ -18,12 +18,12 @@ from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.receive import browse, poison
 from sqlq_spark.receive.offset import INITIAL
 
-from .conftest import Bench, bodies
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlq_spark.wire.address import QueueAddress
+
+    from .conftest import Bench
 
 WOLVERINE = (
     "ALTER TABLE {queue} DROP CONSTRAINT {table}_seq_key;"

@@ -163,7 +163,7 @@ def everything(queue: SparkQueue) -> list[Any]:
 def test_no_setting_changes_what_is_read_or_made(queue: SparkQueue) -> None:
     """Columns, types and values of reads, functions and jobs."""
     queue.put(dumps(HEADERS), b'{"number": 7, "Total": 1.50, "at": "x"}', datetime(2999, 1, 1))  # noqa: DTZ001
-    for _, headers, body in ((None, *rest) for rest in map(lambda each: each, messages())):
+    for headers, body in messages():
         queue.put(headers, body)
     queue.put('["poison"]')
     expected = everything(queue)
@@ -200,7 +200,11 @@ def test_a_stream_reads_with_another_type_of_timestamps(queue: SparkQueue) -> No
     ("columns", "option", "reason"),
     [
         ("expires timestamp_ntz", {}, "a read has no column expires timestamp_ntz"),
-        ("body binary", {"maxMessagesPerTrigger": "none"}, "option maxMessagesPerTrigger is 'none'"),
+        (
+            "body binary",
+            {"maxMessagesPerTrigger": "none"},
+            "option maxMessagesPerTrigger is 'none'",
+        ),
     ],
 )
 def test_a_stream_says_why_it_has_no_reader(

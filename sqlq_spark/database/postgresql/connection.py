@@ -128,9 +128,7 @@ class Connection(database.Connection):
             raise self._end_frozen(error, values) from None
         return read_rows(table)
 
-    def arrow(
-        self, statement: StatementName, *, tables: Tables, **values: int | str
-    ) -> pa.Table:
+    def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """
         Before a `receive` the faster `receive_range` is tried.
 

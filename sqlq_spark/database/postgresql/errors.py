@@ -63,7 +63,7 @@ CODES: dict[str, type[errors.DatabaseFailure]] = {
 }
 # what follows the server's sentence where a row's seq is taken (23505)
 BEHIND = (
-    "; the sequence of {0} is behind its highest seq, as after a copy of rows. `sqlqueue doctor {0}` "
+    "; the sequence of {0} is behind its highest seq, as after a copy of rows. `sqlqueue doctor` "
     "prints the SELECT setval(…) that sets it"
 )
 # SQLSTATEs of a wrong message or table: another attempt would fail as well

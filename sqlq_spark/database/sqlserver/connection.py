@@ -149,9 +149,7 @@ class Connection(database.Connection):
             return self._direct(statement, text, values)
         return self._do(statement, text, tables, values)
 
-    def arrow(
-        self, statement: StatementName, *, tables: Tables, **values: int | str
-    ) -> pa.Table:
+    def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """Before a `receive` weigh the rows of its range, see `cut_step`."""
         if statement == "receive":
             return self._receive(tables, cast("dict[str, int]", values))
