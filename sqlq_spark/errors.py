@@ -346,9 +346,9 @@ class NotAQueue(DatabaseFailure):
 
     template = (
         "table {queue} is not a queue: {reason}. A queue has the columns id, expires, headers, "
-        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case), of the "
-        "transport's types. Run "
-        "`sqlqueue create` to create a queue, or `sqlqueue doctor` to see how to fix this one."
+        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case). They "
+        "have the transport's types. Run `sqlqueue create` to create a queue, or `sqlqueue doctor` "
+        "to see how to fix this one."
     )
 
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 APPEND = "append: sending adds to a queue"
 warn_once = cache(log.warning)  # in a process: Spark makes several readers and writers
-# the words of SourceOptions.columns → types. What a word of a DDL text means depends on the session:
-# with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone
+# the words of SourceOptions.columns → types, because a session may change what they mean in a DDL
+# text: with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone
 TYPES: dict[str, DataType] = {
     "string": StringType(),
     "timestamp": TimestampType(),
@@ -134,7 +134,7 @@ class RefusedStreamReader(DataSourceStreamReader):
         """Raise the error."""
         raise self.error
 
-    def latestOffset(self, *_: object) -> dict[str, Any]:  # type: ignore[override]
+    def latestOffset(self, *_: object) -> dict[str, Any]:
         """Raise the error."""
         raise self.error
 

@@ -97,7 +97,7 @@ HEADERS = {
 @contextmanager
 def settings(spark: SparkSession, given: dict[str, str]) -> Iterator[None]:
     """Set some settings as long as the block lasts."""
-    before = {name: spark.conf.get(name, None) for name in given}
+    before: dict[str, Any] = {name: spark.conf.get(name, None) for name in given}
     for name, value in given.items():
         spark.conf.set(name, value)
     try:
@@ -118,7 +118,7 @@ def everything(queue: SparkQueue) -> list[Any]:
     found = []
     for kind in ("map", "json"):
         read = queue.reader(headersFormat=kind).load().orderBy("seq")
-        json = {"json": kind == "json"}
+        json: dict[str, Any] = {"json": kind == "json"}
         whole = read.where("seq > 0 AND body IS NOT NULL")
         if kind == "map":
             whole = whole.where("headers IS NOT NULL")
@@ -231,9 +231,9 @@ def test_odd_expiries_can_be_shown(queue: SparkQueue) -> None:
 
     browsed = queue.reader().load().orderBy("seq")
     years = [row.expires and row.expires.year for row in browsed.collect()]
-    pandas = browsed.toPandas()["expires"].isna().tolist()
+    frame: Any = browsed.toPandas()
     queue.into_table(queue.stream().load())
 
     assert years == [None, None, 2100, 1900]
-    assert pandas == [True, True, False, False]
+    assert frame["expires"].isna().tolist() == [True, True, False, False]
     assert [row.expires and row.expires.year for row in queue.landed().collect()] == years[:3]
