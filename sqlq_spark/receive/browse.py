@@ -1,7 +1,7 @@
 """
 Reading without receiving: pages of a queue, in the order of seq, that lock and delete nothing.
 
-A page is a short transaction of its own, so that a slow stream holds no snapshot.
+A page is a short transaction of its own, or two, so that a slow stream holds no snapshot.
 """
 
 from __future__ import annotations
@@ -150,10 +150,9 @@ def pages(
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
     while first < stop:
-        with transaction(connection):
-            page, following = read_page(
-                connection, queue, first, stop, messages=rows, narrow=narrow, largest=largest
-            )
+        page, following = read_page(
+            connection, queue, first, stop, messages=rows, narrow=narrow, largest=largest
+        )
         if not page.num_rows:
             return
         yield fill_columns(leave_out_large(page, connection.printed(queue), largest))
@@ -183,15 +182,17 @@ def read_page(
     """
 
     def read(first: int, stop: int, messages: int, size: int, *, narrow: bool) -> pa.Table:
-        return connection.arrow(
-            "browse_seq" if narrow else "browse",
-            tables={"queue": queue},
-            first=first,
-            stop=stop,
-            messages=messages,
-            bytes=size,
-            largest=largest,
-        )
+        # its own transaction: a page that is cut at its bytes ends it
+        with transaction(connection):
+            return connection.arrow(
+                "browse_seq" if narrow else "browse",
+                tables={"queue": queue},
+                first=first,
+                stop=stop,
+                messages=messages,
+                bytes=size,
+                largest=largest,
+            )
 
     page = read(first, stop, messages, PAGE_BYTES, narrow=narrow)
     if not page.num_rows:

@@ -261,6 +261,22 @@ def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
     assert [(row["body"], row["expires"]) for row in shown[:3]] == expected
 
 
+@only("postgresql", "column types that it can cast")
+def test_an_expiry_of_days_is_never_too_early(bench: Bench) -> None:
+    """What is sent lives until the end of its day; what is returned keeps its expiry."""
+    alter(bench, "ALTER TABLE {queue} ALTER COLUMN Expires TYPE date")
+    dispatch(bench, stage(bench, chunk(b"ours", lives=60_000)))
+    (before,) = bench.dotnet.rows(bench.queue)
+    stream = bench.new_stream()
+
+    rows = bench.receive(bench.task(stream))
+    bench.return_(stream)
+
+    assert bodies(rows) == [b"ours"]
+    (after,) = bench.dotnet.rows(bench.queue)
+    assert (after.id, after.expires) == (before.id, before.expires)
+
+
 @pytest.mark.parametrize("how", cases("no_queue"))
 def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
     """Names in quotes and capitals are other names, to endpoints too; nothing is taken from it."""

@@ -35,6 +35,7 @@ from sqlq_spark.database.postgresql.rows import (
     number_parameters,
     plain_columns,
     read_rows,
+    with_whole_days,
     write_values,
 )
 from sqlq_spark.database.postgresql.url import redact
@@ -144,6 +145,9 @@ class Connection(database.Connection):
         return plain_columns(self._execute(statement, text, (), tables, most))
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
+        has_expiry = "expires" in rows.column_names and rows["expires"].null_count < rows.num_rows
+        if has_expiry and self.columns(queue).get("expires") == "date":
+            rows = with_whole_days(rows)
         self._ingest("load", {"queue": queue}, queue, rows)
 
     def store(self, table: str, rows: pa.Table) -> None:
