@@ -88,7 +88,7 @@ RETURNING {received_row}
 
 -- name: take
 -- Deletes given messages that no other session holds; :chosen is a JSON array of arrays [seq, id]. The
--- id tells a message from another one of the same seq.
+-- id distinguishes a message from another one of the same seq.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the index on seq; then by ctid.
 -- Returns: as receive; no order promised

@@ -84,7 +84,7 @@ OPTION (MAXDOP 1)
 
 -- name: take
 -- Deletes given messages that no other session holds; @chosen is a JSON array of arrays [seq, id]. The
--- id tells a message from another one of the same RowVersion.
+-- id distinguishes a message from another one of the same RowVersion.
 -- Locks:   an update lock for each, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: as receive; no order promised
