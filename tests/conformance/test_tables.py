@@ -261,6 +261,19 @@ def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
     assert [(row["body"], row["expires"]) for row in shown[:3]] == expected
 
 
+@only("postgresql", "types that only this one has")
+def test_a_domain_counts_as_its_base_type(bench: Bench) -> None:
+    """The owner of the table chose it."""
+    bench.dotnet.dba.on(
+        bench.queue,
+        "CREATE DOMAIN {refuse} AS text;ALTER TABLE {queue} ALTER COLUMN headers TYPE {refuse}",
+    )
+    bench.dotnet.send(bench.queue, body=b"1")
+
+    assert checks.of_any_queue(bench.desk, bench.queue) == []
+    assert bodies(bench.receive(bench.task(None))) == [b"1"]
+
+
 @only("postgresql", "column types that it can cast")
 def test_an_expiry_of_days_is_never_too_early(bench: Bench) -> None:
     """What is sent lives until the end of its day; what is returned keeps its expiry."""

@@ -31,9 +31,10 @@ asked AS (
             {autovacuum}) AS v
 ), columns AS (
     SELECT a.attname AS name, a.attnum AS at, a.attidentity <> '' AS is_identity,
-           a.atttypid AS kind, format_type(a.atttypid, a.atttypmod) AS type
+           coalesce(nullif(y.typbasetype, 0), y.oid) AS kind, format_type(a.atttypid, a.atttypmod) AS type
       FROM asked AS q
       JOIN pg_catalog.pg_attribute AS a ON a.attrelid = q.oid
+      JOIN pg_catalog.pg_type AS y ON y.oid = a.atttypid
      WHERE a.attnum > 0 AND NOT a.attisdropped
 )
 

@@ -225,9 +225,11 @@ SELECT types.name, types.kinds::regtype[]::oid[] AS kinds, types.wanted
 
 -- name: column_fault
 -- What is wrong with a column: k is its row of queue_types, a its row of pg_attribute. Null where it is
--- right; other statements contain it.
+-- right; other statements contain it. A domain counts as its base type.
 CASE WHEN a.atttypid IS NULL THEN format('it has no column %s', k.name)
-     WHEN a.atttypid <> ALL (k.kinds)
+     WHEN (SELECT coalesce(nullif(y.typbasetype, 0), y.oid)
+             FROM pg_catalog.pg_type AS y
+            WHERE y.oid = a.atttypid) <> ALL (k.kinds)
      THEN format('column %s is %s: expected %s', k.name, format_type(a.atttypid, a.atttypmod), k.wanted)
 END
 

@@ -62,7 +62,7 @@ DECLARE @indexed TABLE (first_column sysname COLLATE DATABASE_DEFAULT NULL);
 INSERT INTO @columns (name, type)
 SELECT c.name, t.name
   FROM {queue_catalog}sys.columns AS c
-  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
+  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.system_type_id
  WHERE c.object_id = @table;
 SELECT @given = CAST(ISNULL(i.last_value, 0) AS bigint),
        @highest = CASE t.name WHEN N'int' THEN 2147483647 ELSE 9223372036854775807 END
@@ -191,7 +191,7 @@ SELECT N'delayed_type', N'error',
               N'ALTER TABLE ', @named, N' ALTER COLUMN ', k.name, N' ', k.wanted)
   FROM (SELECT c.name COLLATE DATABASE_DEFAULT AS name, t.name COLLATE DATABASE_DEFAULT AS type
           FROM {delayed_catalog}sys.columns AS c
-          JOIN {delayed_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
+          JOIN {delayed_catalog}sys.types AS t ON t.user_type_id = c.system_type_id
          WHERE c.object_id = @table) AS c
   JOIN ({queue_types}) AS k ON k.name = c.name
  WHERE k.name IN (N'Headers', N'Body', N'Due')

@@ -267,7 +267,7 @@ SELECT CASE WHEN a.type IS NULL THEN CONCAT(N'it has no column ', k.name)
   LEFT JOIN (SELECT c.name COLLATE DATABASE_DEFAULT AS name, t.name COLLATE DATABASE_DEFAULT AS type,
                     c.column_id
                FROM {queue_catalog}sys.columns AS c
-               JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
+               JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.system_type_id
               WHERE c.object_id = OBJECT_ID({queue_text}, N'U')) AS a ON a.name = k.name
  WHERE k.name <> N'Due' AND OBJECT_ID({queue_text}, N'U') IS NOT NULL
  GROUP BY k.name, k.wanted, a.type, a.column_id

@@ -90,7 +90,7 @@ SELECT a.place, CAST(a.id AS bigint) AS [identity], COALESCE(a.catalog, DB_NAME(
                             WHEN a.catalog IS NULL AND NOT EXISTS (
                                     SELECT 1
                                       FROM sys.columns AS c
-                                      JOIN sys.types AS t ON t.user_type_id = c.user_type_id
+                                      JOIN sys.types AS t ON t.user_type_id = c.system_type_id
                                       JOIN ({queue_types}) AS k
                                         ON k.name = j.name
                                        AND k.kind = t.name COLLATE DATABASE_DEFAULT
