@@ -214,12 +214,14 @@ class Destinations:
             return errors.QueueNotWritable(queue=name, server=server)
         if found is None:
             return errors.QueueNotFound(queue=name, server=server)
+        allowed = is_allowed(found, self.allowed)
+        # before the columns: a type of an untrusted owner is code too
+        if found.code is not None and not allowed:
+            return errors.DestinationRefused(queue=name, owner=found.owner, found=found.code)
         if found.missing is not None:
             return errors.NotAQueue(queue=name, reason=found.missing)
-        if is_allowed(found, self.allowed):
+        if allowed:
             return None
-        if found.code is not None:
-            return errors.DestinationRefused(queue=name, owner=found.owner, found=found.code)
         if self.by_header and self.source is not None and not found.same_owner:
             return errors.DestinationOfOther(
                 queue=name, owner=found.owner, found=self.connection.printed(self.source)
