@@ -342,12 +342,13 @@ class SchemaNotFound(DatabaseFailure):
 
 
 class NotAQueue(DatabaseFailure):
-    """The table exists, but is not a queue."""
+    """The table exists, but is not a queue: a column is missing, or has another type."""
 
     template = (
         "table {queue} is not a queue: {reason}. A queue has the columns id, expires, headers, "
-        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case). Run "
-        "`sqlqueue create` to create a queue, or `sqlqueue doctor` to see how to fix this one."
+        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case). They "
+        "have the transport's types. Run `sqlqueue create` to create a queue, or `sqlqueue doctor` "
+        "to see how to fix this one."
     )
 
 

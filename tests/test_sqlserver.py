@@ -38,7 +38,7 @@ SENT = {
     **{name: text.format(queue="[q]") for name, text in plans.SHAPES["sqlserver"].items()},
     "settings": connection.SETTINGS,
     "undo": connection.UNDO,
-    "call": calls.build_call("take", "SELECT 1", {"seqs": "[1]"}, guarded=True)[0],
+    "call": calls.build_call("take", "SELECT 1", {"chosen": "[[1]]"}, guarded=True)[0],
     "look for an index": sqlserver_texts.named(connection.DUE_INDEX),
     **{
         f"{name} without Recoverable": sqlserver_texts.named(

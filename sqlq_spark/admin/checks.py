@@ -126,7 +126,8 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     Raises:
         BadOption: two queues of the options are one.
         QueueNotFound, DestinationRefused: the error queue would take no poison message.
-        NotAQueue: it is not a plain table, so that rows could exist outside of receipts.
+        NotAQueue: it is not a plain table, so that rows could exist outside of receipts. Or a
+            column has another type than the transport's.
         MoveRefused: delayed messages that are due could not be moved into it.
     """
     check_spellings(connection, options)
@@ -142,7 +143,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     for one in found:
         if one.name in problems.MOVED_INTO and one.severity == "error":
             raise errors.MoveRefused(queue=one.where, reason=one.found, fix=one.fix)
-        if one.name == "table_kind":
+        if one.name in {"table_kind", "delayed_type"}:
             raise errors.NotAQueue(queue=one.where, reason=one.found)
         if one.is_problem:
             log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)

@@ -13,6 +13,7 @@ because returned messages are no longer in the error queue.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
-from sqlq_spark.database import find_same, transaction
+from sqlq_spark.database import check_types, find_same, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.send.insert import add_ids
 from sqlq_spark.wire import headers as wire
@@ -294,8 +295,10 @@ def return_batch(
     rows = None
     try:
         with transaction(connection):
-            seqs = [each.seq for each in chosen]
-            taken = sort_by_seq(connection.arrow("take", tables={"queue": source}, seqs=seqs))
+            check_types(connection, source)
+            listed = json.dumps([(each.seq, each.id) for each in chosen])
+            found = connection.arrow("take", tables={"queue": source}, chosen=listed)
+            taken = sort_by_seq(found)
             if taken.num_rows:
                 rows = to_source(connection, source, chosen, taken)
                 known = Destinations(connection, options.allowed, source=source, by_header=True)
@@ -318,14 +321,15 @@ def to_source(
     They lack the headers that the failure added. A message without the header MessageId is known by
     its row's id. It gets that id as a header, because the returned row has a new id.
 
-    The messages were found by seq. If a table was emptied and its sequence restarted, other
-    messages may have these numbers. So the ids are compared, and where they failed.
+    The messages were found by seq and id. An id may be in the queue again, of a message that failed
+    elsewhere. So it is compared where they failed.
     """
-    its, texts = {each.seq: each for each in chosen}, []
+    its = {(each.seq, each.id): each for each in chosen}
+    texts = []
     columns = (taken["seq"], id_texts(taken["id"].combine_chunks()), taken["headers"])
     for seq, row, text in zip(*(each.to_pylist() for each in columns), strict=True):
         headers = parse_headers(text) or {}
-        if (row, headers.get(wire.FAILED_Q)) != (its[seq].id, its[seq].failed_queue):
+        if headers.get(wire.FAILED_Q) != its[seq, row].failed_queue:
             raise errors.MessageChanged(row=row, queue=connection.printed(source))
         kept = {
             name: value

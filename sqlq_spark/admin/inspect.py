@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import attempt, endpoint_zone, read_clock
+from sqlq_spark.database import attempt, check_types, endpoint_zone, read_clock
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.trust import find_code
 from sqlq_spark.errors import BadAddress, MissingOption, RightMissing
@@ -166,9 +166,10 @@ def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = 
     Those of a table of more than `largest` bytes are estimated.
 
     Raises:
-        QueueNotFound, RightMissing.
+        QueueNotFound, RightMissing, NotAQueue.
     """
     name = connection.printed(queue)
+    check_types(connection, queue)
     row = connection.rows("stats", tables={"queue": queue}, table_name=name, largest=largest)[0]
     return Depth(name, *row)
 
@@ -252,10 +253,8 @@ def queue_names(connection: Connection, text: str) -> str:
 
 def messages(connection: Connection, queue: QueueAddress, *, limit: int) -> Iterator[Message]:
     """Read the lowest messages of a queue, in the order of seq, each page in a transaction."""
-    from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
-
     for page in pages(connection, queue):
-        for row in without_odd_expiries(page.slice(0, limit)).to_pylist():
+        for row in page.slice(0, limit).to_pylist():
             yield message(row)
         limit -= page.num_rows
         if limit <= 0:

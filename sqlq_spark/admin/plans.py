@@ -52,7 +52,7 @@ WHOLE = {
 SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
 PARAMETER = re.compile(r"(?<![:@\w])[:@]([a-z_]+)\b")
 # texts of PostgreSQL's parameters; of others "1", which each type can read
-VALUES = {**dict.fromkeys(("delays", "moments", "places"), "[]"), "seqs": "{}", "zone": "UTC"}
+VALUES = {**dict.fromkeys(("chosen", "delays", "moments", "places"), "[]"), "zone": "UTC"}
 # PostgreSQL casts each parameter to its type, which SQL Server's variable then has too
 CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
 TYPES = {"bigint": "bigint", "boolean": "bit", "bytea": "varbinary(8000)", "float8": "float"}

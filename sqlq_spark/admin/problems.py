@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import part
+from sqlq_spark.database import check_types
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress
@@ -110,6 +111,7 @@ def of_queue(
     Raises:
         QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` says why.
     """
+    check_types(connection, queue)
     rows = connection.rows("check_rows", tables={"queue": queue})
     (last, *_, seq, size), where = rows[0], connection.printed(queue)
     expiring = [row[1:4] for row in rows if row[1] is not None]

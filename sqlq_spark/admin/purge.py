@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import check_types, transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.errors import Deadlock
 
@@ -84,6 +84,7 @@ def _delete(
 
     for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):
         with attempt, transaction(connection):
+            check_types(connection, queue)
             gone = int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
             if recorded and gone:
                 record_action(connection, "purge", connection.printed(queue), gone)

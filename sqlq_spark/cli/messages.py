@@ -282,7 +282,6 @@ def show(
     """
     from sqlq_spark.receive.receipts import find_receipt  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
-    from sqlq_spark.wire.rows import without_odd_expiries  # noqa: PLC0415 - see cli
 
     found, shared = 0, context.obj
     connection = context.connect(shared.database(), StateSession)
@@ -296,7 +295,7 @@ def show(
         rows = stored.unpack(each.key)
         if message is not None:  # ids are not unique: a message may have been sent twice
             rows = rows.filter(has_id(rows, [message]))
-        for row in without_odd_expiries(rows).to_pylist():
+        for row in rows.to_pylist():
             found += 1
             shown = {"receipt": each.name, **screen.message_as_json(inspect.message(row))}
             if shared.as_json:

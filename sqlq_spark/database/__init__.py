@@ -81,9 +81,7 @@ class Connection(ABC):
         """Execute a statement and return the rows of its results; none where it has none."""
 
     @abstractmethod
-    def arrow(
-        self, statement: StatementName, *, tables: Tables, **numbers: int | list[int]
-    ) -> pa.Table:
+    def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
 
     @abstractmethod
@@ -239,6 +237,23 @@ def attempt(connection: Connection) -> Iterator[None]:
     connection.rows("savepoint")
     yield
     connection.rows("release")
+
+
+def check_types(connection: Connection, queue: QueueAddress) -> None:
+    """
+    Make sure that the columns of a queue have the transport's types, in the open transaction.
+
+    Called where a queue's rows are first read or deleted: some other types can be read, and mean
+    something else. A table that is absent is left to the statement that reads it.
+
+    Raises:
+        NotAQueue.
+    """
+    name = connection.names.quote_address(queue)
+    faults = connection.rows("wrong_types", tables={"queue": queue}, table_name=name)
+    if faults:
+        reason = "; ".join(fault for (fault,) in faults)
+        raise errors.NotAQueue(queue=connection.printed(queue), reason=reason)
 
 
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:

@@ -50,7 +50,7 @@ StatementName = Literal[
     # schema.sql
     "install_lock", "install_schema", "install_state", "state_parts", "version", "create_lock",
     "create_queue", "add_body_string", "create_subscriptions", "create_delayed", "queue_columns",
-    "lock_queue", "drop_queue",
+    "wrong_types", "lock_queue", "drop_queue",
     # peek.sql
     "waiting", "peek", "sample", "top",
     # receive.sql

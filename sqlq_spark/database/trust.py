@@ -60,7 +60,7 @@ class Destination:
     here: bool  # whether it is in the database of the connection
     schema: str
     table: str
-    missing: str | None  # the first column that it lacks
+    missing: str | None  # what is wrong with its first column that no queue has so
     may_insert: bool
     owner: str
     same_owner: bool  # whether its owner is that of the queue that is read
@@ -214,12 +214,14 @@ class Destinations:
             return errors.QueueNotWritable(queue=name, server=server)
         if found is None:
             return errors.QueueNotFound(queue=name, server=server)
-        if found.missing is not None:
-            return errors.NotAQueue(queue=name, reason=f"it has no column {found.missing}")
-        if is_allowed(found, self.allowed):
-            return None
-        if found.code is not None:
+        allowed = is_allowed(found, self.allowed)
+        # before the columns: a type of an untrusted owner is code too
+        if found.code is not None and not allowed:
             return errors.DestinationRefused(queue=name, owner=found.owner, found=found.code)
+        if found.missing is not None:
+            return errors.NotAQueue(queue=name, reason=found.missing)
+        if allowed:
+            return None
         if self.by_header and self.source is not None and not found.same_owner:
             return errors.DestinationOfOther(
                 queue=name, owner=found.owner, found=self.connection.printed(self.source)

@@ -14,17 +14,26 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
-from sqlq_spark.errors import BadOption, OptionsOfTable
+from sqlq_spark.errors import BadOption, OptionsOfTable, SqlQueueError
 from sqlq_spark.options import SinkOptions, SourceOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from pyspark.sql.types import StructType
+    from pyspark.sql.datasource import InputPartition
+    from pyspark.sql.types import DataType
 
     from sqlq_spark.datasource.browse import BrowseReader
     from sqlq_spark.datasource.stream import StreamReader
@@ -33,6 +42,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 APPEND = "append: sending adds to a queue"
 warn_once = cache(log.warning)  # in a process: Spark makes several readers and writers
+# the words of SourceOptions.columns → types, because a session may change what they mean in a DDL
+# text: with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone
+TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "timestamp": TimestampType(),
+    "map<string,string>": MapType(StringType(), StringType()),
+    "binary": BinaryType(),
+    "bigint": LongType(),
+}
 
 
 class DefaultSource(DataSource):
@@ -46,11 +64,13 @@ class DefaultSource(DataSource):
         """The name for `.format(…)`."""
         return "sqlqueue"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The columns of a read."""
         refuse_table(self.options)
-        options = SourceOptions.parse(self.options)
-        return ", ".join(f"{name} {kind}" for name, kind in options.columns.items())
+        columns = StructType()
+        for name, kind in SourceOptions.parse(self.options).columns.items():
+            columns.add(name, TYPES[kind])
+        return columns
 
     def reader(self, schema: StructType) -> BrowseReader:
         """Browse: deletes nothing."""
@@ -63,11 +83,14 @@ class DefaultSource(DataSource):
         kind = FilteringBrowseReader if pushes_filters() else BrowseReader
         return kind(SourceOptions.parse(self.options, cores=self.cores), schema)
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader | RefusedStreamReader:
         """Receive."""
         from sqlq_spark.datasource.stream import StreamReader  # noqa: PLC0415
 
-        return StreamReader(SourceOptions.parse(self.options, cores=self.cores), schema)
+        try:
+            return StreamReader(SourceOptions.parse(self.options, cores=self.cores), schema)
+        except SqlQueueError as error:
+            return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001
         """Send a frame."""
@@ -94,6 +117,34 @@ class DefaultSource(DataSource):
     def sender(self) -> str | None:
         """Return the name of the query, or else of the application, as far as it is known."""
         return self.options.get("queryName") or self.application
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """
+    Stands for a reader that cannot be made, and raises why at Spark's first call.
+
+    Spark's runner hides an error of `streamReader`: it stops the reader that it did not get, and
+    reports the UnboundLocalError of that (4.0 to 4.3).
+    """
+
+    def __init__(self, error: SqlQueueError) -> None:
+        self.error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the error."""
+        raise self.error
+
+    def latestOffset(self, *_: object) -> dict[str, Any]:
+        """Raise the error."""
+        raise self.error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002
+        """Raise the error."""
+        raise self.error
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any]]:  # noqa: ARG002
+        """Raise the error."""
+        raise self.error
 
 
 def refuse_table(options: Mapping[str, str]) -> None:

@@ -118,7 +118,7 @@ def delete_old(spark: SparkSession, settings: Settings) -> dict[str, int]:
     if settings.retention_days is None or not streams.has_table(spark, settings.table):
         return {}
     end = datetime.now(UTC) - timedelta(days=settings.retention_days)
-    old = f"date < DATE '{end:%Y-%m-%d}' AND received < TIMESTAMP '{end:%Y-%m-%d %H:%M:%S}Z'"
+    old = f"date < DATE '{end:%Y-%m-%d}' AND received < TIMESTAMP_LTZ '{end:%Y-%m-%d %H:%M:%S}Z'"
     return {"deletedMessages": streams.delete_rows(spark, settings.table, old)}
 
 

@@ -91,9 +91,9 @@ COLUMNS = (
     "body",
     "queue AS errorQueue",
     "seq",
-    "current_timestamp() AS collected",
+    "now() AS collected",
     "CAST(NULL AS STRING) AS request",
-    "CAST(NULL AS TIMESTAMP) AS returned",
+    "CAST(NULL AS TIMESTAMP_LTZ) AS returned",
 )
 GROUPS = (
     "count(*) AS failures",
@@ -216,7 +216,7 @@ def tidy(spark: SparkSession, settings: Settings) -> dict[str, int]:
         return done
     if settings.retention_days is not None:
         seconds = round(settings.retention_days * 86_400)
-        old = f"returned < current_timestamp() - INTERVAL '{seconds}' SECOND"
+        old = f"returned < now() - INTERVAL '{seconds}' SECOND"
         done["deletedFailures"] = streams.delete_rows(spark, table, old)
     groups = read_table(spark.read, table).groupBy("digest").agg(*map(F.expr, GROUPS))
     writer = groups.coalesce(1).write.format("delta").mode("overwrite")
@@ -381,7 +381,7 @@ class Retry:
             self.staying[reason] += messages
             return
         given_up = state == dispatch.GIVEN_UP
-        self._update(which, "request = NULL" if given_up else "returned = current_timestamp()")
+        self._update(which, "request = NULL" if given_up else "returned = now()")
         self.totals["freed" if given_up else total] += messages
 
     def send(self, request: str, rows: DataFrame, counted: Iterable[str | None]) -> str:

@@ -140,10 +140,10 @@ class SourceOptions(DatabaseOptions):
         for column, kind in wanted.items():
             if known.get(column) != kind:
                 expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
-                raise BadFrame(
-                    reason=f"a read has no column {column} {kind}; choose from {expected}",
-                    done="read",
-                )
+                reason = f"a read has no column {column} {kind}; choose from {expected}"
+                if kind == "timestamp_ntz":  # of spark.sql.timestampType=TIMESTAMP_NTZ
+                    reason += "; in a schema of your own write TIMESTAMP_LTZ"
+                raise BadFrame(reason=reason, done="read")
 
     def most_tasks(self, address: QueueAddress) -> int | None:
         """

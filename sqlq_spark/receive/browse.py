@@ -1,7 +1,7 @@
 """
 Reading without receiving: pages of a queue, in the order of seq, that lock and delete nothing.
 
-A page is a short transaction of its own, so that a slow stream holds no snapshot.
+A page is a short transaction of its own, or two, so that a slow stream holds no snapshot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import check_types, transaction
 from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.pace import apportion
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
@@ -33,6 +33,7 @@ PAGE_BYTES = 8 << 20  # of a page; one message at least
 FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before weighed
 LARGEST_PAGE = 20_000
 NAMED = 20  # seqs in a warning
+HIGHEST_COUNT = 2**31 - 1  # messages
 STOP = HIGHEST_SEQ + 1  # behind all seqs
 EQUAL = ("EqualTo", "EqualNullSafe")  # kinds of filters; neither column is ever null
 # the kind of a filter → the half-open range of seqs that a value stands for
@@ -106,8 +107,11 @@ def parts(
     """
     if wanted.queues is not None:
         queues = [queue for queue in queues if connection.canonical(queue) in wanted.queues]
+    ends = []
     with transaction(connection):
-        ends = [connection.rows("top", tables={"queue": queue})[0] for queue in queues]
+        for queue in queues:
+            check_types(connection, queue)
+            ends += connection.rows("top", tables={"queue": queue})
     found = [
         wanted.within(*((0, 0) if first is None else (first, last + 1))) for first, last in ends
     ]
@@ -146,22 +150,64 @@ def pages(
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
     while first < stop:
+        page, following = read_page(
+            connection, queue, first, stop, messages=rows, narrow=narrow, largest=largest
+        )
+        if not page.num_rows:
+            return
+        yield fill_columns(leave_out_large(page, connection.printed(queue), largest))
+        first = following
+        each = max(1, page.nbytes // page.num_rows)
+        rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
+
+
+def read_page(
+    connection: Connection,
+    queue: QueueAddress,
+    first: int,
+    stop: int,
+    *,
+    messages: int,
+    narrow: bool,
+    largest: int,
+) -> tuple[pa.Table, int]:
+    """
+    Read the lowest messages of a range, those of one seq always together.
+
+    Some tables have no unique index on seq. There a page that is full may end between messages of
+    one seq. Then they wait for the next page. If the page has only that seq, all of them are read.
+
+    Returns:
+        The page, and the seq where the next one begins.
+    """
+
+    def read(first: int, stop: int, messages: int, size: int, *, narrow: bool) -> pa.Table:
+        # its own transaction: a page that is cut at its bytes ends it
         with transaction(connection):
-            page = connection.arrow(
+            return connection.arrow(
                 "browse_seq" if narrow else "browse",
                 tables={"queue": queue},
                 first=first,
                 stop=stop,
-                messages=rows,
-                bytes=PAGE_BYTES,
+                messages=messages,
+                bytes=size,
                 largest=largest,
             )
-        if not page.num_rows:
-            return
-        yield fill_columns(leave_out_large(page, connection.printed(queue), largest))
-        first = page["seq"][-1].as_py() + 1
-        each = max(1, page.nbytes // page.num_rows)
-        rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
+
+    page = read(first, stop, messages, PAGE_BYTES, narrow=narrow)
+    if not page.num_rows:
+        return page, stop
+    last = page["seq"][-1].as_py()
+    if page.num_rows < messages and page.nbytes < PAGE_BYTES:
+        return page, last + 1
+    is_before = pc.less(page["seq"], last)
+    before = pc.sum(is_before).as_py()
+    same = read(last, last + 1, HIGHEST_COUNT, PAGE_BYTES, narrow=True).num_rows
+    if same <= page.num_rows - before:
+        return page, last + 1
+    if before:
+        return page.filter(is_before), last
+    return read(last, last + 1, same, same * largest, narrow=narrow), last + 1
 
 
 def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:

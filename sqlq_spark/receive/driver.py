@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import transaction
+from sqlq_spark.database import check_types, transaction
 from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import (
@@ -458,6 +458,7 @@ def purge(connection: Connection, queues: Sequence[QueueAddress]) -> int:
     with transaction(connection):
         recorded, total = has_trail(connection), 0
         for each in queues:
+            check_types(connection, each)
             gone = int(connection.rows("purge", tables={"queue": each})[0][0])
             if recorded and gone:
                 record_action(connection, "purge", connection.printed(each), gone)

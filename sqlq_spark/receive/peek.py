@@ -196,7 +196,9 @@ def cut(found: Found, asked: Plan) -> tuple[int, tuple[int, ...]]:
     grains = -(-asked.messages // found.grain)
     step = -(-grains // asked.tasks)
     stop = found.marks[grains] if grains < len(found.marks) else found.last + 1
-    return step * found.grain, (*found.marks[:grains:step], stop)
+    # where seqs repeat, two marks may be one seq; a range has one seq at least
+    bounds = dict.fromkeys((*found.marks[:grains:step], max(stop, found.marks[0] + 1)))
+    return step * found.grain, tuple(bounds)
 
 
 def learn(state: PeekState, outcome: Outcome) -> PeekState:

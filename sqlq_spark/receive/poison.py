@@ -35,9 +35,6 @@ log = logging.getLogger("sqlq_spark")
 
 T = TypeVar("T")
 
-# why a row with a fresh id can be there already
-BEHIND = "its sequence gives seqs that are taken; let it go on behind the highest seq"
-
 SAMPLED = 50  # messages whose mean weight a plan knows: at most, see the statement `sample`
 AT_ONCE = 64 << 20  # bytes that one statement moves; one message at least
 MOST_LARGE = 1000  # of them in a task, and
@@ -110,8 +107,7 @@ def store_in_error_queue(
         try:
             stored = store(True)  # noqa: FBT003
         except StatementRefused as error:
-            other = "fix that table, or name another errorQueue"
-            fix = BEHIND if "duplicate" in error.reason else other
+            fix = "fix that table, or name another errorQueue"
             reason = f"{error.reason}: {connection.printed(errors)} takes no poison: {fix}"
             kind = StatementFailed(statement=error.statement, code=error.code, reason=reason)
             raise kind from None
@@ -149,11 +145,11 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
         return 0, 0
     name = connection.printed(task.queue)
     if errors is None:
-        seq, size = found[0]
+        seq, size, _ = found[0]
         raise MessageTooLarge(queue=name, seq=seq, size=size, largest=largest)
     moved = expired = 0
     for group in cut_groups(found):
-        counts = move(connection, task, errors, [seq for seq, _ in group])
+        counts = move(connection, task, errors, [(seq, place) for seq, _, place in group])
         moved, expired = moved + counts[0], expired + counts[1]
         log.warning(
             "%s: %d messages are larger than maxMessageBytes (%d) and leave the queue unread, for "
@@ -161,19 +157,19 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
             name,
             len(group),
             largest,
-            *max((size, seq) for seq, size in group),
+            *max((size, seq) for seq, size, _ in group),
         )
     return moved, expired
 
 
 def cut_groups(found: list[Row]) -> Iterator[list[Row]]:
     """Cut messages by seq and bytes into what one statement moves, up to what one task may."""
-    before = accumulate((size for _, size in found), initial=0)
+    before = accumulate((size for _, size, _ in found), initial=0)
     group: list[Row] = []
     for row, total in zip(found, before, strict=False):
         if total >= MOST_BYTES:
             break
-        if group and sum(size for _, size in group) + row[1] > AT_ONCE:
+        if group and sum(size for _, size, _ in group) + row[1] > AT_ONCE:
             yield group
             group = []
         group.append(row)
@@ -181,12 +177,18 @@ def cut_groups(found: list[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def move(connection: Connection, task: Task, errors: QueueAddress, seqs: list[int]) -> Row:
-    """Move messages to the error queue; how many, and how many had expired and are gone."""
+def move(
+    connection: Connection, task: Task, errors: QueueAddress, chosen: list[tuple[int, str]]
+) -> Row:
+    """
+    Move messages to the error queue; how many, and how many had expired and are gone.
+
+    `chosen` has the seq and the place of each, as `find_large` gives them.
+    """
 
     def divert(renamed: bool) -> Row:  # noqa: FBT001
         tables = {"queue": task.queue, "errors": errors}
-        listed = json.dumps(seqs)
-        return connection.rows("divert_large", tables=tables, seqs=listed, renamed=renamed)[0]
+        listed = json.dumps(chosen)
+        return connection.rows("divert_large", tables=tables, chosen=listed, renamed=renamed)[0]
 
     return store_in_error_queue(connection, task, errors, divert)

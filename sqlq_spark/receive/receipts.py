@@ -234,6 +234,8 @@ class StoredReceipt:
         """
         Unpack the messages, in rows of QUEUE_ROW: at most so many, none of more bytes.
 
+        An expiry beyond the calendar, which an earlier release could store, is null.
+
         Raises PayloadRefused if someone has changed the receipt.
         """
         rows = min(self.messages, messages)
@@ -244,7 +246,7 @@ class StoredReceipt:
             size=self.size,
             rows=self.messages,
         )
-        return unpack(self.payload, (), expected)
+        return without_odd_expiries(unpack(self.payload, (), expected))
 
 
 def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:
@@ -415,9 +417,9 @@ def return_(
     """
     Put the messages of a receipt back into their queue; how many.
 
-    They keep their ids, headers, bodies and expiry, and get new seqs, behind all others. A message
-    whose expiry is beyond the calendar never expires. `without` are ids of messages that are
-    deleted instead, see `has_id`; `allowed` is the option allowedDestinations.
+    They keep their ids, headers, bodies and expiry, and get new seqs, behind all others. `without`
+    are ids of messages that are deleted instead, see `has_id`; `allowed` is the option
+    allowedDestinations.
 
     Raises:
         ReceiptSettled: they were already sent on.
@@ -426,7 +428,7 @@ def return_(
     removed = delete_receipt(connection, receipt, returns=True)
     if removed is None or not removed.messages:
         return 0
-    rows = without_odd_expiries(removed.unpack(receipt))
+    rows = removed.unpack(receipt)
     if without:
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:

@@ -34,7 +34,7 @@ QUEUE_ROW = pa.schema(
     ]
 )
 
-# expiries that Python can represent lie between these
+# expiries that Python can represent in each time zone lie between these
 FIRST, LAST = datetime(1, 1, 2), datetime(9999, 12, 31)  # noqa: DTZ001 - UTC without a zone
 
 BATCH_BYTES, BATCH_ROWS = 8 << 20, 10_000  # of one record batch on its way to Spark
@@ -46,7 +46,7 @@ DIGITS = np.array([at for at in range(36) if at not in {8, 13, 18, 23}])
 def sort_by_seq(rows: pa.Table) -> pa.Table:
     """Return the rows in the order of `seq`; sort them only if necessary."""
     seqs = rows["seq"].to_numpy()
-    is_sorted = np.all(seqs[1:] > seqs[:-1])
+    is_sorted = np.all(seqs[1:] >= seqs[:-1])
     return rows if is_sorted else rows.take(pa.array(np.argsort(seqs)))
 
 
@@ -86,10 +86,12 @@ def without_odd_expiries(rows: pa.Table) -> pa.Table:
     """
     Replace expiries outside of Python's calendar by null, in rows of QUEUE_ROW.
 
-    The driver returns an infinite expiry as another value, which could not be shown or stored.
+    The driver of PostgreSQL returns an infinite expiry as another value, before the calendar.
     """
     expires = rows["expires"]
     known = pc.and_(pc.greater(expires, FIRST), pc.less(expires, LAST))
+    if pc.all(known).as_py():  # null is not counted
+        return rows
     place = rows.schema.get_field_index("expires")
     return rows.set_column(place, "expires", pc.if_else(known, expires, None))
 

@@ -47,6 +47,35 @@ _SET = "ALTER TABLE {queue} SET"
 _OFF = "autovacuum is off for this table"
 _NO_EXPIRES = "ALTER TABLE {queue} DROP COLUMN Expires"
 _INSERT = "INSERT INTO {queue} (id, headers) SELECT gen_random_uuid(), ''"
+_COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}', n"
+
+# types of other makers of queues; some can be read, and mean something else
+_WRONG_TYPES = [
+    ("id", "text"),
+    ("id", "char(36)"),
+    ("id", "bytea"),
+    ("expires", "text"),
+    ("expires", "timestamptz"),
+    ("headers", "json"),
+    ("headers", "jsonb"),
+    ("headers", "char(3000)"),
+    ("body", "jsonb"),
+    ("seq", "text"),
+    ("seq", "double precision"),
+    ("seq", "smallint"),
+]
+_PRINTED = {
+    "timestamptz": "timestamp with time zone",
+    "char(36)": "character(36)",
+    "char(3000)": "character(3000)",
+}
+_VALUES = {"bytea": "uuid_send(id)", "jsonb": "'{}'", "json": "'{}'"}
+
+
+def _retype(column: str, kind: str) -> str:
+    value = _VALUES.get(kind, f"{column}::{kind}")
+    return f"ALTER TABLE {{queue}} ALTER COLUMN {column} TYPE {kind} USING {value}"
+
 
 POSTGRESQL = Shapes(
     otherwise={
@@ -76,6 +105,9 @@ POSTGRESQL = Shapes(
             "ALTER TABLE {queue} DROP COLUMN old, DROP COLUMN Expires;"
             "ALTER TABLE {queue} ADD COLUMN Expires timestamp"
         ),
+        "numeric seq": (
+            "ALTER TABLE {queue} ALTER COLUMN Headers TYPE varchar, ALTER COLUMN Seq TYPE numeric"
+        ),
         "no key": (
             "ALTER TABLE {queue} DROP CONSTRAINT {table}_pkey;"
             "ALTER TABLE {queue} ALTER COLUMN Headers DROP NOT NULL"
@@ -87,6 +119,7 @@ POSTGRESQL = Shapes(
             ' "Headers" text, "Body" bytea, "Seq" serial)'
         ),
         "no seq": "ALTER TABLE {queue} DROP COLUMN seq",
+        **{f"{column} {kind}": _retype(column, kind) for column, kind in _WRONG_TYPES},
     },
     wrong={
         "headers_type": Wrong(
@@ -96,9 +129,34 @@ POSTGRESQL = Shapes(
         ),
         "seq_index": Wrong(
             "error",
-            "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;CREATE INDEX ON {queue} (seq)",
-            "seq has no unique index",
+            "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;"
+            "CREATE INDEX ON {queue} (seq) WHERE seq > 0;CREATE INDEX ON {queue} (expires, seq)",
+            "seq has no index: every receive",
         ),
+        "seq_repeats": Wrong(
+            "warning",
+            "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;CREATE INDEX ON {queue} (seq)",
+            "seq may repeat, because its index is not unique; the index serves receives",
+        ),
+        "sequence_behind": Wrong(
+            "error",
+            f"{_COPIED} FROM generate_series(1, 500) AS n",
+            "the highest seq is 500, but the sequence has given no more than 0: a send fails",
+        ),
+        "sequence_behind, set back": Wrong(
+            "error",
+            f"{_INSERT} FROM generate_series(1, 500);{_LAST} 7)",
+            "the highest seq is 500, but the sequence has given no more than 7: a send fails",
+        ),
+        **{
+            f"column_type, {column} {kind}": Wrong(
+                "error",
+                _retype(column, kind),
+                f"column {column} is {_PRINTED.get(kind, kind)}: expected",
+            )
+            for column, kind in _WRONG_TYPES
+            if (column, kind) != ("seq", "text")  # whose default a DBA must set again
+        },
         "seq_end": Wrong(
             "warning", f"{_LAST} 1900000000)", "88% of the seqs are used up (1900000000 of "
         ),

@@ -13,12 +13,19 @@ from waiting import until
 
 from sqlq_spark.admin import checks, problems
 from sqlq_spark.database import schema
-from sqlq_spark.errors import NotAQueue, QueueNotFound, RightMissing
+from sqlq_spark.errors import (
+    NotAQueue,
+    QueueNotFound,
+    RightMissing,
+    StatementFailed,
+    StatementRefused,
+)
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import Bench, bodies
 from .shapes import cases
+from .test_send import chunk, dispatch, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +72,7 @@ def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
     """CONCURRENTLY leaves one behind, which is not used."""
     bare.dotnet.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
     bare.dotnet.send_many(bare.queue, [b"1", b"2"])
-    bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 7")
+    bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 1")
     with pytest.raises(Exception, match="could not create unique index"):
         run(bare, wrong(bare).fix)
 
@@ -281,3 +288,81 @@ def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureF
     assert sign in warned
     assert "warnIfShared=false" in warned
     assert sign not in starting(warnIfShared="false")
+
+
+# ---------------------------------------------------------------- a sequence that is behind
+
+
+COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}', n"
+
+
+@only("postgresql", "rows that are inserted with their seq")
+def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None:
+    """After a copy of rows each send fails until the sequence is set, also one of a poison row."""
+    for queue in (bench.queue, bench.errors):
+        bench.dotnet.dba.on(queue, f"{COPIED} FROM generate_series(1, 500) AS n")
+    staged = stage(bench, chunk(b"ours"))
+    bench.dotnet.dba.on(bench.queue, "UPDATE {queue} SET headers = '[]' WHERE seq = 500")
+
+    with pytest.raises(StatementRefused) as sent:
+        dispatch(bench, staged)
+    with pytest.raises(StatementFailed) as diverted:
+        bench.receive(bench.task(None, error_address=bench.errors))
+
+    for error, queue in ((sent, bench.queue), (diverted, bench.errors)):
+        assert f"the sequence of {bench.desk.printed(queue)} is behind" in str(error.value)
+        assert "(seq)=(1)" in str(error.value) or queue == bench.errors
+        (found,) = [each for each in look(bench, queue) if each.name == "sequence_behind"]
+        assert found.fix.startswith("SELECT setval('")
+        run(bench, found.fix)
+        assert look(bench, queue) == [each for each in look(bench, queue) if each.name == "poison"]
+    assert dispatch(bench, staged) == 1
+    assert bench.dotnet.rows(bench.queue)[-1].seq == 501
+    assert bench.receive(bench.task(None, error_address=bench.errors)).num_rows == 500
+
+
+@only("postgresql", "a column whose numbers end early")
+@pytest.mark.parametrize(("last", "is_far"), [(1_700_000_000, False), (2_000_000_000, True)])
+def test_a_sequence_is_not_set_near_the_end_of_its_type(
+    bare: Bench, last: int, *, is_far: bool
+) -> None:
+    """One row far ahead uses up no seqs: the row is shown, and no change of type is proposed."""
+    bare.dotnet.send(bare.queue)
+    bare.dotnet.dba.on(bare.queue, COPIED.replace(" n", f" {last}"))
+
+    found = wrong(bare)
+
+    table = bare.dotnet.quoted(bare.queue).replace('"', "")
+    shown = f"SELECT id, expires, seq FROM {table} WHERE seq = {last}"
+    severity = "warning" if is_far else "error"
+    assert (found.name, found.severity) == ("sequence_behind", severity)
+    assert f"the highest seq is {last}, but the sequence has given no more than 1" in found.found
+    assert (found.fix == shown) == is_far
+    run(bare, found.fix)
+    assert (look(bare) == []) == (not is_far)
+
+
+@only("postgresql", "a table that another maker of queues makes")
+def test_a_sequence_behind_is_found_where_seqs_repeat(bare: Bench) -> None:
+    """No send fails there; the numbers repeat."""
+    bare.dotnet.dba.on(
+        bare.queue,
+        "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;"
+        "CREATE INDEX idx_orders_seq ON {queue} (seq);"
+        f"{COPIED} FROM generate_series(1, 500) AS n",
+    )
+
+    assert "seq repeats where the sequence meets one that is taken" in wrong(bare).found
+    run(bare, wrong(bare).fix)
+    assert look(bare) == []
+
+
+@only("postgresql", "rights on a sequence")
+def test_a_login_that_may_not_see_the_sequence_gets_no_guess(bare: Bench) -> None:
+    """What it cannot see is not behind."""
+    bare.dotnet.dba.on(bare.queue, f"{COPIED} FROM generate_series(1, 500) AS n")
+
+    with bare.login("SELECT, DELETE, UPDATE") as (_, connection):
+        found = checks.of_any_queue(connection, bare.queue)
+
+    assert [each for each in found if each.name == "sequence_behind"] == []

@@ -6,9 +6,11 @@ import threading
 import uuid
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +18,13 @@ from servers import only
 from waiting import until
 
 from sqlq_spark import errors
+from sqlq_spark.admin import inspect
 from sqlq_spark.database.postgresql import connection as postgresql
-from sqlq_spark.receive import poison
+from sqlq_spark.receive import browse, poison
 from sqlq_spark.receive import task as module
-from sqlq_spark.receive.task import Task, receive
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.receive.receipts import save
+from sqlq_spark.receive.task import Task, TaskResult, receive
+from sqlq_spark.wire.rows import QUEUE_ROW, Origin
 
 from .conftest import ON_DATABASE, TIMEOUT, Bench, bodies
 from .transport import Busy
@@ -346,3 +350,72 @@ def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
 
     assert len(bench.drain(loop)) == 310
     assert [row.body for row in bench.dotnet.rows(bench.errors)] == [BIG]
+
+
+# ---------------------------------------------------------------- expiries without an end
+
+
+EXPIRIES = {
+    "infinity": None,
+    "294276-12-31": None,
+    "10000-01-01": None,
+    "9999-12-31 23:59:59": None,
+    "9999-12-30": datetime(9999, 12, 30),  # noqa: DTZ001 - UTC without a zone
+    "2999-01-01 12:00": datetime(2999, 1, 1, 12),  # noqa: DTZ001
+}
+LONG_AGO = datetime(1900, 1, 1)  # noqa: DTZ001
+EXPIRED = {"-infinity": LONG_AGO, "0044-03-15 BC": LONG_AGO, "1950-01-01": datetime(1950, 1, 1)}  # noqa: DTZ001
+
+
+@only("postgresql", "times beyond the calendar")
+def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
+    bench: Bench,
+) -> None:
+    """In a browse, with and without headers, in a command, a receive, its replay and its return."""
+    for text in EXPIRIES | EXPIRED:
+        row = bench.dotnet.send(bench.queue, body=text.encode())
+        bench.dotnet.dba.do("set_expires_text", bench.queue, moment=text, row=str(row))
+    queue, desk = bench.queue, bench.desk
+    first, stop = 1, 100
+
+    narrow, wide = (
+        [
+            row["expires"]
+            for page in browse.pages(desk, queue, first, stop, narrow=is_narrow)
+            for row in page.to_pylist()
+        ]
+        for is_narrow in (True, False)
+    )
+    listed = [each.expires for each in inspect.messages(desk, queue, limit=100)]
+    task = bench.task(bench.new_stream())
+    rows = bench.receive(task)
+
+    assert narrow == wide == listed == [*EXPIRIES.values(), *EXPIRED.values()]
+    assert rows["expires"].to_pylist() == [*EXPIRIES.values()]
+    assert [body.decode() for body in bodies(rows)] == [*EXPIRIES]
+    assert bench.receive(task).equals(rows)
+    bench.return_(str(task.stream))
+    assert [row.expires for row in bench.dotnet.rows(queue)] == [*EXPIRIES.values()]
+
+
+def test_a_receipt_of_an_earlier_release_may_have_expiries_beyond_the_calendar(
+    bench: Bench,
+) -> None:
+    """They are null when it is handed out again: Spark could not show them."""
+    stream = bench.new_stream()
+    bench.plan(stream, 1)
+    task = bench.task(stream)
+    odd = [-(2**63) + 946684800000000 - 1, 253402300800000000, 0, None]  # the first is infinity
+    rows = pa.Table.from_pylist(
+        [
+            {"id": bytes([at]) * 16, "expires": each, "headers": "{}", "body": b"", "seq": at}
+            for at, each in enumerate(odd)
+        ],
+        QUEUE_ROW,
+    )
+    with bench.transaction():
+        save(bench.desk, task, TaskResult(rows), Origin())
+
+    got = bench.receive(task)["expires"].to_pylist()
+
+    assert got == [None, None, datetime(1970, 1, 1), None]  # noqa: DTZ001

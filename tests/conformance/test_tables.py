@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 from servers import only
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, problems
+from sqlq_spark.admin import checks, failed_messages, problems
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
@@ -235,18 +236,101 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     assert (got and got.body) == b"good"
 
 
+@only("postgresql", "column types that it can cast")
+def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
+    """Other makers of queues have them; the values are the same."""
+    alter(
+        bench,
+        "ALTER TABLE {queue} ALTER COLUMN Expires TYPE date, ALTER COLUMN Body TYPE text"
+        " USING encode(Body, 'escape')",
+    )
+    bench.dotnet.dba.on(
+        bench.queue,
+        "INSERT INTO {queue} (id, expires, headers, body) VALUES"
+        " (gen_random_uuid(), '2999-12-31', '{}', 'ü'), (gen_random_uuid(), 'infinity', '{}', 'b'),"
+        " (gen_random_uuid(), '5000000-01-01', '{}', 'c'),"
+        " (gen_random_uuid(), '2020-01-01', '{}', 'gone')",
+    )
+
+    shown = browsed(bench, bench.queue)
+    _, (rows,) = bench.batch(bench.loop(maxConcurrency="1"))
+
+    assert checks.of_any_queue(bench.desk, bench.queue) == []
+    expected = [("ü".encode(), datetime(2999, 12, 31)), (b"b", None), (b"c", None)]  # noqa: DTZ001
+    assert [(row["body"], row["expires"]) for row in rows.to_pylist()] == expected
+    assert [(row["body"], row["expires"]) for row in shown[:3]] == expected
+
+
+@only("postgresql", "types that only this one has")
+def test_a_domain_counts_as_its_base_type(bench: Bench) -> None:
+    """The owner of the table chose it."""
+    bench.dotnet.dba.on(
+        bench.queue,
+        "CREATE DOMAIN {refuse} AS text;ALTER TABLE {queue} ALTER COLUMN headers TYPE {refuse}",
+    )
+    bench.dotnet.send(bench.queue, body=b"1")
+
+    assert checks.of_any_queue(bench.desk, bench.queue) == []
+    assert bodies(bench.receive(bench.task(None))) == [b"1"]
+
+
+@only("postgresql", "column types that it can cast")
+def test_an_expiry_of_days_is_never_too_early(bench: Bench) -> None:
+    """What is sent lives until the end of its day; what is returned keeps its expiry."""
+    alter(bench, "ALTER TABLE {queue} ALTER COLUMN Expires TYPE date")
+    dispatch(bench, stage(bench, chunk(b"ours", lives=60_000)))
+    (before,) = bench.dotnet.rows(bench.queue)
+    stream = bench.new_stream()
+
+    rows = bench.receive(bench.task(stream))
+    bench.return_(stream)
+
+    assert bodies(rows) == [b"ours"]
+    (after,) = bench.dotnet.rows(bench.queue)
+    assert (after.id, after.expires) == (before.id, before.expires)
+
+
 @pytest.mark.parametrize("how", cases("no_queue"))
 def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
     """Names in quotes and capitals are other names, to endpoints too; nothing is taken from it."""
-    bench.dotnet.send(bench.queue)
+    bench.dotnet.send(bench.queue, lives=-1)
     alter(bench, bench.dotnet.dba.shapes.no_queue[how])
+    queue, desk = bench.queue, bench.desk
+    before = bench.dotnet.dba.count(queue)
 
-    with pytest.raises(errors.NotAQueue, match="is not a queue: "):
+    for work in (
+        lambda: bench.loop().latest(INITIAL),
+        lambda: bench.loop(purgeOnStartup="true").latest(INITIAL),
+        lambda: bench.receive(bench.task(None)),
+        lambda: browsed(bench, queue),
+        lambda: list(purge_expired(desk, queue)),
+        lambda: failed_messages.plan(desk, queue, failed_messages.Choice(), bench.source()),
+        lambda: bench.loop(queue=bench.address("error"), errorQueue=bench.printed).latest(INITIAL),
+    ):
+        with pytest.raises(errors.NotAQueue, match="is not a queue: "):
+            work()
+    if "seq" not in how:  # a sender needs none
+        with pytest.raises(errors.NotAQueue, match="is not a queue: "):
+            dispatch(bench, stage(bench, chunk(b"ours")))
+
+    assert bench.dotnet.dba.count(queue) == before
+
+
+@only("postgresql", "types that only this one has")
+def test_a_stream_names_the_column_its_type_and_the_right_one(bench: Bench) -> None:
+    """Of all columns at once, in the order of the table."""
+    bench.dotnet.dba.on(
+        bench.queue,
+        "ALTER TABLE {queue} ALTER COLUMN expires TYPE timestamptz, ALTER COLUMN id TYPE text",
+    )
+
+    with pytest.raises(errors.NotAQueue) as caught:
         bench.loop().latest(INITIAL)
-    with pytest.raises(errors.NotAQueue):
-        bench.receive(bench.task(None))
-    with pytest.raises(errors.NotAQueue):
-        browsed(bench, bench.queue)
+
+    assert (
+        "is not a queue: column id is text: expected uuid; "
+        "column expires is timestamp with time zone: expected timestamp. "
+    ) in str(caught.value)
 
 
 # ----- tables that are no queue of their own --------------------------------------------------

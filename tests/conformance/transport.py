@@ -401,6 +401,9 @@ _DBA = {
         " FROM generate_series(1, %(many)s) AS n ORDER BY n"
     ),
     "set_expires": "UPDATE {queue} SET Expires = %(moment)s::timestamp WHERE Id = %(row)s::uuid",
+    "set_expires_text": (
+        "UPDATE {queue} SET Expires = %(moment)s::text::timestamp WHERE Id = %(row)s::uuid"
+    ),
     "lifetimes": (
         "SELECT extract(epoch FROM Expires - (now() AT TIME ZONE 'UTC'))::float8"
         " FROM {queue} ORDER BY Seq"
@@ -409,6 +412,7 @@ _DBA = {
     "delete": "DELETE FROM {queue} WHERE Seq = ANY (%(seqs)s)",
     "rewrite": "UPDATE {queue} SET Headers = %(headers)s",
     "put_at": "INSERT INTO {queue} (Id, Headers, Seq) VALUES (gen_random_uuid(), '{{}}', %(seq)s)",
+    "set_next": "SELECT setval('{sequence}', %(seq)s, false)",
     "make_due": "UPDATE {queue} SET due = due - %(seconds)s::float8 * interval '1 s'",
     "refuse": (
         f"{_REFUSE} CREATE TRIGGER t BEFORE INSERT ON {{queue}} EXECUTE FUNCTION {{refuse}}()"

@@ -180,6 +180,11 @@ _DBA = {
         " SET IDENTITY_INSERT {queue} OFF;"
         " DBCC CHECKIDENT (N'{text}', RESEED, @next) WITH NO_INFOMSGS;"
     ),
+    # an identity goes on behind the number that was set
+    "set_next": (
+        "DECLARE @last bigint = CAST(:seq AS bigint) - 1;"
+        " DBCC CHECKIDENT (N'{text}', RESEED, @last) WITH NO_INFOMSGS;"
+    ),
     "make_due": "UPDATE {queue} SET Due = DATEADD(second, -:seconds, Due)",
     "unindex_expires": "DROP INDEX IF EXISTS Index_Expires ON {queue}",
     # a trigger would undo the whole transaction; no constraint waits for the commit

@@ -25,7 +25,7 @@ WITH message AS (
 )
 DELETE FROM message
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
-deleted.Expires AS expires,
+CASE WHEN deleted.Expires < '99991231' THEN deleted.Expires END AS expires,
 CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
 CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
 deleted.Body AS body,
@@ -36,14 +36,15 @@ GO
 -- take
 DELETE q
 OUTPUT CAST(deleted.Id AS binary(16)) AS id,
-deleted.Expires AS expires,
+CASE WHEN deleted.Expires < '99991231' THEN deleted.Expires END AS expires,
 CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
 CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
 deleted.Body AS body,
 deleted.RowVersion AS seq
-  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+  FROM (SELECT DISTINCT seq, row
+          FROM OPENJSON(@chosen) WITH (seq bigint '$[0]', row uniqueidentifier '$[1]')) AS s
  INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-    ON q.RowVersion = s.seq
+    ON q.RowVersion = s.seq AND q.Id = s.row
 OPTION (MAXDOP 1);
 GO
 
@@ -59,9 +60,10 @@ DELETE q
 OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
        CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
   INTO @gone (Id, Headers, Body, seq, expired)
-  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+  FROM (SELECT DISTINCT seq, place
+          FROM OPENJSON(@chosen) WITH (seq bigint '$[0]', place uniqueidentifier '$[1]')) AS s
  INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-    ON q.RowVersion = s.seq
+    ON q.RowVersion = s.seq AND q.Id = s.place
 OPTION (MAXDOP 1);
 INSERT INTO [dbo].[error] (Id, Recoverable, Headers, Body)
 SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, 1, Headers, ISNULL(Body, 0x)
@@ -183,7 +185,7 @@ BEGIN
     DELETE q
       FROM @found AS f
      INNER LOOP JOIN [sales].[Shop.Orders] AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-        ON q.RowVersion = f.seq
+        ON q.RowVersion = f.seq AND q.Expires <= GETUTCDATE()
     OPTION (MAXDOP 1);
     SET @taken = ROWCOUNT_BIG();
     SET @gone = @gone + @taken;

@@ -188,8 +188,8 @@ RETURNING""",
     Fault(
         id="infinite-expiry-returned",
         file="receive/receipts.py",
-        old="rows = without_odd_expiries(removed.unpack(receipt))",
-        new="rows = removed.unpack(receipt)",
+        old="return without_odd_expiries(unpack(self.payload, (), expected))",
+        new="return unpack(self.payload, (), expected)",
         tests=["conformance/test_receipts.py::test_a_time_beyond_all_calendars_stops_nothing"],
     ),
     Fault(

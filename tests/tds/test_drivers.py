@@ -45,12 +45,12 @@ def errors_of(*numbers: int) -> bytes:
 
 def read_rows(session: Connection) -> list[Row]:
     """Run a statement about a queue that returns rows."""
-    return session.rows("take", tables={"queue": QUEUE}, seqs="[1]")
+    return session.rows("take", tables={"queue": QUEUE}, chosen="[[1]]")
 
 
 def read_arrow(session: Connection) -> pa.Table:
     """Run the same statement; its rows come in columns."""
-    return session.arrow("take", tables={"queue": QUEUE}, seqs=[1])
+    return session.arrow("take", tables={"queue": QUEUE}, chosen="[[1]]")
 
 
 def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
@@ -137,7 +137,7 @@ def test_a_statement_is_one_request_and_its_answer_is_read_whole(
     before = script.count("calls")
     for each in range(10):
         queue = QueueAddress(f"orders{each}")
-        found = session.rows("take", tables={"queue": queue}, seqs="[1]")
+        found = session.rows("take", tables={"queue": queue}, chosen="[[1]]")
         table = read_arrow(session)
 
     assert script.count("calls") - before == 20

@@ -13,7 +13,7 @@ FROM {queue} AS q
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
 -- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
 --          headers and body are null
-SELECT id, expires,
+SELECT id, {readable_expiry} AS expires,
        coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
        CASE WHEN bytes <= :largest::bigint THEN headers END AS headers,
        CASE WHEN bytes <= :largest::bigint THEN body END AS body,
@@ -26,7 +26,7 @@ SELECT id, expires,
 
 -- name: browse_seq
 -- Reads the same page without headers and bodies.
-SELECT q.id, q.expires, q.seq::bigint AS seq
+SELECT q.id, {readable_expiry} AS expires, q.seq::bigint AS seq
 {page}
 
 -- name: browse_headers

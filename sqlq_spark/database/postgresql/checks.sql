@@ -31,18 +31,31 @@ asked AS (
             {autovacuum}) AS v
 ), columns AS (
     SELECT a.attname AS name, a.attnum AS at, a.attidentity <> '' AS is_identity,
-           a.atttypid AS kind, format_type(a.atttypid, a.atttypmod) AS type
+           coalesce(nullif(y.typbasetype, 0), y.oid) AS kind, format_type(a.atttypid, a.atttypmod) AS type
       FROM asked AS q
       JOIN pg_catalog.pg_attribute AS a ON a.attrelid = q.oid
+      JOIN pg_catalog.pg_type AS y ON y.oid = a.atttypid
      WHERE a.attnum > 0 AND NOT a.attisdropped
 )
+
+-- name: changed_type
+-- How a column of table f gets the type that it should have; c is the column, k its row of queue_types;
+-- other statements contain it.
+format('ALTER TABLE %s ALTER COLUMN %s TYPE %s USING %s', f.named, c.name,
+       replace(k.wanted, 'integer or ', ''),
+       format(CASE WHEN c.name = 'id' AND c.kind = 'bytea'::regtype THEN 'encode(%1$s, ''hex'')::uuid'
+                   WHEN c.name = 'expires' AND c.kind = 'timestamptz'::regtype
+                   THEN '%1$s AT TIME ZONE ''UTC'''
+                   WHEN c.name = 'body' THEN 'convert_to(%1$s::text, ''UTF8'')'
+                   ELSE '%1$s::%2$s' END,
+              c.name, replace(k.wanted, 'integer or ', '')))
 
 -- name: check_rows
 -- Facts of the lowest messages: how long they live, how large headers are, and how far seq has
 -- come. Locks nothing. Of headers only the beginning is read.
 -- Index:   the unique index on seq.
 -- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
---          expires timestamp (within the years 1900 to 9999, for the client: it may be infinite),
+--          expires timestamp (null where it never does),
 --          sent text, lives text (its headers, null where absent); in each row the seq and the
 --          bytes of the largest headers among the lowest 50, bigint
 SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heaviest.bytes
@@ -51,7 +64,7 @@ SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heavie
                FROM (SELECT seq, headers FROM {queue} ORDER BY seq LIMIT 50) AS first_rows
               ORDER BY octet_length(headers) DESC NULLS LAST
               LIMIT 1) AS heaviest ON true
-  LEFT JOIN (SELECT least(greatest(expires, timestamp '1900-01-01'), timestamp '9999-12-31') AS expires,
+  LEFT JOIN (SELECT {readable_expiry} AS expires,
                     substring(left(headers, 16384)
                               FROM '"NServiceBus.TimeSent":"([^"]{1,40})"') AS sent,
                     substring(left(headers, 16384)
@@ -83,13 +96,18 @@ WITH {asked_table}, queue AS (
       FROM asked AS c
      WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm')
 ), indexes AS (
-    SELECT c.name AS first_column, i.indisunique AND i.indnkeyatts = 1 AND i.indpred IS NULL AS orders
+    SELECT c.name AS first_column,
+           i.indpred IS NULL AS serves,
+           i.indisunique AND i.indnkeyatts = 1 AND i.indpred IS NULL AS orders,
+           x.relname = ('idx_' || q.relname || '_seq')::name AS of_wolverine
       FROM queue AS q
       JOIN pg_catalog.pg_index AS i ON i.indrelid = q.oid
+      JOIN pg_catalog.pg_class AS x ON x.oid = i.indexrelid
       JOIN columns AS c ON c.at = i.indkey[0]
      WHERE i.indisvalid
 ), seq AS (
-    SELECT s.seqrelid::regclass::text AS sequence, s.seqmax,
+    SELECT s.seqrelid::regclass::text AS sequence, s.seqmax, s.seqincrement > 0 AS rises,
+           has_sequence_privilege(s.seqrelid, 'USAGE, SELECT') AS is_seen,
            CASE c.kind WHEN 'int2'::regtype THEN 32767
                        WHEN 'int4'::regtype THEN 2147483647
                        ELSE 9223372036854775807 END AS highest,
@@ -125,8 +143,16 @@ WITH {asked_table}, queue AS (
 ), facts AS (
     SELECT q.*, p.pin, p.unpin, s.sequence,
            least(s.highest, s.seqmax) AS highest,
-           greatest(:last::bigint, s.given) AS used,
+           -- a row may have a seq that its sequence never gave
+           CASE WHEN s.is_seen THEN s.given ELSE :last::bigint END AS used,
+           s.is_seen AND s.rises AND :last::bigint > coalesce(s.given, 0) AS is_behind,
+           coalesce(s.given, 0) AS given,
+           :last::bigint >= 0.8 * least(s.highest, s.seqmax) AS is_far,
            (SELECT c.type FROM columns AS c WHERE c.name = 'headers') AS headers,
+           EXISTS (SELECT FROM columns WHERE name = 'seq') AS has_seq,
+           EXISTS (SELECT FROM indexes WHERE first_column = 'seq' AND serves) AS is_served,
+           EXISTS (SELECT FROM indexes WHERE first_column = 'seq' AND orders) AS is_unique,
+           EXISTS (SELECT FROM indexes WHERE first_column = 'seq' AND of_wolverine) AS of_wolverine,
            EXISTS (SELECT FROM columns WHERE name = 'due')
            AND NOT EXISTS (SELECT FROM columns WHERE name = 'seq') AS delayed,
            has_schema_privilege(q.relnamespace, 'USAGE') AS may_enter,
@@ -150,6 +176,14 @@ SELECT 'column', 'error',
                     ('seq', 'serial NOT NULL UNIQUE')) AS wanted (name, type)
   LEFT JOIN columns AS near ON lower(near.name) = wanted.name
  WHERE near.name IS DISTINCT FROM wanted.name AND NOT f.delayed
+UNION ALL
+SELECT 'column_type', 'error',
+       format('column %s is %s: expected %s', c.name, c.type, k.wanted),
+       {changed_type}
+  FROM facts AS f
+ CROSS JOIN columns AS c
+  JOIN ({queue_types}) AS k ON k.name = c.name
+ WHERE c.kind <> ALL (k.kinds) AND k.name <> 'due' AND NOT f.delayed
 UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
   FROM facts AS f
@@ -176,14 +210,32 @@ SELECT law.name, law.severity, law.found, law.fix
      'messages expire, and no index on expires finds them: a purge reads the whole table',
      format('CREATE INDEX CONCURRENTLY ON %s (expires) WHERE expires IS NOT NULL', f.named)),
     ('headers_type', 'error',
-     f.headers NOT IN ('text', 'character varying'),
+     f.headers LIKE 'character varying(%',
      format('column headers is %s: headers are cut, changed or refused', f.headers),
      format('ALTER TABLE %s ALTER COLUMN headers TYPE text USING headers::text', f.named)),
     ('seq_index', 'error',
-     EXISTS (SELECT FROM columns WHERE name = 'seq')
-     AND NOT EXISTS (SELECT FROM indexes WHERE first_column = 'seq' AND orders),
-     'seq has no unique index: every receive and every peek reads the whole table',
+     f.has_seq AND NOT f.is_served,
+     'seq has no index: every receive and every peek reads the whole table',
      format('CREATE UNIQUE INDEX CONCURRENTLY ON %s (seq)', f.named)),
+    ('seq_repeats', CASE WHEN f.of_wolverine THEN 'note' ELSE 'warning' END,
+     f.is_served AND NOT f.is_unique,
+     'seq may repeat, because its index is not unique; the index serves receives and looks'
+     || CASE WHEN f.of_wolverine
+             THEN '. Wolverine owns this table, and drops other indexes at each of its starts'
+             ELSE '' END,
+     CASE WHEN f.of_wolverine
+          THEN 'none is needed: each message is received once, whatever its seq is'
+          ELSE format('CREATE UNIQUE INDEX CONCURRENTLY ON %s (seq)', f.named) END),
+    -- rows that were copied with their seq, or a sequence that was set back
+    ('sequence_behind', CASE WHEN f.is_far THEN 'warning' ELSE 'error' END,
+     f.is_behind,
+     format('the highest seq is %s, but the sequence has given no more than %s: %s',
+            :last::bigint, f.given,
+            CASE WHEN f.is_unique THEN 'a send fails (23505) where it meets a seq that is taken'
+                 ELSE 'seq repeats where the sequence meets one that is taken' END),
+     CASE WHEN f.is_far
+          THEN format('SELECT id, expires, seq FROM %s WHERE seq = %s', f.named, :last::bigint)
+          ELSE format('SELECT setval(%L, %s)', f.sequence, :last::bigint) END),
     ('seq_end', 'warning',
      f.used >= 0.8 * f.highest,
      format('%s%% of the seqs are used up (%s of %s): at the end every INSERT fails',
@@ -259,6 +311,14 @@ SELECT 'delayed_column', 'error',
                     ('body', 'bytea'),
                     ('due', 'timestamptz NOT NULL DEFAULT now()')) AS wanted (name, type)
  WHERE NOT EXISTS (SELECT FROM columns AS c WHERE c.name = wanted.name)
+UNION ALL
+SELECT 'delayed_type', 'error',
+       format('column %s is %s: expected %s', c.name, c.type, k.wanted),
+       {changed_type}
+  FROM delayed AS f
+ CROSS JOIN columns AS c
+  JOIN ({queue_types}) AS k ON k.name = c.name
+ WHERE c.kind <> ALL (k.kinds) AND k.name IN ('headers', 'body', 'due')
 UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
   FROM delayed AS d

@@ -61,6 +61,11 @@ CODES: dict[str, type[errors.DatabaseFailure]] = {
     **dict.fromkeys(("53000", "53100", "53200", NO_CONNECTION_LEFT), errors.ServerShort),
     **dict.fromkeys(("57014", "55P03", "25P03"), errors.TimedOut),
 }
+# what follows the server's sentence where a row's seq is taken (23505)
+BEHIND = (
+    "; the sequence of {0} is behind its highest seq, as after a copy of rows. `sqlqueue doctor` "
+    "prints the SELECT setval(…) that sets it"
+)
 # SQLSTATEs of a wrong message or table: another attempt would fail as well
 LASTING = ("0A", "22", "23", "42", "44", "P0")
 
@@ -140,6 +145,8 @@ def statement_error(
             kind = errors.QueueNotFound
         case "25006":
             fix = FIND_PRIMARY
+        case "23505" if queue is not None and "Key (seq)=" in text:
+            text += BEHIND.format(place.target)
         case "42501" if team is not None:
             kind, fix = errors.StateRightMissing, errors.StateRightMissing.fix_of(*team)
         case "42501" if "row-level security" in text:

@@ -36,7 +36,8 @@ SELECT (SELECT avg({message_bytes})
                  LIMIT 50) AS lowest)::float8,
        (SELECT substring(left(headers, 16384) FROM '"NServiceBus.TimeSent":"([^"]{1,40})"')
           FROM {queue}
-         WHERE seq = :first::bigint),
+         WHERE seq = :first::bigint
+         LIMIT 1),
        (SELECT max(seq) FROM {queue})::bigint - :first::bigint + 1
 
 -- name: top

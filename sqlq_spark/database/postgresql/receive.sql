@@ -3,9 +3,15 @@
 -- is read without the value.
 coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0)
 
+-- name: readable_expiry
+-- An expiry that each client can show; other statements contain it. One that is infinite, or later than
+-- the year 9999, is null: such a message never expires. One before 1900, as -infinity, has expired.
+CASE WHEN expires < timestamp '9999-12-31' THEN greatest(expires, timestamp '1900-01-01') END
+
 -- name: received_row
 -- A message that was received; other statements contain it.
-id, expires, coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
+id, {readable_expiry} AS expires,
+coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
 headers, body, seq::bigint AS seq
 
 -- name: fence
@@ -109,15 +115,20 @@ DELETE FROM {queue}
 RETURNING {received_row}
 
 -- name: take
--- Deletes given messages that no other session holds; :seqs is a list.
+-- Deletes given messages that no other session holds; :chosen is a JSON array of arrays [seq, id]. The
+-- id distinguishes a message from another one of the same seq.
 -- Locks:   a row lock for each, until commit. Never waits.
--- Index:   the unique index on seq; then by ctid.
+-- Index:   the index on seq; then by ctid.
 -- Returns: as receive; no order promised
 DELETE FROM {queue}
  WHERE ctid = ANY (ARRAY (
         SELECT ctid
           FROM {queue}
-         WHERE seq = ANY (:seqs::bigint[])
+         WHERE seq = ANY (ARRAY (
+                SELECT (pair ->> 0)::bigint FROM json_array_elements(:chosen::text::json) AS pair))
+           AND (seq::bigint, id) IN (
+                SELECT (pair ->> 0)::bigint, (pair ->> 1)::uuid
+                  FROM json_array_elements(:chosen::text::json) AS pair)
            FOR UPDATE SKIP LOCKED))
 RETURNING {received_row}
 
@@ -127,8 +138,8 @@ RETURNING {received_row}
 -- only where the sample had such sizes and the task got less than was planned.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq.
--- Returns: seq bigint, bytes bigint
-SELECT seq::bigint, {message_bytes} AS bytes
+-- Returns: seq bigint, bytes bigint, place text: the row's own until the transaction ends
+SELECT seq::bigint, {message_bytes} AS bytes, ctid::text AS place
   FROM {queue}
  WHERE seq >= :first::bigint AND seq < :stop::bigint
    AND {message_bytes} > :largest::bigint
@@ -138,14 +149,15 @@ SELECT seq::bigint, {message_bytes} AS bytes
 
 -- name: divert_large
 -- Moves given messages to the error queue, unchanged, without the client, which could not hold them;
--- the server sends no row of 1 GB. Drops expired ones. :seqs is a JSON array.
+-- the server sends no row of 1 GB. Drops expired ones. :chosen is a JSON array of arrays [seq, place].
+-- Another message of the same seq stays.
 -- Locks:   a row lock for each, until commit; find_large has them already.
--- Index:   the unique index on seq.
+-- Index:   none; by ctid.
 -- Returns: moved bigint, expired bigint
 WITH gone AS (
     DELETE FROM {queue}
-     WHERE seq = ANY (ARRAY (
-            SELECT text::bigint FROM json_array_elements_text(:seqs::text::json) AS each (text)))
+     WHERE ctid = ANY (ARRAY (
+            SELECT (pair ->> 1)::tid FROM json_array_elements(:chosen::text::json) AS pair))
     RETURNING id, headers, body,
               coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired),
 moved AS (

@@ -9,6 +9,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sqlq_spark.database.statements import Statements, repeat
 from sqlq_spark.wire.address import POSTGRESQL, due_index
@@ -53,11 +54,9 @@ def write_values(statement: str, values: Mapping[str, Any]) -> str:
     return PARAMETER.sub(lambda match: _literal(values[match[1]]), STATEMENTS[statement])
 
 
-def _literal(value: int | list[int] | str) -> str:
+def _literal(value: int | str) -> str:
     if isinstance(value, str):  # in hex, so that nothing in it ends it
         return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
-    if isinstance(value, list):
-        return "'{" + ",".join(str(int(each)) for each in value) + "}'"
     return f"({int(value)})"
 
 
@@ -100,6 +99,13 @@ def bind(values: Sequence[Value]) -> pa.RecordBatch | None:
         return None
     columns = [pa.array([value], KINDS[type(value)]) for value in values]
     return pa.record_batch(columns, names=[str(at) for at in range(len(columns))])
+
+
+def with_whole_days(rows: pa.Table) -> pa.Table:
+    """Return rows for a column `expires` of days: a message lives until the end of its last one."""
+    place = rows.schema.get_field_index("expires")
+    days = pc.ceil_temporal(rows["expires"], unit="day").cast(pa.date32())
+    return rows.set_column(place, "expires", days)
 
 
 # ---------------------------------------------------------------- from the server

@@ -222,6 +222,39 @@ SELECT attname::text, format_type(atttypid, NULL)::text
  WHERE attrelid = to_regclass(:table_name::text) AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum
 
+-- name: queue_types
+-- The columns of a queue and of a table of delayed messages, and the types that they may have; other
+-- statements contain it. A `timestamp with time zone` is no expiry: it would mean another instant than
+-- the transport's.
+SELECT types.name, types.kinds::regtype[]::oid[] AS kinds, types.wanted
+  FROM (VALUES ('id', ARRAY ['uuid'], 'uuid'),
+               ('expires', ARRAY ['timestamp', 'date'], 'timestamp'),
+               ('headers', ARRAY ['text', 'varchar'], 'text'),
+               ('body', ARRAY ['bytea', 'text'], 'bytea'),
+               ('seq', ARRAY ['int4', 'int8', 'numeric'], 'integer or bigint'),
+               ('due', ARRAY ['timestamptz'], 'timestamptz')) AS types (name, kinds, wanted)
+
+-- name: column_fault
+-- What is wrong with a column: k is its row of queue_types, a its row of pg_attribute. Null where it is
+-- right; other statements contain it. A domain counts as its base type.
+CASE WHEN a.atttypid IS NULL THEN format('it has no column %s', k.name)
+     WHEN (SELECT coalesce(nullif(y.typbasetype, 0), y.oid)
+             FROM pg_catalog.pg_type AS y
+            WHERE y.oid = a.atttypid) <> ALL (k.kinds)
+     THEN format('column %s is %s: expected %s', k.name, format_type(a.atttypid, a.atttypmod), k.wanted)
+END
+
+-- name: wrong_types
+-- The columns of a queue that are absent, or have another type than the transport's.
+-- Returns: fault text; no row where all are right, or the table is absent
+SELECT fault.text
+  FROM ({queue_types}) AS k
+  LEFT JOIN pg_catalog.pg_attribute AS a
+    ON a.attrelid = to_regclass(:table_name::text) AND NOT a.attisdropped AND a.attname = k.name::name
+ CROSS JOIN LATERAL (SELECT {column_fault}) AS fault (text)
+ WHERE k.name <> 'due' AND fault.text IS NOT NULL AND to_regclass(:table_name::text) IS NOT NULL
+ ORDER BY a.attnum
+
 -- name: lock_queue
 -- For a queue, or a table of delayed messages, that is to be dropped. What was sent to it is counted
 -- after this, and nothing more can be sent.

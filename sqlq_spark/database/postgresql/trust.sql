@@ -64,16 +64,16 @@ LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 -- waits for the table's lock. Trusted are this login, superusers, and the owner of the queue that is
 -- read, if any.
 -- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
---          catalog, here (in this database), schema and table; missing text, the first column that it
---          lacks, or null; may_insert bool; owner text; same_owner bool, as the queue that is read;
+--          catalog, here (in this database), schema and table; missing text, what is wrong with its
+--          first column that is absent or of another type, or null; may_insert bool; owner text; same_owner bool, as the queue that is read;
 --          trusted bool: its schema's owner is
 SELECT t.place, c.oid::bigint AS identity, NULL::text AS catalog, true AS here,
        n.nspname::text, c.relname::text,
-       (SELECT lower(min(w.name))
+       (SELECT min({column_fault})
           FROM json_array_elements_text(t.columns) AS w (name)
-         WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
-                            WHERE a.attrelid = c.oid AND NOT a.attisdropped
-                              AND a.attname = lower(w.name)::name)) AS missing,
+          JOIN ({queue_types}) AS k ON k.name = lower(w.name)
+          LEFT JOIN pg_catalog.pg_attribute AS a
+            ON a.attrelid = c.oid AND NOT a.attisdropped AND a.attname = k.name::name) AS missing,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'INSERT') AS may_insert,
        pg_get_userbyid(c.relowner)::text AS owner,
        coalesce(c.relowner = source.owner, false) AS same_owner,

@@ -22,7 +22,7 @@ WITH lowest AS (
       FROM lowest
 )
 SELECT CAST(Id AS binary(16)) AS id,
-       Expires AS expires,
+       CASE WHEN Expires < '99991231' THEN Expires END AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
        CAST(CASE WHEN bytes <= @largest THEN CAST(Headers AS nvarchar(max)) END AS varbinary(max))
            AS headers,
@@ -35,7 +35,8 @@ SELECT CAST(Id AS binary(16)) AS id,
 
 -- name: browse_seq
 -- Reads the same page without headers and bodies.
-SELECT TOP (@messages) CAST(Id AS binary(16)) AS id, Expires AS expires, RowVersion AS seq
+SELECT TOP (@messages) CAST(Id AS binary(16)) AS id,
+       CASE WHEN Expires < '99991231' THEN Expires END AS expires, RowVersion AS seq
 {page}
 
 -- name: browse_headers
@@ -67,7 +68,8 @@ SELECT ROWCOUNT_BIG() AS messages
 -- Deletes a batch of messages that have expired and that no other session holds. It finds them by
 -- Index_Expires and keeps no lock there. Then it deletes them by RowVersion, as receivers do. A delete
 -- by Index_Expires would lock in the other order: READPAST skips what it reads, but the delete itself
--- waits for the keys of all indexes, so the two would deadlock.
+-- waits for the keys of all indexes, so the two would deadlock. A message of the same RowVersion that has
+-- not expired stays.
 -- Locks:   an update lock for each, until commit. Never waits for a row.
 -- Index:   Index_Expires, where it is there, else the whole table is read; and Index_RowVersion, a seek
 --          for each.
@@ -85,7 +87,7 @@ BEGIN
     DELETE q
       FROM @found AS f
      INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-        ON q.RowVersion = f.seq
+        ON q.RowVersion = f.seq AND q.Expires <= GETUTCDATE()
     OPTION (MAXDOP 1);
     SET @taken = ROWCOUNT_BIG();
     SET @gone = @gone + @taken;

@@ -56,13 +56,19 @@ SELECT COUNT(*) AS messages
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @named nvarchar(776) = {queue_text}, @delayed bit = 0;
+DECLARE @given bigint, @highest bigint;
 DECLARE @columns TABLE (name sysname COLLATE DATABASE_DEFAULT, type sysname COLLATE DATABASE_DEFAULT);
 DECLARE @indexed TABLE (first_column sysname COLLATE DATABASE_DEFAULT NULL);
 INSERT INTO @columns (name, type)
 SELECT c.name, t.name
   FROM {queue_catalog}sys.columns AS c
-  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.user_type_id
+  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.system_type_id
  WHERE c.object_id = @table;
+SELECT @given = CAST(ISNULL(i.last_value, 0) AS bigint),
+       @highest = CASE t.name WHEN N'int' THEN 2147483647 ELSE 9223372036854775807 END
+  FROM {queue_catalog}sys.identity_columns AS i
+  JOIN {queue_catalog}sys.types AS t ON t.user_type_id = i.user_type_id
+ WHERE i.object_id = @table AND i.name = N'RowVersion';
 INSERT INTO @indexed (first_column)
 SELECT INDEX_COL(@named, i.index_id, 1)
   FROM {queue_catalog}sys.indexes AS i
@@ -81,6 +87,16 @@ SELECT N'column' AS name, N'error' AS severity,
                (N'RowVersion', N'bigint IDENTITY(1,1) NOT NULL')) AS wanted (name, type)
  WHERE @table IS NOT NULL AND @delayed = 0
    AND NOT EXISTS (SELECT 1 FROM @columns AS c WHERE c.name = wanted.name COLLATE DATABASE_DEFAULT)
+UNION ALL
+SELECT N'column_type', N'error',
+       CONCAT(N'column ', k.name, N' is ', c.type, N': expected ', k.wanted),
+       CONCAT(N'-- drop the indexes that have ', k.name, N', and create them again afterwards', CHAR(10),
+              N'ALTER TABLE ', @named, N' ALTER COLUMN ', k.name, N' ', k.wanted)
+  FROM @columns AS c
+  JOIN ({queue_types}) AS k ON k.name = c.name COLLATE DATABASE_DEFAULT
+ WHERE k.name <> N'Due' AND @delayed = 0
+ GROUP BY k.name, k.wanted, c.type
+HAVING MAX(CASE WHEN k.kind = c.type COLLATE DATABASE_DEFAULT THEN 1 ELSE 0 END) = 0
 UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
   FROM (SELECT COALESCE(HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
@@ -102,7 +118,7 @@ SELECT law.name, law.severity, law.found, law.fix
      CONCAT(N'CREATE NONCLUSTERED INDEX Index_Expires ON ', @named,
             N' (Expires) INCLUDE (Id, RowVersion) WHERE Expires IS NOT NULL')),
     (N'headers_type', N'warning',
-     CASE WHEN f.headers <> N'nvarchar' THEN 1 END,
+     CASE WHEN f.headers = N'varchar' THEN 1 END,
      CONCAT(N'column Headers is ', f.headers, N': characters beyond its code page are lost'),
      CONCAT(N'ALTER TABLE ', @named, N' ALTER COLUMN Headers nvarchar(max) NOT NULL')),
     (N'seq_index', N'error',
@@ -112,10 +128,20 @@ SELECT law.name, law.severity, law.found, law.fix
      N'RowVersion has no index: nothing can be received, and every peek reads the whole table',
      CONCAT(N'CREATE NONCLUSTERED INDEX Index_RowVersion ON ', @named, N' (RowVersion)')),
     (N'seq_end', N'warning',
-     CASE WHEN f.seq = N'int' AND @last >= 0.8 * 2147483647 THEN 1 END,
-     CONCAT(N'RowVersion has come to ', @last, N' of 2147483647: at the end every INSERT fails'),
+     CASE WHEN f.seq = N'int' AND ISNULL(@given, @last) >= 0.8 * 2147483647 THEN 1 END,
+     CONCAT(N'RowVersion has come to ', ISNULL(@given, @last),
+            N' of 2147483647: at the end every INSERT fails'),
      CONCAT(N'-- drop the indexes that have RowVersion, and create them again afterwards', CHAR(10),
             N'ALTER TABLE ', @named, N' ALTER COLUMN RowVersion bigint NOT NULL')),
+    -- rows that were copied with their RowVersion, or an identity that was set back
+    (N'sequence_behind', CASE WHEN @last >= 0.8 * @highest THEN N'warning' ELSE N'error' END,
+     CASE WHEN @last > @given THEN 1 END,
+     CONCAT(N'the highest RowVersion is ', @last, N', but the identity has given no more than ', @given,
+            N': RowVersion repeats where the identity meets one that is taken'),
+     CASE WHEN @last >= 0.8 * @highest
+          THEN CONCAT(N'SELECT Id, Expires, RowVersion FROM ', @named, N' WHERE RowVersion = ', @last)
+          ELSE CONCAT(N'DBCC CHECKIDENT (N''', REPLACE(@named, N'''', N''''''), N''', RESEED, ', @last,
+                      N')') END),
     (N'receive_right', CASE WHEN f.may_send = 1 THEN N'note' ELSE N'error' END,
      CASE WHEN f.may_receive = 0 AND @delayed = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not receive from it'),
@@ -158,6 +184,19 @@ SELECT N'delayed_column' AS name, N'error' AS severity,
                      FROM {delayed_catalog}sys.columns AS c
                     WHERE c.object_id = @table
                       AND c.name = wanted.name COLLATE DATABASE_DEFAULT)
+UNION ALL
+SELECT N'delayed_type', N'error',
+       CONCAT(N'column ', k.name, N' is ', c.type, N': expected ', k.wanted),
+       CONCAT(N'-- drop the indexes that have ', k.name, N', and create them again afterwards', CHAR(10),
+              N'ALTER TABLE ', @named, N' ALTER COLUMN ', k.name, N' ', k.wanted)
+  FROM (SELECT c.name COLLATE DATABASE_DEFAULT AS name, t.name COLLATE DATABASE_DEFAULT AS type
+          FROM {delayed_catalog}sys.columns AS c
+          JOIN {delayed_catalog}sys.types AS t ON t.user_type_id = c.system_type_id
+         WHERE c.object_id = @table) AS c
+  JOIN ({queue_types}) AS k ON k.name = c.name
+ WHERE k.name IN (N'Headers', N'Body', N'Due')
+ GROUP BY k.name, k.wanted, c.type
+HAVING MAX(CASE WHEN k.kind = c.type THEN 1 ELSE 0 END) = 0
 UNION ALL
 SELECT law.name, law.severity, law.found, law.fix
   FROM (SELECT COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT'), 1) AS may_select,

@@ -149,13 +149,11 @@ class Connection(database.Connection):
             return self._direct(statement, text, values)
         return self._do(statement, text, tables, values)
 
-    def arrow(
-        self, statement: StatementName, *, tables: Tables, **numbers: int | list[int]
-    ) -> pa.Table:
+    def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """Before a `receive` weigh the rows of its range, see `cut_step`."""
         if statement == "receive":
-            return self._receive(tables, cast("dict[str, int]", numbers))
-        return self._fetch(statement, tables, numbers)
+            return self._receive(tables, cast("dict[str, int]", values))
+        return self._fetch(statement, tables, values)
 
     def _receive(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
         """Receive what fits; go on where all is too large, or where other sessions took it."""
@@ -172,13 +170,9 @@ class Connection(database.Connection):
             limits = {**limits, "first": step["stop"], "messages": MOST_ROWS}
 
     def _fetch(
-        self, statement: StatementName, tables: Tables, numbers: Mapping[str, int | list[int]]
+        self, statement: StatementName, tables: Tables, values: Mapping[str, int | str]
     ) -> pa.Table:
         text = self.fill_names(STATEMENTS[statement], tables)
-        values: dict[str, Value] = {
-            name: json.dumps(value) if isinstance(value, list) else int(value)
-            for name, value in numbers.items()
-        }
         with self._executed(statement, text, tables, values) as cursor:
             while not cursor.description and cursor.nextset():
                 pass  # statements before the rows have no result

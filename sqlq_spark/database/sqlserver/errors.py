@@ -63,6 +63,7 @@ LISTENER = (
     "The server is a standby, or its database is read-only. Name the listener of the availability "
     "group or of the failover group as the host in the url. It leads to the primary."
 )
+DUPLICATES = {2601, 2627}  # numbers for a key that is taken
 FIXES = {
     331: "no due message can be moved into {0}, because its table has an enabled trigger. .NET "
     "endpoints cannot move it either. Disable it: ALTER TABLE {1} DISABLE TRIGGER [its name]",
@@ -75,6 +76,11 @@ FIXES = {
     "`sqlqueue doctor` prints the statement that disables it",
     51901: "column Headers of {0} is a varchar, which would store question marks: "
     "ALTER TABLE {1} ALTER COLUMN Headers nvarchar(max) NOT NULL",
+    **dict.fromkeys(
+        DUPLICATES,
+        "if that index is on RowVersion, the identity of {0} is behind its highest RowVersion, as "
+        "after a copy of rows. `sqlqueue doctor` prints the DBCC CHECKIDENT that sets it",
+    ),
     1101: "a DBA must add space to the filegroup",
     1105: "a DBA must add space to the filegroup",
     8622: "RowVersion has no index; `sqlqueue doctor` prints the statement that creates it",
@@ -183,7 +189,8 @@ def missing_right(text: str, place: Place) -> errors.DatabaseFailure:
 
 def with_fix(failure: Failure, place: Place) -> str:
     fix = FIXES.get(failure.number or 0)
-    if fix is None:
+    is_of_state = place.queue is None and failure.number in DUPLICATES
+    if fix is None or is_of_state:
         return failure.text
     found = FOUND_CONSTRAINT.search(failure.text)
     constraint = SQLSERVER.quote_name(found[1]) if found else "[its name]"

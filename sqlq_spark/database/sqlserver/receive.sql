@@ -5,9 +5,10 @@ ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0) + ISNULL(DATALENGTH(Bo
 
 -- name: received_row
 -- A message that was received; other statements contain it. Headers come as UTF-16 bytes, because a
--- lone surrogate must not stop the driver.
+-- lone surrogate must not stop the driver. An expiry on the last day of the calendar means never: a
+-- client in another time zone could not show it.
 CAST(deleted.Id AS binary(16)) AS id,
-deleted.Expires AS expires,
+CASE WHEN deleted.Expires < '99991231' THEN deleted.Expires END AS expires,
 CAST(CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
 CAST(CAST(deleted.Headers AS nvarchar(max)) AS varbinary(max)) AS headers,
 deleted.Body AS body,
@@ -125,15 +126,17 @@ OUTPUT {received_row}
 OPTION (MAXDOP 1)
 
 -- name: take
--- Deletes given messages that no other session holds; @seqs is a JSON array.
+-- Deletes given messages that no other session holds; @chosen is a JSON array of arrays [seq, id]. The
+-- id distinguishes a message from another one of the same RowVersion.
 -- Locks:   an update lock for each, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: as receive; no order promised
 DELETE q
 OUTPUT {received_row}
-  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+  FROM (SELECT DISTINCT seq, row
+          FROM OPENJSON(@chosen) WITH (seq bigint '$[0]', row uniqueidentifier '$[1]')) AS s
  INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-    ON q.RowVersion = s.seq
+    ON q.RowVersion = s.seq AND q.Id = s.row
 OPTION (MAXDOP 1)
 
 
@@ -142,9 +145,10 @@ OPTION (MAXDOP 1)
 -- only where the sample had such sizes and the task got less than was planned.
 -- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion.
--- Returns: seq bigint, bytes bigint
+-- Returns: seq bigint, bytes bigint, place: the row's Id as text
 SELECT TOP (@messages) RowVersion AS seq,
-       {message_bytes} AS bytes
+       {message_bytes} AS bytes,
+       CAST(Id AS nvarchar(36)) AS place
   FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
    AND {message_bytes} > @largest
@@ -152,8 +156,8 @@ SELECT TOP (@messages) RowVersion AS seq,
 OPTION (MAXDOP 1)
 
 -- name: divert_large
--- Moves given messages to the error queue, unchanged, without the client. Drops expired ones. @seqs is
--- a JSON array. @renamed: a queue may hold an id twice, unless a DBA added a unique index.
+-- Moves given messages to the error queue, unchanged, without the client. Drops expired ones. @chosen
+-- is a JSON array of arrays [seq, place]. Another message of the same RowVersion stays. @renamed: a queue may hold an id twice, unless a DBA added a unique index.
 -- {recoverable}, {one}: the column Recoverable and its value, where the table has it.
 -- {fits}: refuses headers that a varchar would store with question marks.
 -- Locks:   an update lock for each, until commit; find_large has them already.
@@ -170,9 +174,10 @@ DELETE q
 OUTPUT deleted.Id, deleted.Headers, deleted.Body, deleted.RowVersion,
        CASE WHEN deleted.Expires <= GETUTCDATE() THEN 1 ELSE 0 END
   INTO @gone (Id, Headers, Body, seq, expired)
-  FROM (SELECT DISTINCT CAST(value AS bigint) AS seq FROM OPENJSON(@seqs)) AS s
+  FROM (SELECT DISTINCT seq, place
+          FROM OPENJSON(@chosen) WITH (seq bigint '$[0]', place uniqueidentifier '$[1]')) AS s
  INNER LOOP JOIN {queue} AS q WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-    ON q.RowVersion = s.seq
+    ON q.RowVersion = s.seq AND q.Id = s.place
 OPTION (MAXDOP 1);
 {fits}INSERT INTO {errors} (Id, {recoverable}Headers, Body)
 SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Body, 0x)

@@ -251,6 +251,42 @@ SELECT c.name,
  WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
  ORDER BY c.column_id
 
+-- name: queue_types
+-- The columns of a queue and of a table of delayed messages, and the types that they may have; other
+-- statements contain it. A datetimeoffset is no expiry: it would mean another instant than the
+-- transport's. A text is in a varchar only with the check of `fits`.
+SELECT types.name, types.kind, types.wanted
+  FROM (VALUES (N'Id', N'uniqueidentifier', N'uniqueidentifier'),
+               (N'Expires', N'datetime', N'datetime'),
+               (N'Expires', N'datetime2', N'datetime'),
+               (N'Expires', N'smalldatetime', N'datetime'),
+               (N'Expires', N'date', N'datetime'),
+               (N'Headers', N'nvarchar', N'nvarchar(max)'),
+               (N'Headers', N'varchar', N'nvarchar(max)'),
+               (N'Body', N'varbinary', N'varbinary(max)'),
+               (N'RowVersion', N'bigint', N'bigint'),
+               (N'RowVersion', N'int', N'bigint'),
+               (N'RowVersion', N'numeric', N'bigint'),
+               (N'RowVersion', N'decimal', N'bigint'),
+               (N'Due', N'datetime', N'datetime'),
+               (N'Due', N'datetime2', N'datetime')) AS types (name, kind, wanted)
+
+-- name: wrong_types
+-- The columns of a queue that are absent, or have another type than the transport's.
+-- Returns: fault; no row where all are right, or the table is absent
+SELECT CASE WHEN a.type IS NULL THEN CONCAT(N'it has no column ', k.name)
+            ELSE CONCAT(N'column ', k.name, N' is ', a.type, N': expected ', k.wanted) END AS fault
+  FROM ({queue_types}) AS k
+  LEFT JOIN (SELECT c.name COLLATE DATABASE_DEFAULT AS name, t.name COLLATE DATABASE_DEFAULT AS type,
+                    c.column_id
+               FROM {queue_catalog}sys.columns AS c
+               JOIN {queue_catalog}sys.types AS t ON t.user_type_id = c.system_type_id
+              WHERE c.object_id = OBJECT_ID({queue_text}, N'U')) AS a ON a.name = k.name
+ WHERE k.name <> N'Due' AND OBJECT_ID({queue_text}, N'U') IS NOT NULL
+ GROUP BY k.name, k.wanted, a.type, a.column_id
+HAVING MAX(CASE WHEN k.kind = a.type THEN 1 ELSE 0 END) = 0
+ ORDER BY a.column_id
+
 -- name: lock_queue
 -- For a queue, or a table of delayed messages, that is to be dropped. What was sent to it is counted
 -- after this, and nothing more can be sent.

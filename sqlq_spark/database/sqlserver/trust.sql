@@ -61,8 +61,8 @@ SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the ', p.kind, N' ', QUOTENAM
 -- A right that cannot be looked up, because the name has more than 128 characters, counts as granted: the
 -- INSERT decides.
 -- Returns: for each table that is there: place bigint, in the list that was given; identity bigint;
---          catalog, here bit (in this database), schema and table; missing, the first column that it
---          lacks, or null; may_insert bit; owner; same_owner bit, as the queue that is read; trusted
+--          catalog, here bit (in this database), schema and table; missing, what is wrong with its first
+--          column that is absent or, in this database, of another type, or null; may_insert bit; owner; same_owner bit, as the queue that is read; trusted
 --          bit: never
 WITH asked AS (
     SELECT w.place, w.name, w.columns,
@@ -84,10 +84,22 @@ SELECT a.place, CAST(a.id AS bigint) AS [identity], COALESCE(a.catalog, DB_NAME(
        AS [schema],
        COALESCE(CASE WHEN a.catalog IS NULL THEN OBJECT_NAME(a.id) END, PARSENAME(a.name, 1))
        AS [table],
-       (SELECT MIN(w.name)
-          FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
-                  FROM OPENJSON(a.columns)) AS w
-         WHERE COL_LENGTH(a.name, w.name) IS NULL) AS missing,
+       (SELECT MIN(w.fault)
+          FROM (SELECT CASE WHEN COL_LENGTH(a.name, j.name) IS NULL
+                            THEN CONCAT(N'it has no column ', j.name)
+                            WHEN a.catalog IS NULL AND NOT EXISTS (
+                                    SELECT 1
+                                      FROM sys.columns AS c
+                                      JOIN sys.types AS t ON t.user_type_id = c.system_type_id
+                                      JOIN ({queue_types}) AS k
+                                        ON k.name = j.name
+                                       AND k.kind = t.name COLLATE DATABASE_DEFAULT
+                                     WHERE c.object_id = a.id
+                                       AND c.name = j.name COLLATE DATABASE_DEFAULT)
+                            THEN CONCAT(N'column ', j.name, N' has another type than that of a queue')
+                            END AS fault
+                  FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
+                          FROM OPENJSON(a.columns)) AS j) AS w) AS missing,
        CAST(COALESCE(HAS_PERMS_BY_NAME(a.name, N'OBJECT', N'INSERT'), 1) AS bit) AS may_insert,
        COALESCE(USER_NAME(a.owner_id), N'an owner that cannot be seen') AS owner,
        CAST(CASE WHEN a.owner_id = a.source_owner THEN 1 ELSE 0 END AS bit) AS same_owner,
