@@ -73,6 +73,7 @@ class Connection(ABC):
         self.state = state  # the schema of the state tables
         self.application = application  # what the DBA sees while a transaction is open
         self.timeout = timeout  # seconds for each statement and wait of a transaction
+        self.checked_queues: set[QueueAddress] = set()  # whose columns have the transport's types
 
     @abstractmethod
     def rows(
@@ -254,6 +255,13 @@ def check_types(connection: Connection, queue: QueueAddress) -> None:
     if faults:
         reason = "; ".join(fault for (fault,) in faults)
         raise errors.NotAQueue(queue=connection.printed(queue), reason=reason)
+
+
+def check_types_once(connection: Connection, queue: QueueAddress) -> None:
+    """Check a queue's types as `check_types`, once for each connection: tasks come often."""
+    if queue not in connection.checked_queues:
+        check_types(connection, queue)
+        connection.checked_queues.add(queue)
 
 
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import check_types, transaction
+from sqlq_spark.database import check_types_once, transaction
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.forward import forward
@@ -129,7 +129,7 @@ def receive_as_reader(connection: Connection, task: Task, origin: Origin) -> pa.
             connection.rows("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
         if allowed:
-            check_types(connection, task.queue)
+            check_types_once(connection, task.queue)
             result = divert(connection, task, take(connection, task))
         if task.stream is not None:
             receipts.save(connection, task, result, origin)
