@@ -1,35 +1,25 @@
-"""What can be seen without running: imports, calls of errors, statements, tables of options."""
+"""What can be seen without running: imports, statements, tables of options."""
 
 from __future__ import annotations
 
 import ast
-import copy
-import inspect
-import pickle
-import pkgutil
 import re
 from dataclasses import MISSING
-from importlib import import_module
 from pathlib import Path
-from string import Formatter
 from typing import TYPE_CHECKING, get_args
 
 import pytest
 from pages.page import table
 
-import sqlq_spark
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import LACKS, StatementName, Statements
-from sqlq_spark.errors import NAMED_OPTIONS, SqlQueueError
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields, read_option
 from sqlq_spark.wire.address import POSTGRESQL as NAMES_THERE
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sqlq_spark.options.connection import DatabaseOptions
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
@@ -61,48 +51,6 @@ def test_imports_run_one_way() -> None:
             wrong.append((str(path), above))
 
     assert wrong == []
-
-
-# ----- errors ----------------------------------------------------------------------------------
-
-
-def error_classes() -> Iterator[tuple[type[SqlQueueError], set[str]]]:
-    """Each error, with the facts of its text and those that its class declares."""
-    for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
-        if not module.name.endswith("__main__"):
-            import_module(module.name)
-    classes = [SqlQueueError]
-    for cls in classes:  # it grows
-        classes += [each for each in cls.__subclasses__() if each.__module__[:10] == "sqlq_spark"]
-        named = {name for _, name, *_ in Formatter().parse(cls.template) if name}
-        declared = inspect.get_annotations(cls).keys() - {"template"}
-        yield cls, named - {*NAMED_OPTIONS} | declared
-
-
-def test_each_call_of_an_error_gives_the_facts_of_its_text() -> None:
-    """No fact is missing, and none is unknown; a call with ** could hide one."""
-    known = {cls.__name__: facts for cls, facts in error_classes()}
-    calls = [
-        (f"{path}:{node.lineno}", known[name], {each.arg for each in node.keywords})
-        for path, nodes in TREES.items()
-        for node in nodes
-        if isinstance(node, ast.Call)
-        if (name := ast.unparse(node.func).rpartition(".")[2]) in known
-    ]
-
-    assert [call for call in calls if call[1] != call[2]] == []
-    assert len(calls) > len(known)
-
-
-def test_an_error_keeps_its_facts_between_sparks_processes() -> None:
-    """With the notes that were added to it."""
-    for kind, facts in error_classes():
-        error = kind(**dict.fromkeys(facts, 4))
-        error.add_note("in a task")
-
-        for twin in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own
-            assert (type(twin), vars(twin)) == (kind, vars(error))
-            assert repr(twin) == f"{kind.__name__}({str(error)!r})"
 
 
 # ----- statements ------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ OLD_TRANSACTION = 600.0  # seconds
 UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
 UNUSABLE = {"state", "state_right", "state_table"}  # findings: nothing more is read there
 # what to do about state tables that cannot be used; {0} is their schema
-STATE_FIXES = {
+STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
     errors.StateNotInstalled: "sqlqueue install --state-schema {0}",
     errors.StateTooOld: (
         "stop the queries, see that receipt and staging are empty, and drop the schema"

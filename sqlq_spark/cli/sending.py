@@ -53,6 +53,8 @@ FIELDS = (*frame.WRITTEN, "bodyBase64")
 class BadLine(BadInput):
     """A line cannot become a message. Nothing was sent."""
 
+    line: int
+    reason: str
     template = "line {line} cannot be sent: {reason}. Nothing was sent."
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC
 from importlib import import_module
-from string import Formatter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 from sqlq_spark import errors
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
 Tables: TypeAlias = "dict[str, QueueAddress]"  # by their names in a statement
-OF_CONNECT = {errors.DatabaseNotFound, errors.LoginRefused}  # not of a statement
 # failures after which the whole transaction may run again
 TRANSIENT = (
     errors.ConnectionLost,
@@ -135,6 +133,27 @@ class Connection(ABC):
         return [self.whole(each) for each in addresses]
 
 
+STATE_TABLE = "a state table"
+NEW_QUEUE = "a queue that is created"
+ANY_OTHER = "any other statement"
+
+# the kind of an error by its code, and the statement or its table → what the error means there; a
+# kind without a row means itself
+MEANINGS: dict[tuple[type[errors.DatabaseFailure], str], type[errors.DatabaseFailure]] = {
+    (errors.QueueNotFound, STATE_TABLE): errors.StateNotInstalled,
+    (errors.QueueNotFound, NEW_QUEUE): errors.StatementRefused,
+    (errors.NotAQueue, STATE_TABLE): errors.StatementRefused,
+    (errors.ReceiptExists, "begin_receipt"): errors.ReceiptExists,
+    (errors.ReceiptExists, ANY_OTHER): errors.StatementRefused,
+    (errors.TimeZoneNotFound, "endpoint_zone"): errors.TimeZoneNotFound,
+    (errors.TimeZoneNotFound, ANY_OTHER): errors.StatementRefused,
+    (errors.DatabaseNotFound, "connect"): errors.DatabaseNotFound,
+    (errors.DatabaseNotFound, ANY_OTHER): errors.StatementRefused,
+    (errors.LoginRefused, "connect"): errors.LoginRefused,
+    (errors.LoginRefused, ANY_OTHER): errors.StatementRefused,
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where a driver's error came. A dialect finds its class by the codes of its database."""
@@ -155,20 +174,31 @@ class Place:
         self, kind: type[errors.DatabaseFailure], reason: str, *, code: str = "", fix: str = ""
     ) -> errors.DatabaseFailure:
         """Return what `kind` means for this statement, with the facts that its text names."""
-        if kind is errors.QueueNotFound and self.queue is None:
-            kind = errors.StateNotInstalled
-        if (
-            (kind is errors.QueueNotFound and self.creates)
-            or (kind is errors.NotAQueue and self.queue is None)
-            or (kind is errors.ReceiptExists and self.statement != "begin_receipt")
-            or (kind is errors.TimeZoneNotFound and self.statement != "endpoint_zone")
-            or (kind in OF_CONNECT and self.statement != "connect")
-        ):
-            kind = errors.StatementRefused
-        facts = asdict(self) | {"reason": reason, "code": code, "fix": fix}
-        facts |= {"schema": self.state, "queue": self.target, "table": self.target}
-        named = {name for _, name, *_ in Formatter().parse(kind.template) if name}
-        return kind(**{name: facts[name] for name in named - {*errors.NAMED_OPTIONS}})
+        facts = self.facts() | {"reason": reason, "code": code, "fix": fix}
+        scope = self.row_of(kind)
+        meaning = kind if scope is None else MEANINGS[kind, scope]
+        return meaning.from_facts(facts)
+
+    def row_of(self, kind: type[errors.DatabaseFailure]) -> str | None:
+        """Return which row of MEANINGS holds for `kind` here: the nearest one, or none."""
+        scopes = [self.statement]
+        if self.queue is None:
+            scopes.append(STATE_TABLE)
+        elif self.creates:
+            scopes.append(NEW_QUEUE)
+        scopes.append(ANY_OTHER)
+        return next((scope for scope in scopes if (kind, scope) in MEANINGS), None)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of an error that are known before the server answers."""
+        return {
+            "statement": self.statement,
+            "seconds": self.seconds,
+            "server": self.server,
+            "schema": self.state,
+            "queue": self.target,
+            "table": self.target,
+        }
 
 
 class Dialect(Protocol):

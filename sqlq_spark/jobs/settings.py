@@ -45,6 +45,8 @@ LOGIN = ("url", "user", "password", "credentials")
 class BadSettings(BadInput):
     """Settings of a job cannot be used; the message has one line for each."""
 
+    reason: str
+
 
 # ---------------------------------------------------------------- readers
 
