@@ -16,8 +16,8 @@ from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import LACKS, StatementName, Statements
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields, read_option
-from sqlq_spark.wire.address import POSTGRESQL as NAMES_THERE
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL as NAMES_THERE
 
 if TYPE_CHECKING:
     from sqlq_spark.options.connection import DatabaseOptions

@@ -22,7 +22,9 @@ from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionO
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import names_of, other_password_variables
-from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,8 +25,9 @@ from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, rows
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.wire.address import SQLSERVER, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import LEGACY_LENGTH
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from sqlserver_lint import Rule

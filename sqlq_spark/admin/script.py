@@ -19,8 +19,9 @@ from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.options.names import DIALECTS, names_of, parse_queue
+from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import DELAYED, QueueAddress
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -30,8 +30,9 @@ from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
-from sqlq_spark.options.names import DIALECTS, parse_queue, parse_table
+from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.send import subscriptions
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

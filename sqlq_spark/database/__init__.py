@@ -3,10 +3,10 @@ The seam between the package and its databases.
 
 A dialect is a package beside this module, named as the scheme of its urls. It exports what
 `Dialect` lists, extends `Connection`, and has the SQL files that statements.py lists, with the same
-statements as every other dialect, and all else in which one database differs from another. It is
-listed in two places: `LACKS` in statements.py has the statements that it has no use for, and
-`DIALECTS` in options/names.py its names, an instance of a class in wire/address.py. The rest of the
-package uses a `Connection` by these names and imports no driver.
+statements as every other dialect, and all else in which one database differs from another. What is
+known of it before a connection is in wire/<dialect>.py. It is listed in two places: `LACKS` in
+statements.py has the statements that it has no use for, and `DIALECTS` in wire/dialects.py its
+names. The rest of the package uses a `Connection` by these names and imports no driver.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 from sqlq_spark.errors import BadAddress, BadOption
-from sqlq_spark.wire.address import POSTGRESQL, SHOWN, SQLSERVER, Names, QueueAddress
+from sqlq_spark.wire.address import SHOWN, Names, QueueAddress
+from sqlq_spark.wire.dialects import DIALECTS
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +25,6 @@ STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sq
 
 LIST = "names of queues, separated by commas"
 
-# by the dialect's name; the statements of the first are the model for the others
-DIALECTS = {names.dialect: names for names in (POSTGRESQL, SQLSERVER)}
 SCHEMES = DIALECTS | {"postgres": POSTGRESQL}
 
 

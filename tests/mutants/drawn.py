@@ -19,7 +19,7 @@ DRAWN = [
     ),
     Fault(
         id="wire-3",
-        file="wire/address.py",
+        file="wire/sqlserver.py",
         old='bare = "@" not in address.table and not',
         new='bare = "@" not in address.table or not',
         tests=["test_address.py::test_an_address_of_sqlserver_for_a_user_and_in_a_message"],

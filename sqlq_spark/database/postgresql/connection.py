@@ -39,7 +39,8 @@ from sqlq_spark.database.postgresql.rows import (
 )
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.database.statements import LACKS
-from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

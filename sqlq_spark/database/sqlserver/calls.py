@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements, repeat
-from sqlq_spark.wire.address import SQLSERVER
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

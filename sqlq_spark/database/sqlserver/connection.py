@@ -42,7 +42,7 @@ from sqlq_spark.database.sqlserver.rows import (
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.statements import LACKS
 from sqlq_spark.database.trust import places_of
-from sqlq_spark.wire.address import SQLSERVER, QueueAddress
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Row, Tables, Value
     from sqlq_spark.database.statements import StatementName
+    from sqlq_spark.wire.address import QueueAddress
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
 # In a deadlock the server ends a session of LOW priority: ours, which tries again.

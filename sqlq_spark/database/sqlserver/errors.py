@@ -15,7 +15,7 @@ from sqlq_spark import errors
 from sqlq_spark.database import Place
 from sqlq_spark.database.sqlserver.numbers import KINDS, number_of
 from sqlq_spark.options.names import STATE
-from sqlq_spark.wire.address import SQLSERVER
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 # mssql-python's phrase → SQLSTATE, for those that are used here
 PHRASES = {

@@ -1,0 +1,100 @@
+"""What is known of SQL Server before anything is connected: its notation, limits and urls."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlq_spark.wire.address import Names, QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# a part in brackets: possessive, because a doubled bracket never ends it
+BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
+BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
+# a bracket opens only where a part begins; a double quote is a character like others
+OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
+CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # in a run of brackets, pairs belong to the name
+
+
+@dataclass(frozen=True)
+class SQLServerNames(Names):
+    """As `table@[schema]@[catalog]`."""
+
+    dialect = "sqlserver"
+    database = "SQL Server"
+    has_legacy_columns = True
+    misread = r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
+    password_variable = None
+    own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
+    opening = "["
+    closing = "]"
+    quoted = re.compile(BRACKETS)
+    quote = "bracket"
+    canonical = rf"(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}}"
+    separator = "@"
+    has_catalogs = True
+    stray_quotes = True
+    empty_is_default = True
+    unit = "UTF-16 code units"
+    longest_table = longest = 128
+    default_schema = "dbo"
+
+    def size(self, name: str) -> int:
+        return len(name.encode("utf-16-le")) // 2
+
+    def parse_address(self, text: str) -> QueueAddress:
+        """
+        Read `table@[schema]@[catalog]`, the latter two optional.
+
+        The table is the text up to the first `@`, brackets included, as the transport reads it. So
+        `[Orders]@[dbo]` names a table called `[Orders]`. The transport has no address for a table
+        with an `@` in its name. `canonical_address` writes it in brackets, and it is read so.
+        In schema and catalog `]]` inside brackets is one bracket, and `[]` is the default. A part
+        without brackets ends at the next `@`.
+        """
+        self._check_length(text)
+        bracketed = BRACKETED_TABLE.match(text)
+        if bracketed and "@" in bracketed[1] and "@[" not in bracketed[1]:
+            return self.parse_queue(text)
+        table, _, _ = text.partition("@")
+        return self._address([table, *self._split(text, len(table) + 1)], text)
+
+    def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
+        """Read an address of which, unlike in a message, the table too may be in brackets."""
+        self._check_length(text)
+        return self._address(self._split(text), text, longest_table)
+
+    parse_destination = parse_address
+
+    def print_address(self, address: QueueAddress) -> str:
+        """Write `table@[schema]`, with `@[catalog]` if any; `@` and a first `[` need brackets."""
+        bare = "@" not in address.table and not address.table.startswith("[")
+        return self._write(address, bare=bare)
+
+    def canonical_address(self, address: QueueAddress) -> str:
+        return self._write(address, bare="@" not in address.table)
+
+    def _write(self, address: QueueAddress, *, bare: bool) -> str:
+        table, *others = map(self.quote_name, self._names_of(address))
+        return "@".join([address.table if bare else table, *others])
+
+    def _commas(self, text: str) -> Iterator[int]:
+        """Find the comma outside brackets in `orders, [a, b]@[sales]`, in linear time."""
+        closing = [bracket.end() for bracket in CLOSING.finditer(text)]
+        at = 0
+        while mark := OPENING_OR_COMMA.search(text, at):
+            if mark[0].startswith(","):
+                yield mark.start()
+            at = mark.end()
+            if mark[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
+                at = closing[place]
+
+    def is_of_other_database(self, text: str) -> bool:
+        return text.startswith('"')
+
+
+SQLSERVER: Names = SQLServerNames()
