@@ -44,6 +44,9 @@ class Names(ABC):
     """
 
     dialect: str  # its folder in database/
+    schemes: tuple[str, ...]  # of its urls
+    example_url: str
+    secrets: tuple[str, ...]  # parameters of its urls that errors hide, beside those of all
     database: str  # its name in errors
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
     misread: str | None  # what the tool that runs a script would misread in a name, a pattern
@@ -63,6 +66,7 @@ class Names(ABC):
     longest_table: int  # of a queue
     longest: int  # of every other name
     default_schema: str  # of a name without a schema
+    largest_message: int  # bytes that a row may hold
 
     @abstractmethod
     def size(self, name: str) -> int: ...
@@ -93,6 +97,10 @@ class Names(ABC):
     @abstractmethod
     def _commas(self, text: str) -> Iterable[int]:
         """Find the commas between the names of a list."""
+
+    @abstractmethod
+    def is_address_only(self, text: str) -> bool:
+        """Whether a text is an address as messages have it, and cannot be a queue's name."""
 
     @abstractmethod
     def is_of_other_database(self, text: str) -> bool:

@@ -22,6 +22,9 @@ class PostgreSQLNames(Names):
     """As `"schema"."table"`."""
 
     dialect = "postgresql"
+    schemes = ("postgresql", "postgres")
+    example_url = "postgresql://user@host:5432/database"
+    secrets = ("scram_client_key",)
     database = "PostgreSQL"
     has_legacy_columns = False
     misread = None
@@ -39,6 +42,7 @@ class PostgreSQLNames(Names):
     longest_table = 55  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
     longest = 63
     default_schema = "public"
+    largest_message = 1000 << 20  # the server sends no row of 1 GB
 
     def size(self, name: str) -> int:
         return len(name.encode())
@@ -67,6 +71,10 @@ class PostgreSQLNames(Names):
             )
             raise BadAddress(text=text, reason=reason)
         return (mark.start() for mark in QUOTED_OR_COMMA.finditer(text) if mark[0] == ",")
+
+    def is_address_only(self, text: str) -> bool:
+        """Whether it is `public."Spark.In"`: no name of a queue begins so."""
+        return '"' in text
 
     def is_of_other_database(self, text: str) -> bool:
         return "@" in text and not text.startswith('"')

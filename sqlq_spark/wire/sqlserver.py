@@ -25,6 +25,9 @@ class SQLServerNames(Names):
     """As `table@[schema]@[catalog]`."""
 
     dialect = "sqlserver"
+    schemes = ("sqlserver",)
+    example_url = "sqlserver://user@host:1433/database"
+    secrets = ("pwd",)
     database = "SQL Server"
     has_legacy_columns = True
     misread = r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
@@ -42,6 +45,7 @@ class SQLServerNames(Names):
     unit = "UTF-16 code units"
     longest_table = longest = 128
     default_schema = "dbo"
+    largest_message = (1 << 31) - 1  # of varbinary(max)
 
     def size(self, name: str) -> int:
         return len(name.encode("utf-16-le")) // 2
@@ -92,6 +96,9 @@ class SQLServerNames(Names):
             at = mark.end()
             if mark[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
                 at = closing[place]
+
+    def is_address_only(self, text: str) -> bool:  # noqa: ARG002
+        return False
 
     def is_of_other_database(self, text: str) -> bool:
         return text.startswith('"')
