@@ -56,6 +56,7 @@ class Connection(ABC):
 
     names: ClassVar[Names]  # how this database writes names
     lacks: ClassVar[frozenset[StatementName]]  # statements that it has no use for; callers ask
+    shapes: ClassVar[Mapping[str, str]]  # that a queue's table may have → what gives it one
 
     def __init__(
         self,
@@ -95,6 +96,18 @@ class Connection(ABC):
     @abstractmethod
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         """Return a queue's columns in lower case → type; empty where the table is absent."""
+
+    @abstractmethod
+    def run_script(self, text: str) -> list[Any]:
+        """Run statements as the tool of a DBA does; return the first column of any rows."""
+
+    @abstractmethod
+    def explain(self, tables: Tables) -> list[str]:
+        """
+        Compile each statement without running it; return what is wrong with the plan of which.
+
+        The session is of no other use then.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -11,12 +11,15 @@ transaction each statement first checks that the transaction is still open.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import database, errors
-from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.explain import find_faults, to_explain
+from sqlq_spark.database.sqlserver import drivers, explain
 from sqlq_spark.database.sqlserver.calls import (
     STATEMENTS,
     build_call,
@@ -111,6 +114,7 @@ class Connection(database.Connection):
 
     names = SQLSERVER
     lacks = LACKS["sqlserver"]
+    shapes = explain.SHAPES
 
     def __init__(
         self,
@@ -232,6 +236,19 @@ class Connection(database.Connection):
             found = {distinct[at]: (catalog, identity) for at, identity, catalog, *_ in rows}
         return [found.get(each, each) for each in whole]
 
+    def run_script(self, text: str) -> list[Any]:
+        batches = filter(str.strip, re.split(r"^GO$", text, flags=re.MULTILINE))
+        return [row[0] for batch in batches for row in self._do("selftest", batch, {})]
+
+    def explain(self, tables: Tables) -> list[str]:
+        load = build_insert(explain.LOADED, self.columns(tables["queue"]))
+        compiled = {
+            name: self.fill_names(explain.declare(text), its)
+            for name, text, its in to_explain({**STATEMENTS, "load": load}, tables)
+        }
+        self.run_script(explain.ONLY_PLANS)
+        return find_faults(compiled, self._plan_of, partial(explain.judge, tables=tables))
+
     def close(self) -> None:
         self._watchdog.watch(None)
         with self._watchdog.statement():
@@ -267,6 +284,9 @@ class Connection(database.Connection):
         return fill_names(text, self.state, tables, **words)
 
     # ------------------------------------------------------------ inside
+
+    def _plan_of(self, text: str) -> str:
+        return "\n".join(self.run_script(text))
 
     def _end(self) -> None:
         with suppress(*self._driver.errors):
