@@ -9,7 +9,6 @@ what was promised. Its docstring is the promise. The package's own work sends an
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -53,10 +52,6 @@ WAIT = 60.0  # seconds after which what must not wait has waited
 FILLED = 5000  # messages before plans are made: of fewer a scan may be cheaper
 LARGE_ROWS, LARGE = 20_000, secrets.token_bytes(8500)  # of the check of locks: bodies of two pages
 MEASURED = 100_000  # messages of the figures
-COLLATIONS = (
-    *("Latin1_General_100_CS_AS", "Latin1_General_100_BIN2", "Turkish_100_CI_AS"),
-    "Latin1_General_100_CI_AS_SC_UTF8",
-)
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ class Bench:
         password = f"aA1-{secrets.token_urlsafe(18)}"
         text = Statements.load(connection.names.dialect)["script_login"]
         connection.run_script(text.format(login=login, role=role, password=password))
-        url = re.sub(r"(?i)(?<=[?&]authentication=)[^&]*", "SqlPassword", self.given["url"])
+        url = connection.names.by_password(self.given["url"])
         given = {name: text for name, text in self.given.items() if name != "credentials"}
         return replace(self, given={**given, "url": with_login(url, login, password)})
 
@@ -345,14 +340,13 @@ def roles(bench: Bench) -> Seen:
 
 def databases(bench: Bench) -> Seen:
     """The package works in databases of other collations, with row versions and without."""
-    known = bench.open().run_script("SELECT name FROM sys.fn_helpcollations()")
-    for at, collation in enumerate(COLLATIONS):
-        if collation not in known:
+    scripts = bench.open().script_databases(str(bench.queue.schema))
+    for collation in bench.open().names.collations:
+        if collation not in scripts:
             yield collation, "not checked: this server does not know it"
             continue
-        name = f"{bench.queue.schema}_{at}"
-        text = f"CREATE DATABASE {name} COLLATE {collation}\nGO\nALTER DATABASE {name} SET"
-        bench.open().run_script(f"{text} READ_COMMITTED_SNAPSHOT {('OFF', 'ON')[at % 2]}")
+        name, text = scripts[collation]
+        bench.open().run_script(text)
         url = urlsplit(bench.given["url"])._replace(path=f"/{name}").geturl()
         bench.figures[collation] = results = [*run({**bench.given, "url": url}, IN_EACH_DATABASE)]
         yield collation, [each["check"] for each in results if each["outcome"] == "failed"], []

@@ -102,6 +102,14 @@ class Connection(ABC):
         """Run statements as the tool of a DBA does; return the first column of any rows."""
 
     @abstractmethod
+    def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
+        """
+        Return databases for the selftest: collation → name, which begins so, and its script.
+
+        The collations are those of `names.collations` that the server knows.
+        """
+
+    @abstractmethod
     def explain(self, tables: Tables) -> list[str]:
         """
         Compile each statement without running it; return what is wrong with the plan of which.

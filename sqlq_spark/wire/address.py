@@ -53,6 +53,9 @@ class Names(ABC):
     password_variable: str | None  # the environment variable that only this database's tools read
     # what replaces the option `credentials`; None: the option may be set
     own_credentials: str | None
+    # of the databases in which a selftest works too; none: the database of the url is enough
+    collations: tuple[str, ...]
+    driver_packages: tuple[str, ...]
     opening: str
     closing: str  # doubled inside a quoted part
     quoted: re.Pattern[str]  # a part in quotes
@@ -97,6 +100,10 @@ class Names(ABC):
     @abstractmethod
     def _commas(self, text: str) -> Iterable[int]:
         """Find the commas between the names of a list."""
+
+    @abstractmethod
+    def by_password(self, url: str) -> str:
+        """Return a url whose login is by user and password, however it was."""
 
     @abstractmethod
     def is_address_only(self, text: str) -> bool:

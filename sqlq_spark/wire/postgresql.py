@@ -30,6 +30,8 @@ class PostgreSQLNames(Names):
     misread = None
     password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
     own_credentials = None
+    collations = ()
+    driver_packages = ("adbc-driver-postgresql",)
     opening = closing = '"'
     quoted = re.compile(QUOTED)
     quote = "quote"
@@ -71,6 +73,9 @@ class PostgreSQLNames(Names):
             )
             raise BadAddress(text=text, reason=reason)
         return (mark.start() for mark in QUOTED_OR_COMMA.finditer(text) if mark[0] == ",")
+
+    def by_password(self, url: str) -> str:
+        return url
 
     def is_address_only(self, text: str) -> bool:
         """Whether it is `public."Spark.In"`: no name of a queue begins so."""

@@ -33,6 +33,13 @@ class SQLServerNames(Names):
     misread = r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
     password_variable = None
     own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
+    collations = (
+        "Latin1_General_100_CS_AS",
+        "Latin1_General_100_BIN2",
+        "Turkish_100_CI_AS",
+        "Latin1_General_100_CI_AS_SC_UTF8",
+    )
+    driver_packages = ("mssql-python", "pyodbc")
     opening = "["
     closing = "]"
     quoted = re.compile(BRACKETS)
@@ -96,6 +103,9 @@ class SQLServerNames(Names):
             at = mark.end()
             if mark[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
                 at = closing[place]
+
+    def by_password(self, url: str) -> str:
+        return re.sub(r"(?i)(?<=[?&]authentication=)[^&]*", "SqlPassword", url)
 
     def is_address_only(self, text: str) -> bool:  # noqa: ARG002
         return False

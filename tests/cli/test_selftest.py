@@ -22,6 +22,8 @@ from sqlq_spark.database.postgresql import connection, rows
 from sqlq_spark.database.sqlserver import calls, explain
 from sqlq_spark.errors import RightMissing
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.sqlserver import SQLSERVER, SQLServerNames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -206,7 +208,8 @@ def test_a_database_in_which_a_check_fails_is_found(
         bench.open().run_script("ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 120")
         yield from facts(bench)
 
-    monkeypatch.setattr(selftest, "COLLATIONS", ("Turkish_100_CI_AS", "Nowhere_100_CI_AS"))
+    collations = ("Turkish_100_CI_AS", "Nowhere_100_CI_AS")
+    monkeypatch.setattr(SQLServerNames, "collations", collations)
     monkeypatch.setattr(selftest, "IN_EACH_DATABASE", (broken,))
 
     found = run_one(request.getfixturevalue(f"{dialect}_server"), "databases")
@@ -289,6 +292,25 @@ def test_a_failed_check_is_exit_code_1(
     (found,) = done.objects
     assert (done.code, found["outcome"]) == (1, "failed")
     assert found["seen"].startswith("first: 1 (promised: 2), RightMissing: no right")
+
+
+def test_only_a_server_with_several_collations_gets_more_databases(run: Run) -> None:
+    """The error names the databases that have them."""
+    done = run("selftest", "--yes", "--databases")
+
+    assert done.code == 2
+    assert "expected a SQL Server" in done.err
+
+
+def test_a_login_of_a_selftest_is_by_password() -> None:
+    """Whatever the login is that made it; other parameters stay."""
+    url = "sqlserver://db/shop?authentication=ActiveDirectoryDefault&encrypt=yes"
+    plain = "postgresql://bo@db/shop?authentication=x"
+
+    assert (
+        SQLSERVER.by_password(url) == "sqlserver://db/shop?authentication=SqlPassword&encrypt=yes"
+    )
+    assert POSTGRESQL.by_password(plain) == plain
 
 
 def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None:

@@ -164,6 +164,9 @@ class Connection(database.Connection):
             cursor.executemany(text, None)
         return []
 
+    def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:  # noqa: ARG002
+        return {}
+
     def explain(self, tables: Tables) -> list[str]:
         compiled = {
             name: explain.compile_text(text, self.state, its)

@@ -81,6 +81,10 @@ DUE_INDEX = """SELECT 1 AS found
    AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0
    AND INDEX_COL({delayed_text}, i.index_id, 1) = N'Due'"""
 IDLE = "the transaction was idle for {:g} s (queryTimeout), so this process ended the session"
+COLLATIONS = "SELECT name FROM sys.fn_helpcollations()"
+NEW_DATABASE = """CREATE DATABASE {name} COLLATE {collation}
+GO
+ALTER DATABASE {name} SET READ_COMMITTED_SNAPSHOT {switch}"""
 CONTEXT = 128  # bytes of context_info
 
 # of one INSERT: the server may replace more than 5,000 locks by one on the table
@@ -239,6 +243,17 @@ class Connection(database.Connection):
     def run_script(self, text: str) -> list[Any]:
         batches = filter(str.strip, re.split(r"^GO$", text, flags=re.MULTILINE))
         return [row[0] for batch in batches for row in self._do("selftest", batch, {})]
+
+    def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
+        known = self.run_script(COLLATIONS)
+        scripts = {}
+        for number, collation in enumerate(self.names.collations):
+            name = f"{prefix}_{number}"
+            row_versions = "ON" if number % 2 else "OFF"
+            if collation in known:
+                text = NEW_DATABASE.format(name=name, collation=collation, switch=row_versions)
+                scripts[collation] = (name, text)
+        return scripts
 
     def explain(self, tables: Tables) -> list[str]:
         load = build_insert(explain.LOADED, self.columns(tables["queue"]))
