@@ -246,6 +246,9 @@ class Dialect(Protocol):
     def fill_names(self, text: str, state: str, tables: Tables, **words: str) -> str:
         """Put quoted names into the braces of a statement; connects to nothing."""
 
+    def join_script(self, parts: Iterable[str]) -> str:
+        """Return the script of some texts, each ended as the tool of a DBA needs it."""
+
 
 def dialect_named(name: str) -> Dialect:
     """Import a dialect with its driver."""

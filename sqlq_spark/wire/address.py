@@ -49,7 +49,6 @@ class Names(ABC):
     secrets: tuple[str, ...]  # parameters of its urls that errors hide, beside those of all
     database: str  # its name in errors
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
-    misread: str | None  # what the tool that runs a script would misread in a name, a pattern
     password_variable: str | None  # the environment variable that only this database's tools read
     # what replaces the option `credentials`; None: the option may be set
     own_credentials: str | None
@@ -60,6 +59,7 @@ class Names(ABC):
     closing: str  # doubled inside a quoted part
     quoted: re.Pattern[str]  # a part in quotes
     quote: str  # the name of `opening` in errors
+    address_form: str  # of an address, for people
     canonical: str  # a pattern of an address as we write it
     separator: str
     has_catalogs: bool  # an address in a message names the database too
@@ -100,6 +100,10 @@ class Names(ABC):
     @abstractmethod
     def _commas(self, text: str) -> Iterable[int]:
         """Find the commas between the names of a list."""
+
+    @abstractmethod
+    def check_for_script(self, name: str) -> None:
+        """Raise BadAddress for a name that the tool which runs a script would misread."""
 
     @abstractmethod
     def by_password(self, url: str) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # by the dialect's name, its folder in database/; the statements of the first are the model for the
 # others
 DIALECTS: dict[str, Names] = {names.dialect: names for names in (POSTGRESQL, SQLSERVER)}
+DEFAULT_DIALECT = next(iter(DIALECTS))  # where no url says which
 
 CANONICAL = re.compile(rf"(?:{'|'.join(names.canonical for names in DIALECTS.values())})(?:, |\Z)")
 

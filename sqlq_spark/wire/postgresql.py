@@ -27,7 +27,6 @@ class PostgreSQLNames(Names):
     secrets = ("scram_client_key",)
     database = "PostgreSQL"
     has_legacy_columns = False
-    misread = None
     password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
     own_credentials = None
     collations = ()
@@ -35,6 +34,7 @@ class PostgreSQLNames(Names):
     opening = closing = '"'
     quoted = re.compile(QUOTED)
     quote = "quote"
+    address_form = '"schema"."table"'
     canonical = rf"{QUOTED}\.{QUOTED}"
     separator = "."
     has_catalogs = False
@@ -73,6 +73,9 @@ class PostgreSQLNames(Names):
             )
             raise BadAddress(text=text, reason=reason)
         return (mark.start() for mark in QUOTED_OR_COMMA.finditer(text) if mark[0] == ",")
+
+    def check_for_script(self, name: str) -> None:
+        """Do nothing: psql reads a quoted name as it is."""
 
     def by_password(self, url: str) -> str:
         return url

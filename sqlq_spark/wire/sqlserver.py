@@ -7,6 +7,7 @@ from bisect import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import Names, QueueAddress
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
 BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
 # a bracket opens only where a part begins; a double quote is a character like others
 OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
+# what sqlcmd would misread in a name: a line break may end a batch, and `$(` begins a variable
+MISREAD = re.compile(r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # in a run of brackets, pairs belong to the name
 
 
@@ -30,7 +33,6 @@ class SQLServerNames(Names):
     secrets = ("pwd",)
     database = "SQL Server"
     has_legacy_columns = True
-    misread = r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
     password_variable = None
     own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
     collations = (
@@ -44,6 +46,7 @@ class SQLServerNames(Names):
     closing = "]"
     quoted = re.compile(BRACKETS)
     quote = "bracket"
+    address_form = "table@[schema]"
     canonical = rf"(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}}"
     separator = "@"
     has_catalogs = True
@@ -103,6 +106,10 @@ class SQLServerNames(Names):
             at = mark.end()
             if mark[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
                 at = closing[place]
+
+    def check_for_script(self, name: str) -> None:
+        if MISREAD.search(name):
+            raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")
 
     def by_password(self, url: str) -> str:
         return re.sub(r"(?i)(?<=[?&]authentication=)[^&]*", "SqlPassword", url)

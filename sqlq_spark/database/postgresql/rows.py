@@ -15,7 +15,7 @@ from sqlq_spark.wire.postgresql import POSTGRESQL
 from sqlq_spark.wire.rows import replace_undecodable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlq_spark.database import Tables, Value
     from sqlq_spark.wire.address import QueueAddress
@@ -89,6 +89,10 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
         tag = next(tag for tag in tags if not any(tag in word for word in quoted.values()))
         text = text.replace("$do$", tag)
     return WORD.sub(lambda match: quoted[match[1]], text)
+
+
+def join_script(parts: Iterable[str]) -> str:
+    return "\n\n".join(f"{text};" for text in parts) + "\n"
 
 
 def _due_index(delayed: QueueAddress) -> str:

@@ -78,6 +78,15 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
 
 
+def join_script(parts: Iterable[str]) -> str:
+    return "\n\n".join(text if text.endswith("GO") else f"{text};" for text in parts) + "\n"
+
+
+def split_script(text: str) -> list[str]:
+    """Return the batches that sqlcmd sends."""
+    return [batch for batch in re.split(r"^GO$", text, flags=re.MULTILINE) if batch.strip()]
+
+
 def find_table(tables: Tables, text: str) -> QueueAddress | None:
     """Return the table in the server's sentence; the first one, where it names none."""
     named = (each for each in tables.values() if f"{each.table}'" in text)

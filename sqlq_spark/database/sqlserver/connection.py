@@ -11,7 +11,6 @@ transaction each statement first checks that the transaction is still open.
 from __future__ import annotations
 
 import json
-import re
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from sqlq_spark.database.sqlserver.calls import (
     cut_step,
     fill_names,
     find_table,
+    split_script,
 )
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
@@ -241,8 +241,7 @@ class Connection(database.Connection):
         return [found.get(each, each) for each in whole]
 
     def run_script(self, text: str) -> list[Any]:
-        batches = filter(str.strip, re.split(r"^GO$", text, flags=re.MULTILINE))
-        return [row[0] for batch in batches for row in self._do("selftest", batch, {})]
+        return [row[0] for batch in split_script(text) for row in self._do("selftest", batch, {})]
 
     def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
         known = self.run_script(COLLATIONS)
