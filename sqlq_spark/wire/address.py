@@ -69,6 +69,7 @@ class Names(ABC):
     longest_table: int  # of a queue
     longest: int  # of every other name
     default_schema: str  # of a name without a schema
+    queue_columns: str  # of a queue, for people
     largest_message: int  # bytes that a row may hold
 
     @abstractmethod
@@ -112,6 +113,10 @@ class Names(ABC):
     @abstractmethod
     def is_address_only(self, text: str) -> bool:
         """Whether a text is an address as messages have it, and cannot be a queue's name."""
+
+    @abstractmethod
+    def may_be_one_name(self, text: str) -> bool:
+        """Whether an address in a message was perhaps meant as the name of one table."""
 
     @abstractmethod
     def is_of_other_database(self, text: str) -> bool:

@@ -44,6 +44,7 @@ class PostgreSQLNames(Names):
     longest_table = 55  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
     longest = 63
     default_schema = "public"
+    queue_columns = "id, expires, headers, body and seq, in lower case"
     largest_message = 1000 << 20  # the server sends no row of 1 GB
 
     def size(self, name: str) -> int:
@@ -83,6 +84,10 @@ class PostgreSQLNames(Names):
     def is_address_only(self, text: str) -> bool:
         """Whether it is `public."Spark.In"`: no name of a queue begins so."""
         return '"' in text
+
+    def may_be_one_name(self, text: str) -> bool:
+        """Whether it has a dot and no quotes: `Shop.Orders` is read as a schema and a table."""
+        return "." in text and '"' not in text
 
     def is_of_other_database(self, text: str) -> bool:
         return "@" in text and not text.startswith('"')

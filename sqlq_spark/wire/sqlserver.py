@@ -55,6 +55,7 @@ class SQLServerNames(Names):
     unit = "UTF-16 code units"
     longest_table = longest = 128
     default_schema = "dbo"
+    queue_columns = "id, expires, headers, body and RowVersion, in any case"
     largest_message = (1 << 31) - 1  # of varbinary(max)
 
     def size(self, name: str) -> int:
@@ -115,6 +116,9 @@ class SQLServerNames(Names):
         return re.sub(r"(?i)(?<=[?&]authentication=)[^&]*", "SqlPassword", url)
 
     def is_address_only(self, text: str) -> bool:  # noqa: ARG002
+        return False
+
+    def may_be_one_name(self, text: str) -> bool:  # noqa: ARG002
         return False
 
     def is_of_other_database(self, text: str) -> bool:
