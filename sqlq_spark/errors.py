@@ -182,14 +182,12 @@ class MissingDelta(SqlQueueError):
 
 
 class MissingDriver(SqlQueueError):
-    """This machine has no driver for SQL Server that can be used."""
+    """This machine has no driver for the database that can be used."""
 
+    database: str
     found: str
-    template = (
-        "no driver for SQL Server can be used here ({found}). Run: pip install "
-        "'sqlq-spark[sqlserver]' for mssql-python, which needs the system's libltdl and "
-        "libgssapi-krb5. Or use pyodbc, with unixODBC and Microsoft's ODBC Driver 18 for SQL Server"
-    )
+    fix: str
+    template = "no driver for {database} can be used here ({found}). {fix}"
 
 
 # ---------------------------------------------------------------- connections and statements
@@ -351,21 +349,23 @@ class ServerTooOld(DatabaseFailure):
     """The server's version lacks what the statements use. Nothing was changed."""
 
     server: str
+    database: str
     found: str
     needed: int
-    template = "{server} is PostgreSQL {found}, but {needed} or later is needed. Upgrade it."
+    template = "{server} is {database} {found}, but {needed} or later is needed. Upgrade it."
 
 
 class DatabaseTooOld(DatabaseFailure):
-    """The compatibility level of a SQL Server database has no JSON."""
+    """The compatibility level of a database lacks what the statements use."""
 
     server: str
     found: int
     needed: int
+    reason: str
+    fix: str
     template = (
         "the database of {server} has compatibility level {found}, but {needed} is needed, because "
-        "messages are sent as JSON. A DBA can fix this on SQL Server 2016 or later with: ALTER "
-        "DATABASE CURRENT SET COMPATIBILITY_LEVEL = {needed}"
+        "{reason}. A DBA can fix this {fix}"
     )
 
 
@@ -434,10 +434,10 @@ class NotAQueue(DatabaseFailure):
 
     queue: str
     reason: str
+    columns: str
     template = (
-        "table {queue} is not a queue: {reason}. A queue has the columns id, expires, headers, "
-        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case). Run "
-        "`sqlqueue create` to create a queue, or `sqlqueue doctor` to see how to fix this one."
+        "table {queue} is not a queue: {reason}. A queue has the columns {columns}. Run `sqlqueue "
+        "create` to create a queue, or `sqlqueue doctor` to see how to fix this one."
     )
 
 

@@ -143,7 +143,8 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
         if one.name in problems.MOVED_INTO and one.severity == "error":
             raise errors.MoveRefused(queue=one.where, reason=one.found, fix=one.fix)
         if one.name == "table_kind":
-            raise errors.NotAQueue(queue=one.where, reason=one.found)
+            columns = connection.names.queue_columns
+            raise errors.NotAQueue(queue=one.where, reason=one.found, columns=columns)
         if one.is_problem:
             log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)
 

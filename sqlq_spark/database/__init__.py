@@ -147,6 +147,7 @@ class Connection(ABC):
             target=self.state if queue is None else self.printed(queue),
             role=role,
             seconds=self.timeout,
+            columns=self.names.queue_columns,
         )
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
@@ -186,6 +187,7 @@ class Place:
     target: str = ""  # the queue for people, or the schema of the state tables
     role: str = ""  # of the queue in the statement
     seconds: float = 0  # that a statement may take
+    columns: str = ""  # that a queue has
 
     @property
     def creates(self) -> bool:
@@ -219,6 +221,7 @@ class Place:
             "schema": self.state,
             "queue": self.target,
             "table": self.target,
+            "columns": self.columns,
         }
 
 

@@ -106,7 +106,9 @@ class Destinations:
             self.connection.rows("lock_destination", tables={"queue": queue})
         except errors.StatementRefused as error:
             raise errors.NotAQueue(
-                queue=self.connection.printed(queue), reason=error.reason
+                queue=self.connection.printed(queue),
+                reason=error.reason,
+                columns=self.connection.names.queue_columns,
             ) from None
 
     def lock_and_check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
@@ -215,7 +217,11 @@ class Destinations:
         if found is None:
             return errors.QueueNotFound(queue=name, server=server)
         if found.missing is not None:
-            return errors.NotAQueue(queue=name, reason=f"it has no column {found.missing}")
+            return errors.NotAQueue(
+                queue=name,
+                reason=f"it has no column {found.missing}",
+                columns=self.connection.names.queue_columns,
+            )
         if is_allowed(found, self.allowed):
             return None
         if found.code is not None:
