@@ -61,6 +61,9 @@ class Names(ABC):
     quote: str  # the name of `opening` in errors
     address_form: str  # of an address, for people
     canonical: str  # a pattern of an address as we write it
+    # a pattern of Java whose group 1 is the table of such an address, and what is doubled there
+    table_in_address: str
+    doubled_in_table: str
     separator: str
     has_catalogs: bool  # an address in a message names the database too
     stray_quotes: bool  # may `opening` stand inside a part that does not begin with it?

@@ -36,6 +36,8 @@ class PostgreSQLNames(Names):
     quote = "quote"
     address_form = '"schema"."table"'
     canonical = rf"{QUOTED}\.{QUOTED}"
+    table_in_address = r'(?s)\A"(?:[^"]|"")*+"\."((?:[^"]|"")*+)"\z'
+    doubled_in_table = '""'
     separator = "."
     has_catalogs = False
     stray_quotes = False

@@ -48,6 +48,8 @@ class SQLServerNames(Names):
     quote = "bracket"
     address_form = "table@[schema]"
     canonical = rf"(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}}"
+    table_in_address = r"(?s)\A(.*?)@\[.*\z"
+    doubled_in_table = ""
     separator = "@"
     has_catalogs = True
     stray_quotes = True

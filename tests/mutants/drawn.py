@@ -173,8 +173,8 @@ DRAWN = [
     Fault(
         id="functions-2",
         file="functions/expressions.py",
-        old="F.regexp_extract(queue, POSTGRESQL_TABLE, 1)",
-        new="F.regexp_extract(queue, POSTGRESQL_TABLE, 2)",
+        old="F.regexp_extract(address, names.table_in_address, 1)",
+        new="F.regexp_extract(address, names.table_in_address, 2)",
         tests=["spark/test_functions.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"],
     ),
     Fault(
