@@ -20,6 +20,8 @@ from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.postgresql import POSTGRESQL as NAMES_THERE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sqlq_spark.options.connection import DatabaseOptions
 
 PACKAGE = Path(__file__).parent.parent / "sqlq_spark"
@@ -51,6 +53,64 @@ def test_imports_run_one_way() -> None:
             wrong.append((str(path), above))
 
     assert wrong == []
+
+
+# words of one database: its name, its drivers and tools, its notation
+OF_ONE = re.compile(
+    r"(?i)postgres|sql ?server\b|\bpsql|sqlcmd|adbc|odbc|mssql|libpq|npgsql|pgpassword|openjson"
+    r"|@\[|^GO$|\nGO\b"
+)
+# a folder or module that may name one: the dialects, their list, what starts a PostgreSQL of its
+# own, and the names of headers
+NAMES_ONE = {"database", *LACKS, "dialects", "testing", "demo", "headers"}
+
+
+def words_of(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """The texts and names of a module's code, without docstrings, by line."""
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+    bodies = [node.body[0] for node in nodes if isinstance(node, kinds) and node.body]
+    docstrings = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in docstrings:
+                yield node.lineno, node.value
+        elif isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, f"{node.module} {' '.join(each.name for each in node.names)}"
+
+
+def test_only_a_dialect_names_its_database() -> None:
+    """Other code asks the connection or its names, by what every dialect has."""
+    wrong = [
+        f"{path}:{line}: {word}"
+        for path, nodes in TREES.items()
+        if NAMES_ONE.isdisjoint(path.with_suffix("").parts)
+        for line, word in words_of(nodes)
+        if OF_ONE.search(word)
+    ]
+
+    assert wrong == []
+
+
+def test_a_name_of_one_database_is_found() -> None:
+    """In a text, a part of one, a name, an attribute and an import; not in a docstring."""
+    planted = {
+        "if name == 'sqlserver': pass": True,
+        "text = f'on PostgreSQL {x}'": True,
+        "text.endswith('GO')": True,
+        "names is SQLSERVER": True,
+        "wire.POSTGRESQL": True,
+        "from sqlq_spark.database.sqlserver import calls": True,
+        "url.split('@[')": True,
+        "def f():\n    'of SQL Server'": False,
+        "words = 'GOOD'": False,
+    }
+    for text, is_found in planted.items():
+        words = words_of([*ast.walk(ast.parse(text))])
+        assert any(OF_ONE.search(word) for _, word in words) == is_found, text
 
 
 # ----- statements ------------------------------------------------------------------------------

@@ -26,6 +26,11 @@ LIST = "names of queues, separated by commas"
 
 SCHEMES = {scheme: names for names in DIALECTS.values() for scheme in names.schemes}
 
+# environment variables with a password that only one database's tools read
+PASSWORD_VARIABLES = [
+    names.password_variable for names in DIALECTS.values() if names.password_variable is not None
+]
+
 
 def _encoded(word: str) -> str:
     """Return a pattern of a word of which a url may percent-encode each letter, in any case."""
@@ -54,11 +59,7 @@ def names_of(url: str) -> Names:
 def other_password_variables(url: str) -> set[str]:
     """Return the environment variables whose password is for other databases than the url's."""
     own = SCHEMES.get(url.partition("://")[0].lower())
-    return {
-        each.password_variable
-        for each in DIALECTS.values()
-        if each.password_variable is not None and each is not own
-    }
+    return {*PASSWORD_VARIABLES} - {own.password_variable if own is not None else None}
 
 
 def with_login(url: str, user: str | None, password: str | None) -> str:
