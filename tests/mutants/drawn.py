@@ -41,8 +41,8 @@ DRAWN = [
     Fault(
         id="database-7",
         file="options/names.py",
-        old="if each.password_variable is not None and each is not own",
-        new="if each.password_variable is not None and each is own",
+        old="{*PASSWORD_VARIABLES} - {own.",
+        new="{*PASSWORD_VARIABLES} & {own.",
         tests=["test_options.py::test_what_is_of_another_database_is_known"],
     ),
     Fault(
