@@ -767,9 +767,10 @@ class ReceiptsMissing(CheckpointFailure):
     """A batch that Spark has committed left fewer receipts than it had tasks."""
 
     batch: int
-    stream: str
+    stream: str | None
     tasks: int
     found: int
+    next_start: str
     template = (
         "batch {batch} of stream {stream} had {tasks} tasks and left {found} receipts. Either the "
         "other tasks never ran: foreachBatch returned before it read its DataFrame, a join had an "
@@ -871,6 +872,10 @@ class CheckpointIncomplete(CheckpointFailure):
 class QueueReadTwice(SqlQueueError):
     """Two streams of one Spark query read one queue. The second one received nothing."""
 
+    query: str | None
+    queue: str
+    reader: str
+    stream: str
     template = (
         "query {query} reads queue {queue} by two streams, {reader} and {stream}. Each would get a "
         "part of the messages, so stream {stream} received nothing. Spark makes two streams of one "
