@@ -60,6 +60,8 @@ BODY = """to_json(named_struct(
 class JobFailed(SqlQueueError):
     """The demo's Spark process ended early."""
 
+    end: str
+    log: str
     template = "the demo's Spark job failed: {end}. Spark's log is in {log}"
 
 

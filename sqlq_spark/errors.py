@@ -7,7 +7,8 @@ No fact may hold a password: callers redact the addresses of servers first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import get_annotations
+from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,19 +16,39 @@ if TYPE_CHECKING:
 NAMED_OPTIONS = ("queryTimeout", "stateSchema")  # that a template names
 
 
+@dataclass_transform(kw_only_default=True)
 class SqlQueueError(Exception):
     """
     The root of all errors of this package. Its text is `template`, filled with its facts.
 
-    Each fact is an attribute: `error.queue` of `QueueNotFound(queue="public.Orders", server="db")`.
-    All facts survive pickling between Spark's processes.
+    A class declares its facts as fields. They are the keywords that its callers give, and then
+    attributes: `error.queue` of `QueueNotFound(queue="public.Orders", server="db")`. A type checker
+    reads the fields as those of a dataclass. At run time no class is one, because a frozen
+    exception fails in a context manager. All facts survive pickling between Spark's processes.
     """
 
-    template: ClassVar[str] = "{reason}"
+    template = "{reason}"
 
-    def __init__(self, **facts: Any) -> None:  # noqa: ANN401 - the template names them
-        super().__init__()
-        vars(self).update(facts)
+    if TYPE_CHECKING:
+        # of the root, and of a class without fields
+        def __init__(self, *, reason: str = "") -> None: ...
+
+    else:
+
+        def __init__(self, **facts: object) -> None:
+            super().__init__()
+            vars(self).update(facts)
+
+    @classmethod
+    def fields(cls) -> list[str]:
+        """Return the names of the facts that the class and its bases declare."""
+        lines = [kind for kind in reversed(cls.__mro__) if issubclass(kind, SqlQueueError)]
+        return [name for kind in lines for name in get_annotations(kind)]
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """Make an error of those facts that it has as fields; a fact that is missing raises."""
+        return cls(**{name: facts[name] for name in cls.fields()})
 
     def __str__(self) -> str:
         return self.describe({})
@@ -42,10 +63,6 @@ class SqlQueueError(Exception):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, fact: str) -> Any: ...  # noqa: ANN401
-
 
 # ---------------------------------------------------------------- inputs
 
@@ -57,36 +74,49 @@ class BadInput(SqlQueueError):
 class BadOption(BadInput):
     """An option has a value that cannot be used."""
 
+    option: str
+    found: str
+    expected: str
     template = "option {option} is {found!r}: expected {expected}"
 
 
 class UnknownOption(BadInput):
     """An option is not known, but its name is similar to a known one."""
 
+    option: str
+    near: str
     template = "option {option} is not known: did you mean {near}?"
 
 
 class MisplacedOption(BadInput):
     """An option of a write was set on a read, or the other way round. It would have no effect."""
 
+    option: str
+    given: str
+    home: str
     template = "option {option} has no effect on a {given}: set it on {home}"
 
 
 class OptionOfOtherSource(BadInput):
     """An option of Spark's Kafka, JDBC or Pub/Sub source or sink. It would have no effect."""
 
+    option: str
+    instead: str
     template = "option {option} is of another source, and has no effect here: {instead}"
 
 
 class MissingOption(BadInput):
     """An option without a default was not set."""
 
+    option: str
+    example: str
     template = "option {option} is missing: give {example}"
 
 
 class OptionsOfTable(BadInput):
     """CREATE TABLE has OPTIONS, which Spark stores, passwords too, and never passes on."""
 
+    options: str
     template = (
         "a table in a catalog cannot have the options {options}: Spark stores them, and passes "
         "them to no read or write. Use CREATE TEMPORARY VIEW. Or name the columns and give no "
@@ -98,18 +128,25 @@ class OptionsOfTable(BadInput):
 class BadAddress(BadInput):
     """A queue's name or address cannot be read."""
 
+    text: str
+    reason: str
     template = "queue address {text!r} cannot be used: {reason}"
 
 
 class BadFrame(BadInput):
     """The columns of a DataFrame do not fit."""
 
+    done: str
+    reason: str
     template = "the DataFrame cannot be {done}: {reason}"
 
 
 class BadMessage(BadInput):
     """One row of a DataFrame cannot become a message. Nothing of its batch was sent."""
 
+    row: int
+    partition: int
+    reason: str
     template = "row {row} of partition {partition} cannot be sent: {reason}"
 
 
@@ -119,12 +156,18 @@ class BadMessage(BadInput):
 class MissingPackage(SqlQueueError):
     """A package of an extra is not installed."""
 
+    package: str
+    extra: str
     template = "package {package} is not installed. Run: pip install 'sqlq-spark[{extra}]'"
 
 
 class UnsupportedVersion(SqlQueueError, ImportError):
     """Python, pyspark or pyarrow is older than this package needs."""
 
+    what: str
+    needed: str
+    found: str
+    fix: str
     template = "sqlq_spark needs {what} {needed} or newer, but found {found}. {fix}"
 
 
@@ -139,13 +182,12 @@ class MissingDelta(SqlQueueError):
 
 
 class MissingDriver(SqlQueueError):
-    """This machine has no driver for SQL Server that can be used."""
+    """This machine has no driver for the database that can be used."""
 
-    template = (
-        "no driver for SQL Server can be used here ({found}). Run: pip install "
-        "'sqlq-spark[sqlserver]' for mssql-python, which needs the system's libltdl and "
-        "libgssapi-krb5. Or use pyodbc, with unixODBC and Microsoft's ODBC Driver 18 for SQL Server"
-    )
+    database: str
+    found: str
+    fix: str
+    template = "no driver for {database} can be used here ({found}). {fix}"
 
 
 # ---------------------------------------------------------------- connections and statements
@@ -158,12 +200,16 @@ class DatabaseFailure(SqlQueueError):
 class NotReachable(DatabaseFailure):
     """No connection to the server could be opened."""
 
+    server: str
+    reason: str
     template = "no connection to {server}: {reason}. Check host, port and firewall in the url."
 
 
 class LoginRefused(DatabaseFailure):
     """The server does not accept this user or password."""
 
+    server: str
+    reason: str
     template = "{server} refused the login: {reason}. Check user and password."
 
 
@@ -185,12 +231,17 @@ class CertificateRefused(LoginRefused):
 class CredentialsFailed(DatabaseFailure):
     """The function or the service of the option `credentials` raised an error."""
 
+    option: str
+    credentials: str
+    reason: str
     template = "option {option} is {credentials!r}, but it gave no password: {reason}"
 
 
 class ServerNotVerified(DatabaseFailure):
     """The server has no certificate that this machine trusts for the host's name."""
 
+    server: str
+    reason: str
     template = (
         "{server} could not be verified, so nothing was sent to it: {reason}. Write the host in "
         "the url as its certificate names it. Name the file with the issuer's certificate in the "
@@ -201,36 +252,48 @@ class ServerNotVerified(DatabaseFailure):
 class DatabaseNotFound(DatabaseFailure):
     """The server has no database of this name."""
 
+    server: str
+    reason: str
     template = "{server}: {reason}. Create the database, or name another one at the end of the url."
 
 
 class ConnectionLost(DatabaseFailure):
     """The connection broke. It is unknown whether a commit in progress was carried out."""
 
+    statement: str
+    reason: str
     template = "the connection was lost during {statement}: {reason}"
 
 
 class ReadOnly(ConnectionLost):
     """The server accepts no writes, for example a standby. Another host may be the primary."""
 
+    fix: str
     template = "{statement} was refused: {reason}. {fix}"
 
 
 class Deadlock(DatabaseFailure):
     """The database rolled this transaction back to end a deadlock. It may be tried again."""
 
+    statement: str
+    reason: str
     template = "{statement} was rolled back to end a deadlock: {reason}"
 
 
 class ReceiptExists(DatabaseFailure):
     """Another attempt of the same task has left its receipt. The task may be tried again."""
 
+    statement: str
+    reason: str
     template = "another attempt of the same task has finished meanwhile ({statement}: {reason})"
 
 
 class TimedOut(DatabaseFailure):
     """A statement, or the wait for a lock, took longer than queryTimeout."""
 
+    statement: str
+    seconds: float
+    reason: str
     template = (
         "{statement} took longer than {seconds:g} s: {reason}. Raise the option {queryTimeout}."
     )
@@ -243,12 +306,17 @@ class LockTimedOut(TimedOut):
 class Cancelled(DatabaseFailure):
     """Ctrl-C or a DBA cancelled a statement. Its transaction was rolled back."""
 
+    statement: str
+    reason: str
     template = "{statement} was cancelled by Ctrl-C or by a DBA (pg_cancel_backend): {reason}"
 
 
 class RightMissing(DatabaseFailure):
     """The login lacks a permission."""
 
+    reason: str
+    statement: str
+    fix: str
     template = "{reason} (statement {statement}). A DBA can fix this with: {fix}"
 
 
@@ -272,28 +340,40 @@ class StateRightMissing(RightMissing):
 class TimeZoneNotFound(DatabaseFailure):
     """The server knows no time zone of this name."""
 
+    statement: str
+    reason: str
     template = "{statement} failed: {reason}"
 
 
 class ServerTooOld(DatabaseFailure):
     """The server's version lacks what the statements use. Nothing was changed."""
 
-    template = "{server} is PostgreSQL {found}, but {needed} or later is needed. Upgrade it."
+    server: str
+    database: str
+    found: str
+    needed: int
+    template = "{server} is {database} {found}, but {needed} or later is needed. Upgrade it."
 
 
 class DatabaseTooOld(DatabaseFailure):
-    """The compatibility level of a SQL Server database has no JSON."""
+    """The compatibility level of a database lacks what the statements use."""
 
+    server: str
+    found: int
+    needed: int
+    reason: str
+    fix: str
     template = (
         "the database of {server} has compatibility level {found}, but {needed} is needed, because "
-        "messages are sent as JSON. A DBA can fix this on SQL Server 2016 or later with: ALTER "
-        "DATABASE CURRENT SET COMPATIBILITY_LEVEL = {needed}"
+        "{reason}. A DBA can fix this {fix}"
     )
 
 
 class StatementPooling(DatabaseFailure):
     """A pooler assigns a server session for one statement only. Nothing was changed."""
 
+    server: str
+    reason: str
     template = (
         "a pooler in front of {server} assigns a session for one statement only ({reason}), but "
         "transactions are needed. Set pool_mode=transaction or pool_mode=session for this database "
@@ -304,6 +384,9 @@ class StatementPooling(DatabaseFailure):
 class StatementFailed(DatabaseFailure):
     """The database answered with any other error."""
 
+    statement: str
+    code: str
+    reason: str
     template = "{statement} failed with error {code}: {reason}"
 
 
@@ -325,6 +408,8 @@ class StatementRefused(StatementFailed):
 class QueueNotFound(DatabaseFailure):
     """The queue's table does not exist, or this login may not see it."""
 
+    queue: str
+    server: str
     template = (
         "queue {queue} was not found in {server}. Create it with `sqlqueue create`, or grant this "
         "login the rights that `sqlqueue script` prints. If it is in another schema, write its "
@@ -335,6 +420,9 @@ class QueueNotFound(DatabaseFailure):
 class SchemaNotFound(DatabaseFailure):
     """A table cannot be created because its schema does not exist. Nothing was created."""
 
+    table: str
+    server: str
+    reason: str
     template = (
         "{table} cannot be created in {server}: {reason}. Ask a DBA to create the schema first "
         "(CREATE SCHEMA), or name another schema."
@@ -344,17 +432,22 @@ class SchemaNotFound(DatabaseFailure):
 class NotAQueue(DatabaseFailure):
     """The table exists, but is not a queue: a column is missing, or has another type."""
 
+    queue: str
+    reason: str
+    columns: str
     template = (
-        "table {queue} is not a queue: {reason}. A queue has the columns id, expires, headers, "
-        "body and seq, in lower case (on SQL Server RowVersion instead of seq, in any case). They "
-        "have the transport's types. Run `sqlqueue create` to create a queue, or `sqlqueue doctor` "
-        "to see how to fix this one."
+        "table {queue} is not a queue: {reason}. A queue has the columns {columns}. They have the "
+        "transport's types. Run `sqlqueue create` to create a queue, or `sqlqueue doctor` to see "
+        "how to fix this one."
     )
 
 
 class MoveRefused(DatabaseFailure):
     """The server moves no delayed message into the queue as its table is."""
 
+    queue: str
+    reason: str
+    fix: str
     template = (
         "delayed messages that are due cannot be moved into queue {queue}: {reason}. Fix this "
         "with: {fix}. Without delayedDelivery=true the stream can receive."
@@ -364,6 +457,8 @@ class MoveRefused(DatabaseFailure):
 class SubscriptionsNotFound(DatabaseFailure):
     """The subscription table does not exist, or this login may not see it. Nothing was sent."""
 
+    table: str
+    server: str
     template = (
         "the subscription table {table} was not found in {server}. Name it in the option "
         "subscriptionTable, or grant this login the rights that `sqlqueue script` prints. If no "
@@ -374,6 +469,8 @@ class SubscriptionsNotFound(DatabaseFailure):
 class SubscriptionsRefused(DatabaseFailure):
     """The subscription table could run code of an owner that is not trusted. It was not read."""
 
+    table: str
+    code: str
     template = (
         "the subscription table {table} is refused, because it could run code of its owner with "
         "this login's permissions: {code}. Find out who made it. If you trust it, make a superuser "
@@ -384,6 +481,10 @@ class SubscriptionsRefused(DatabaseFailure):
 class SubscriberUnreachable(DatabaseFailure):
     """A message cannot be copied to one of its subscribers. Nothing of its batch was sent."""
 
+    endpoint: str
+    topic: str
+    address: str
+    reason: str
     template = (
         "endpoint {endpoint!r} is subscribed to topic {topic!r} with the queue {address!r}, which "
         "{reason}. Nothing was sent, because this subscriber would miss the message. Create the "
@@ -404,6 +505,8 @@ class SubscriberLost(SubscriberUnreachable):
 class QueueNotWritable(DatabaseFailure):
     """A message cannot be forwarded: this login cannot send to its destination."""
 
+    queue: str
+    server: str
     template = (
         "this login cannot insert into a queue {queue} in {server}. Create it with `sqlqueue "
         "create`, or grant this login the rights of a sender, which `sqlqueue script` prints."
@@ -413,6 +516,9 @@ class QueueNotWritable(DatabaseFailure):
 class DestinationRefused(DatabaseFailure):
     """A table runs code of an owner that is not trusted. Nothing was inserted."""
 
+    queue: str
+    owner: str
+    found: str
     template = (
         "table {queue} of owner {owner} is refused as a destination: {found}. An INSERT would run "
         "that code as this login. If you trust the table, list it in allowedDestinations."
@@ -432,6 +538,8 @@ class DestinationOfOther(DestinationRefused):
 class DestinationLocked(DatabaseFailure):
     """Another session locks a destination, so messages cannot be forwarded to it now."""
 
+    queue: str
+    seconds: float
     template = (
         "table {queue} was locked by another session. The driver waits at most {seconds:g} s for "
         "all destinations. Return the message with `sqlqueue retry` when the lock is released."
@@ -441,6 +549,7 @@ class DestinationLocked(DatabaseFailure):
 class DestinationChanged(DatabaseFailure):
     """A destination was replaced by another table during the insert. Nothing was sent."""
 
+    queue: str
     template = (
         "table {queue} was replaced or altered while messages were sent to it. Nothing was sent. "
         "Find out who alters the table or renames its schema."
@@ -450,6 +559,10 @@ class DestinationChanged(DatabaseFailure):
 class MessageTooLarge(DatabaseFailure):
     """A message is larger than maxMessageBytes, and there is no error queue."""
 
+    queue: str
+    seq: int
+    size: int
+    largest: int
     template = (
         "queue {queue}: the message with seq {seq} has {size} bytes, more than maxMessageBytes "
         "({largest}). Nothing was received. Set the option errorQueue, so that the server moves "
@@ -461,6 +574,8 @@ class MessageTooLarge(DatabaseFailure):
 class QueueElsewhere(DatabaseFailure):
     """A message cannot be returned: it failed in another database."""
 
+    queue: str
+    errors: str
     template = (
         "{queue!r} names a queue in another database than {errors}, or uses the notation of "
         "another database. Return its messages there."
@@ -470,6 +585,10 @@ class QueueElsewhere(DatabaseFailure):
 class QueueUnquoted(DatabaseFailure):
     """A message cannot be returned: its header has a dotted name without quotes."""
 
+    text: str
+    read: str
+    server: str
+    meant: str
     template = (
         "{text!r} is read as schema and table {read}. This login cannot insert into such a queue "
         "in {server}. If the table's name contains a dot, write {meant}, with its schema."
@@ -479,6 +598,8 @@ class QueueUnquoted(DatabaseFailure):
 class MessageChanged(DatabaseFailure):
     """A message changed after it was looked at. Nothing of its batch was returned."""
 
+    row: int
+    queue: str
     template = (
         "message {row} of {queue} has changed since it was looked at. Nothing of its batch was "
         "returned. Run the command again."
@@ -488,6 +609,9 @@ class MessageChanged(DatabaseFailure):
 class DelayedQueueNotFound(DatabaseFailure):
     """The table of delayed messages does not exist, or is another kind of table."""
 
+    table: str
+    queue: str
+    server: str
     template = (
         "the table {table} for delayed messages of {queue} was not found in {server}. Create it "
         "with `sqlqueue create QUEUE --delayed`, or grant this login the rights that `sqlqueue "
@@ -502,6 +626,8 @@ class DelayedQueueNotFound(DatabaseFailure):
 class StateNotInstalled(DatabaseFailure):
     """The state tables do not exist, or this login may not see them."""
 
+    schema: str
+    server: str
     template = (
         "the state tables were not found in schema {schema} of {server}. Run `sqlqueue install` "
         "once, set the option {stateSchema} to your team's schema, or ask for membership in a role "
@@ -512,6 +638,9 @@ class StateNotInstalled(DatabaseFailure):
 class StateTooOld(DatabaseFailure):
     """An older release created the state tables."""
 
+    schema: str
+    found: int
+    known: int
     template = (
         "the state tables in schema {schema} have version {found}, but this release supports "
         "{known}. Stop the queries that use them, and see that the tables receipt and staging are "
@@ -523,6 +652,9 @@ class StateTooOld(DatabaseFailure):
 class StateTooNew(DatabaseFailure):
     """A newer release created the state tables."""
 
+    schema: str
+    found: int
+    known: int
     template = (
         "the state tables in schema {schema} have version {found}, but this release supports "
         "{known}. Upgrade sqlq-spark here."
@@ -532,6 +664,9 @@ class StateTooNew(DatabaseFailure):
 class StateOfOther(DatabaseFailure):
     """An untrusted login owns the state schema or a table in it, and could run code as this one."""
 
+    schema: str
+    server: str
+    found: str
     template = (
         "nothing is installed in schema {schema} of {server}: {found}. The owner of a state table, "
         "or of a trigger on it, can run code as the logins that use it. Trusted are this login, "
@@ -543,6 +678,10 @@ class StateOfOther(DatabaseFailure):
 class InstallBlocked(DatabaseFailure):
     """Another session creates or changes the state tables for longer than an install waits."""
 
+    schema: str
+    server: str
+    seconds: float
+    reason: str
     template = (
         "nothing was installed in schema {schema} of {server}: another session creates the state "
         "tables, or holds a lock on one, for longer than {seconds:g} s ({reason}). End that "
@@ -553,6 +692,8 @@ class InstallBlocked(DatabaseFailure):
 class PayloadRefused(SqlQueueError):
     """A receipt's or chunk's content differs from what was written. None of it was used."""
 
+    where: str
+    reason: str
     template = (
         "the payload of {where} in the state tables cannot be used: {reason}. None of it was "
         "delivered or sent. A login that may write the state tables changed it, or the database is "
@@ -564,6 +705,9 @@ class PayloadRefused(SqlQueueError):
 class ReceiptSettled(SqlQueueError):
     """A receipt's messages were already sent on. They cannot be returned to the queue."""
 
+    stream: str
+    batch: int
+    task: int
     template = (
         "receipt {stream}/{batch}/{task} is settled: its messages were processed and sent on in "
         "one transaction. Drop it with `sqlqueue receipts drop`."
@@ -573,6 +717,9 @@ class ReceiptSettled(SqlQueueError):
 class ReceiptRefused(SqlQueueError):
     """A receipt names a queue from which its login may not receive. Nothing was returned."""
 
+    receipt: str
+    login: str
+    queue: str
     template = (
         "receipt {receipt} of login {login} names queue {queue}, from which that login may not "
         "receive, so the receipt may be forged. If you trust it, name the queue in --allow."
@@ -589,6 +736,9 @@ class CheckpointFailure(SqlQueueError):
 class CheckpointRolledBack(CheckpointFailure):
     """The checkpoint is at an earlier batch than the last one that was acknowledged."""
 
+    stream: str
+    start: int
+    acked: int
     template = (
         "the checkpoint of stream {stream} is at batch {start}, but batch {acked} was "
         "acknowledged. The checkpoint was rolled back or copied, and the messages between are gone "
@@ -601,6 +751,10 @@ class CheckpointRolledBack(CheckpointFailure):
 class DatabaseRolledBack(CheckpointFailure):
     """The stream's row is at an earlier batch than Spark's commit log."""
 
+    stream: str
+    start: int
+    server: str
+    acked: int
     template = (
         "the checkpoint of stream {stream} is at batch {start}, but {server} has acknowledged only "
         "up to batch {acked}. The database went back in time: a standby that lagged took over, or "
@@ -613,6 +767,11 @@ class DatabaseRolledBack(CheckpointFailure):
 class ReceiptsMissing(CheckpointFailure):
     """A batch that Spark has committed left fewer receipts than it had tasks."""
 
+    batch: int
+    stream: str | None
+    tasks: int
+    found: int
+    next_start: str
     template = (
         "batch {batch} of stream {stream} had {tasks} tasks and left {found} receipts. Either the "
         "other tasks never ran: foreachBatch returned before it read its DataFrame, a join had an "
@@ -626,6 +785,9 @@ class ReceiptsMissing(CheckpointFailure):
 class StreamNotFound(CheckpointFailure):
     """The checkpoint names a stream that the state tables do not have."""
 
+    stream: str
+    schema: str
+    server: str
     template = (
         "stream {stream} of this checkpoint is not in schema {schema} of {server}. Either this is "
         "another database, or the state tables were created again. Set url and stateSchema to "
@@ -636,6 +798,8 @@ class StreamNotFound(CheckpointFailure):
 class StreamOfOtherQueue(CheckpointFailure):
     """A stream on another queue created the checkpoint."""
 
+    found: str
+    asked: str
     template = (
         "this checkpoint belongs to a stream of queue {found}, not of {asked}. Set a "
         "checkpointLocation of its own for this stream."
@@ -645,6 +809,7 @@ class StreamOfOtherQueue(CheckpointFailure):
 class StreamTakenOver(CheckpointFailure):
     """A second driver runs on the same checkpoint, or on a copy of it."""
 
+    stream: str
     template = (
         "stream {stream} was taken over by another driver: two queries run on one checkpoint or on "
         "copies of it. Stop one of them, and set a checkpointLocation of its own for it."
@@ -654,6 +819,7 @@ class StreamTakenOver(CheckpointFailure):
 class BadOffset(CheckpointFailure):
     """An offset of the checkpoint cannot be read. Nothing was received by it."""
 
+    reason: str
     template = (
         "the offset of this checkpoint cannot be used: {reason}. Run the query with the release of "
         "sqlq_spark that wrote the checkpoint, or restore the checkpoint, or start with a new one."
@@ -663,6 +829,9 @@ class BadOffset(CheckpointFailure):
 class BadPlan(CheckpointFailure):
     """A stored plan cannot be used. Nothing was received by it."""
 
+    batch: int
+    stream: str | None
+    reason: str
     template = (
         "the plan of batch {batch} of stream {stream} cannot be used: {reason}. Someone changed it "
         "in the table stream of the state schema, or in the checkpoint. Find out who may write "
@@ -673,6 +842,10 @@ class BadPlan(CheckpointFailure):
 class StaleTask(CheckpointFailure):
     """A task belongs to a batch that was acknowledged or returned. It must not use the queue."""
 
+    task: int
+    batch: int
+    stream: str
+    acked: int
     template = (
         "task {task} of batch {batch} of stream {stream} ran after the batch was acknowledged (up "
         "to {acked}). It is an earlier attempt that was abandoned, or the checkpoint was rolled "
@@ -683,6 +856,11 @@ class StaleTask(CheckpointFailure):
 class CheckpointIncomplete(CheckpointFailure):
     """Spark uses the number of a batch again for other messages. Nothing was received for it."""
 
+    batch: int
+    query: str | None
+    task: str
+    files: str
+    high_water: int
     template = (
         "Spark runs batch {batch} of query {query} with other messages than before (task {task}): "
         "the checkpoint has lost files of batch {files} in its folders offsets and commits. "
@@ -695,6 +873,10 @@ class CheckpointIncomplete(CheckpointFailure):
 class QueueReadTwice(SqlQueueError):
     """Two streams of one Spark query read one queue. The second one received nothing."""
 
+    query: str | None
+    queue: str
+    reader: str
+    stream: str
     template = (
         "query {query} reads queue {queue} by two streams, {reader} and {stream}. Each would get a "
         "part of the messages, so stream {stream} received nothing. Spark makes two streams of one "
@@ -711,6 +893,10 @@ class QueueReadTwice(SqlQueueError):
 class ChunksMissing(SqlQueueError):
     """Staged chunks disappeared before they were sent. Nothing was sent."""
 
+    batch: int
+    sink: str
+    staged: int
+    found: int
     template = (
         "batch {batch} of sink {sink} staged {staged} chunks, but {found} were found. Nothing of "
         "it was sent. Check whether chunks were dropped, or whether the driver uses another "
@@ -721,6 +907,10 @@ class ChunksMissing(SqlQueueError):
 class NothingToSettle(SqlQueueError):
     """A batch has no receipts to commit its sends with. Nothing was sent."""
 
+    query: str | None
+    schema: str
+    server: str
+    batch: int | None
     template = (
         "query {query} has no stream and no receipt in schema {schema} of {server}, so nothing of "
         "its micro-batch {batch} was sent. transactionMode=sendsAtomicWithReceive needs a sqlqueue "
@@ -742,6 +932,10 @@ class BatchClosed(NothingToSettle):
 class OtherDestination(SqlQueueError):
     """A write to another destination has used this txnAppId and txnVersion. Nothing was sent."""
 
+    application: str
+    batch: int
+    found: str
+    asked: str
     template = (
         "txnAppId {application!r} and txnVersion {batch} were used for a write to '{found}', and "
         "now for one to '{asked}'. Nothing was sent now, because a second write of one name is "
@@ -753,6 +947,11 @@ class OtherDestination(SqlQueueError):
 class DispatchLogAhead(SqlQueueError):
     """The dispatch log has a batch that the sink cannot have reached. Nothing was sent."""
 
+    sink: str
+    batch: int
+    schema: str
+    server: str
+    found: int
     template = (
         "sink {sink} is at batch {batch}, but the dispatch log in schema {schema} of {server} says "
         "that batch {found} was sent. Nothing was sent, because a new batch would be skipped as "

@@ -57,6 +57,7 @@ def check(*packages: str) -> None:
 class NoJava(SqlQueueError):
     """Java is missing or too old for Spark."""
 
+    found: str
     template = (
         f"Spark needs Java {OLDEST_JAVA} or newer, but {{found}}. Install it with "
         "`apt install openjdk-17-jre-headless`, or from https://adoptium.net"

@@ -11,7 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, QueueAddress, split_canonical
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.dialects import split_canonical
+from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 CHARACTERS = st.one_of(
     st.sampled_from("\"'[]@.;-/*\\%{}$ \n\t\r"),

@@ -12,8 +12,8 @@ from strict_headers import loads
 from wire import golden
 
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.address import POSTGRESQL
 from sqlq_spark.wire.headers import LONGEST_SPAN, BadTimeSpan, BadWireTime, dumps, escape
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 HEADERS = st.dictionaries(ANY_TEXT, st.none() | ANY_TEXT)

@@ -1,31 +1,23 @@
-"""What can be seen without running: imports, calls of errors, statements, tables of options."""
+"""What can be seen without running: imports, statements, tables of options."""
 
 from __future__ import annotations
 
 import ast
-import copy
-import inspect
-import pickle
-import pkgutil
 import re
 from dataclasses import MISSING
-from importlib import import_module
 from pathlib import Path
-from string import Formatter
 from typing import TYPE_CHECKING, get_args
 
 import pytest
 from pages.page import table
 
-import sqlq_spark
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import LACKS, StatementName, Statements
-from sqlq_spark.errors import NAMED_OPTIONS, SqlQueueError
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields, read_option
-from sqlq_spark.wire.address import POSTGRESQL as NAMES_THERE
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL as NAMES_THERE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,46 +55,62 @@ def test_imports_run_one_way() -> None:
     assert wrong == []
 
 
-# ----- errors ----------------------------------------------------------------------------------
+# words of one database: its name, its drivers and tools, its notation
+OF_ONE = re.compile(
+    r"(?i)postgres|sql ?server\b|\bpsql|sqlcmd|adbc|odbc|mssql|libpq|npgsql|pgpassword|openjson"
+    r"|@\[|^GO$|\nGO\b"
+)
+# a folder or module that may name one: the dialects, their list, what starts a PostgreSQL of its
+# own, and the names of headers
+NAMES_ONE = {"database", *LACKS, "dialects", "testing", "demo", "headers"}
 
 
-def error_classes() -> Iterator[tuple[type[SqlQueueError], set[str]]]:
-    """Each error, with the facts of its text and those that its class declares."""
-    for module in pkgutil.walk_packages(sqlq_spark.__path__, "sqlq_spark."):
-        if not module.name.endswith("__main__"):
-            import_module(module.name)
-    classes = [SqlQueueError]
-    for cls in classes:  # it grows
-        classes += [each for each in cls.__subclasses__() if each.__module__[:10] == "sqlq_spark"]
-        named = {name for _, name, *_ in Formatter().parse(cls.template) if name}
-        declared = inspect.get_annotations(cls).keys() - {"template"}
-        yield cls, named - {*NAMED_OPTIONS} | declared
+def words_of(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """The texts and names of a module's code, without docstrings, by line."""
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+    bodies = [node.body[0] for node in nodes if isinstance(node, kinds) and node.body]
+    docstrings = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in docstrings:
+                yield node.lineno, node.value
+        elif isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, f"{node.module} {' '.join(each.name for each in node.names)}"
 
 
-def test_each_call_of_an_error_gives_the_facts_of_its_text() -> None:
-    """No fact is missing, and none is unknown; a call with ** could hide one."""
-    known = {cls.__name__: facts for cls, facts in error_classes()}
-    calls = [
-        (f"{path}:{node.lineno}", known[name], {each.arg for each in node.keywords})
+def test_only_a_dialect_names_its_database() -> None:
+    """Other code asks the connection or its names, by what every dialect has."""
+    wrong = [
+        f"{path}:{line}: {word}"
         for path, nodes in TREES.items()
-        for node in nodes
-        if isinstance(node, ast.Call)
-        if (name := ast.unparse(node.func).rpartition(".")[2]) in known
+        if NAMES_ONE.isdisjoint(path.with_suffix("").parts)
+        for line, word in words_of(nodes)
+        if OF_ONE.search(word)
     ]
 
-    assert [call for call in calls if call[1] != call[2]] == []
-    assert len(calls) > len(known)
+    assert wrong == []
 
 
-def test_an_error_keeps_its_facts_between_sparks_processes() -> None:
-    """With the notes that were added to it."""
-    for kind, facts in error_classes():
-        error = kind(**dict.fromkeys(facts, 4))
-        error.add_note("in a task")
-
-        for twin in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own
-            assert (type(twin), vars(twin)) == (kind, vars(error))
-            assert repr(twin) == f"{kind.__name__}({str(error)!r})"
+def test_a_name_of_one_database_is_found() -> None:
+    """In a text, a part of one, a name, an attribute and an import; not in a docstring."""
+    planted = {
+        "if name == 'sqlserver': pass": True,
+        "text = f'on PostgreSQL {x}'": True,
+        "text.endswith('GO')": True,
+        "names is SQLSERVER": True,
+        "wire.POSTGRESQL": True,
+        "from sqlq_spark.database.sqlserver import calls": True,
+        "url.split('@[')": True,
+        "def f():\n    'of SQL Server'": False,
+        "words = 'GOOD'": False,
+    }
+    for text, is_found in planted.items():
+        words = words_of([*ast.walk(ast.parse(text))])
+        assert any(OF_ONE.search(word) for _, word in words) == is_found, text
 
 
 # ----- statements ------------------------------------------------------------------------------

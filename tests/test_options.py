@@ -22,7 +22,9 @@ from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionO
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import names_of, other_password_variables
-from sqlq_spark.wire.address import POSTGRESQL, SQLSERVER, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,6 +200,7 @@ def test_what_is_of_another_database_is_known() -> None:
     assert not SQLSERVER.is_of_other_database("Shop.Orders@[sales]")
 
 
+RECEIVE = {"statement": "receive", "reason": "…"}
 FAULTS: list[tuple[type[errors.DatabaseFailure], dict[str, Any], int]] = [
     (errors.LockTimedOut, {"seconds": 30}, ATTEMPTS),
     (errors.LogFull, {"code": "9002"}, ATTEMPTS),
@@ -216,7 +219,7 @@ def test_a_fault_that_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(session, "open", lambda: None)
     with stamina.set_testing(testing=True, attempts=ATTEMPTS, cap=True):  # no pauses
         for kind, facts, times in FAULTS:
-            work = Mock(side_effect=kind(statement="receive", reason="…", **facts))
+            work = Mock(side_effect=kind.from_facts(RECEIVE | facts))
             with pytest.raises(kind):
                 session.run_with_retries(work)
 

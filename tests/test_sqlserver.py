@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlserver_lint import RULES, UNKNOWN, Text, parse
 
-from sqlq_spark.admin import plans
 from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
-from sqlq_spark.database.sqlserver import calls, connection, rows
+from sqlq_spark.database.sqlserver import calls, connection, explain, rows
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.wire.address import SQLSERVER, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import LEGACY_LENGTH
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from sqlserver_lint import Rule
@@ -35,7 +35,7 @@ GOLDEN = Path(__file__).parent / "golden" / "sqlserver.sql"
 TEXTS = sqlserver_texts.rendered()
 # what is sent beside the statements of the files
 SENT = {
-    **{name: text.format(queue="[q]") for name, text in plans.SHAPES["sqlserver"].items()},
+    **{name: text.format(queue="[q]") for name, text in explain.SHAPES.items()},
     "settings": connection.SETTINGS,
     "undo": connection.UNDO,
     "call": calls.build_call("take", "SELECT 1", {"chosen": "[[1]]"}, guarded=True)[0],

@@ -37,7 +37,7 @@ OLD_TRANSACTION = 600.0  # seconds
 UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
 UNUSABLE = {"state", "state_right", "state_table"}  # findings: nothing more is read there
 # what to do about state tables that cannot be used; {0} is their schema
-STATE_FIXES = {
+STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
     errors.StateNotInstalled: "sqlqueue install --state-schema {0}",
     errors.StateTooOld: (
         "stop the queries, see that receipt and staging are empty, and drop the schema"
@@ -144,7 +144,8 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
         if one.name in problems.MOVED_INTO and one.severity == "error":
             raise errors.MoveRefused(queue=one.where, reason=one.found, fix=one.fix)
         if one.name in {"table_kind", "delayed_type"}:
-            raise errors.NotAQueue(queue=one.where, reason=one.found)
+            columns = connection.names.queue_columns
+            raise errors.NotAQueue(queue=one.where, reason=one.found, columns=columns)
         if one.is_problem:
             log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)
 

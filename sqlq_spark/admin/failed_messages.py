@@ -213,7 +213,7 @@ def sources(
             read, here = connection.printed(queue), connection.printed(replace(queue, catalog=None))
             if here != read or names.is_of_other_database(text):
                 reason = errors.QueueElsewhere(queue=text, errors=own)
-            elif names.separator == "." and "." in text and '"' not in text:
+            elif names.may_be_one_name(text):
                 meant, server = connection.printed(QueueAddress(text)), connection.server
                 reason = errors.QueueUnquoted(text=text, read=read, meant=meant, server=server)
         if reason is not None:

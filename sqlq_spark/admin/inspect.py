@@ -16,7 +16,8 @@ from sqlq_spark.database import attempt, check_types, endpoint_zone, read_clock
 from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.trust import find_code
 from sqlq_spark.errors import BadAddress, MissingOption, RightMissing
-from sqlq_spark.wire.address import QueueAddress, split_canonical
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.dialects import split_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

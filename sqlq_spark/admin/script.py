@@ -19,8 +19,9 @@ from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.options.names import DIALECTS, names_of, parse_queue
+from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import DELAYED, QueueAddress
+from sqlq_spark.wire.dialects import DEFAULT_DIALECT, DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,7 +94,7 @@ def script(
     roles: Roles | None = None,
     body_string: bool = False,
     delayed: bool = False,
-    dialect: str = "postgresql",
+    dialect: str = DEFAULT_DIALECT,
 ) -> str:
     """
     Write the script.
@@ -110,8 +111,8 @@ def script(
         dialect: the name of the dialect.
 
     Raises:
-        BadAddress: a name has a line break, which may end a batch, or `$(`, which sqlcmd reads
-            as a variable. Or an address names a database, which a GRANT cannot.
+        BadAddress: the tool that runs the script would misread a name. Or an address names a
+            database, which a GRANT cannot.
     """
     names = DIALECTS[dialect]
     used = {use: name for use, name in asdict(roles or Roles()).items() if name is not None}
@@ -133,15 +134,15 @@ def script(
             reason = "run the script in its database, and leave the database out of the name"
             raise BadAddress(text=names.print_address(each), reason=reason)
     for name in given:
-        if names.misread is not None and re.search(names.misread, name):
-            raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")
+        names.check_for_script(name)
     bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
+    writer = dialect_named(dialect)
 
     def write(text: str, its: Tables | None = None, *, role: str = "", roles: str = "") -> str:
         quoted = names.quote_name(role)
         words = {"role": quoted, "role_escaped": quoted.replace("'", "''"), "roles": roles}
         words["role_name"] = role.replace("'", "''")
-        return dialect_named(dialect).fill_names(text, state, its or {}, **words)
+        return writer.fill_names(text, state, its or {}, **words)
 
     parts = [write(commented[name]) for name in BEGIN]
     statements = ["create_queue", *(["add_body_string"] if body_string else [])]
@@ -164,7 +165,7 @@ def script(
         ]
         parts.append(write(comment, role=role) + _join(grants))
     parts.append(commented["script_end"])
-    return "\n\n".join(text if text.endswith("GO") else f"{text};" for text in parts) + "\n"
+    return writer.join_script(parts)
 
 
 def _join(statements: Iterable[str]) -> str:

@@ -9,7 +9,6 @@ what was promised. Its docstring is the promise. The package's own work sends an
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,7 +23,7 @@ import pyarrow as pa
 import stamina
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, plans
+from sqlq_spark.admin import checks
 from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
@@ -53,10 +52,6 @@ WAIT = 60.0  # seconds after which what must not wait has waited
 FILLED = 5000  # messages before plans are made: of fewer a scan may be cheaper
 LARGE_ROWS, LARGE = 20_000, secrets.token_bytes(8500)  # of the check of locks: bodies of two pages
 MEASURED = 100_000  # messages of the figures
-COLLATIONS = (
-    *("Latin1_General_100_CS_AS", "Latin1_General_100_BIN2", "Turkish_100_CI_AS"),
-    "Latin1_General_100_CI_AS_SC_UTF8",
-)
 
 
 @dataclass(frozen=True)
@@ -94,8 +89,8 @@ class Bench:
         connection, login = self.open(), f"{role}_login"
         password = f"aA1-{secrets.token_urlsafe(18)}"
         text = Statements.load(connection.names.dialect)["script_login"]
-        plans.run(connection, text.format(login=login, role=role, password=password))
-        url = re.sub(r"(?i)(?<=[?&]authentication=)[^&]*", "SqlPassword", self.given["url"])
+        connection.run_script(text.format(login=login, role=role, password=password))
+        url = connection.names.by_password(self.given["url"])
         given = {name: text for name, text in self.given.items() if name != "credentials"}
         return replace(self, given={**given, "url": with_login(url, login, password)})
 
@@ -189,7 +184,7 @@ def drop(connection: Connection, lowest: str, highest: str) -> None:
     for attempt in stamina.retry_context(on=Exception, attempts=5, wait_initial=PAUSE):
         with attempt:
             for (text,) in connection.rows("selftest_remains", lowest=lowest, highest=highest):
-                plans.run(connection, text)
+                connection.run_script(text)
 
 
 def facts(bench: Bench) -> Seen:
@@ -207,15 +202,15 @@ def statements(bench: Bench) -> Seen:
     """Each statement compiles in each shape of a table, and reads no queue as a whole."""
     connection, events = bench.open(), bench.table("subscriptions")
     schema.create_subscriptions(connection, events)
-    shapes = {"as created": "SELECT 1", **plans.SHAPES[connection.names.dialect]}
+    shapes = {"as created": "SELECT 1", **connection.shapes}
     for shape, text in shapes.items():
         its, bad = bench.create(f"plans {shape}"), bench.create(f"errors {shape}")
         for each in (its, bad):
-            plans.run(connection, text.format(queue=connection.names.quote_address(each.queue)))
+            connection.run_script(text.format(queue=connection.names.quote_address(each.queue)))
         its.send([b"x"] * FILLED, delay=[None, 1] * (FILLED // 2))
         tables = {"queue": its.queue, "table": its.queue, "errors": bad.queue}
         tables |= {"delayed": schema.delayed_of(its.queue), "subscriptions": events}
-        yield shape, plans.find_faults(bench.open(), tables), []
+        yield shape, bench.open().explain(tables), []
 
 
 def new_sinks(bench: Bench) -> Seen:
@@ -320,7 +315,7 @@ def roles(bench: Bench) -> Seen:
         delayed=True,
         dialect=connection.names.dialect,
     )
-    plans.run(connection, text)
+    connection.run_script(text)
     reader, writer, operator, producer = map(team.as_login, made.values())
     desk, write = operator.open(), connection.names.print_address
     try:
@@ -345,14 +340,13 @@ def roles(bench: Bench) -> Seen:
 
 def databases(bench: Bench) -> Seen:
     """The package works in databases of other collations, with row versions and without."""
-    known = plans.run(bench.open(), "SELECT name FROM sys.fn_helpcollations()")
-    for at, collation in enumerate(COLLATIONS):
-        if collation not in known:
+    scripts = bench.open().script_databases(str(bench.queue.schema))
+    for collation in bench.open().names.collations:
+        if collation not in scripts:
             yield collation, "not checked: this server does not know it"
             continue
-        name = f"{bench.queue.schema}_{at}"
-        text = f"CREATE DATABASE {name} COLLATE {collation}\nGO\nALTER DATABASE {name} SET"
-        plans.run(bench.open(), f"{text} READ_COMMITTED_SNAPSHOT {('OFF', 'ON')[at % 2]}")
+        name, text = scripts[collation]
+        bench.open().run_script(text)
         url = urlsplit(bench.given["url"])._replace(path=f"/{name}").geturl()
         bench.figures[collation] = results = [*run({**bench.given, "url": url}, IN_EACH_DATABASE)]
         yield collation, [each["check"] for each in results if each["outcome"] == "failed"], []

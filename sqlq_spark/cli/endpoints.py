@@ -30,8 +30,9 @@ from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.trust import RETURNED, Destinations
-from sqlq_spark.options.names import DIALECTS, parse_queue, parse_table
+from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.send import subscriptions
+from sqlq_spark.wire.dialects import DEFAULT_DIALECT, DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +101,7 @@ def script(
         list[str], Argument(help=f"{cli.HELP['queue']} Several have the same roles.")
     ],
     *,
-    dialect: str = "postgresql",
+    dialect: str = DEFAULT_DIALECT,
     domain: str | None = None,
     reader: str | None = None,
     sender: str | None = None,
@@ -113,7 +114,6 @@ def script(
     Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect.
 
     Options:
-        dialect: postgresql or sqlserver
         reader: The role that receives. Needs --domain or --state-schema.
         sender: The role that sends. Needs --domain or --state-schema.
         no_sender: No role that sends, for a team that only reads.

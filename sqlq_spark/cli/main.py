@@ -27,6 +27,7 @@ from sqlq_spark.cli import demo, endpoints, messages, queues, selftest
 from sqlq_spark.cli.options import end_by
 from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +57,10 @@ def print_version(show: bool) -> None:  # noqa: FBT001 - typer calls it
         raise typer.Exit
 
 
-@app.callback(help="Operate NServiceBus queues in PostgreSQL or SQL Server tables, without Spark.")
+DATABASES = " or ".join(names.database for names in DIALECTS.values())
+
+
+@app.callback(help=f"Operate NServiceBus queues in {DATABASES} tables, without Spark.")
 def options(
     *,
     version: Annotated[

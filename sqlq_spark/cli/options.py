@@ -33,6 +33,7 @@ from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import option_names
 from sqlq_spark.options.names import EXAMPLES, parse_queue, with_password
 from sqlq_spark.versions import NoJava
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,19 +46,27 @@ Kind = TypeVar("Kind", bound=DatabaseOptions)
 
 FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 
+
+def _address_forms() -> list[str]:
+    """Return how each database writes an address; a bracket is no markup."""
+    default, *others = DIALECTS.values()
+    forms = [default.address_form, *(f"on {its.database}, {its.address_form}" for its in others)]
+    return [form.replace("[", "\\[") for form in forms]
+
+
+ADDRESS_FORMS = _address_forms()
 # The help of what several commands have. Another option's stands in its command's docstring.
 HELP = {
-    # \\[ is a bracket that is no markup
-    "queue": 'A table: Shop.Orders, "schema"."table" or, on SQL Server, table@\\[schema].',
+    "queue": f"A table: Shop.Orders, {' or, '.join(ADDRESS_FORMS)}.",
     "queues": "Queues; by default all of the database.",
     "yes": "Do not ask.",
     "as_json": "Print JSON lines, for programs.",
     "query_timeout": "Time limit of each statement, for example 10m.",
-    "url": "postgresql://user@host:5432/database, or sqlserver://user@host:1433/database. "
+    "url": f"{', or '.join(names.example_url for names in DIALECTS.values())}. "
     "Set the password in SQLQUEUE_PASSWORD.",
     "credentials": "What gives the password: azure, aws or package.module:function.",
     "state_schema": "Schema of the state tables, sqlqueue by default.",
-    "subscription_table": 'A table, or "schema"."table"; SubscriptionRouting by default.',
+    "subscription_table": f"A table, or {ADDRESS_FORMS[0]}; SubscriptionRouting by default.",
     "endpoint_time_zone": "Time zone of the .NET endpoints' database sessions.",
     "allowed_destinations": "Also return to this table of another owner; * and ? are wildcards.",
     "instance": "NAME of an instance's queue QUEUE.NAME, or its address.",
@@ -66,6 +75,7 @@ HELP = {
     "audit": "The audit queue.",
     "delayed": "Also create the table QUEUE.Delayed.",
     "body_string": "Add the column BodyString: bodies as text.",
+    "dialect": " or ".join(DIALECTS),
     "domain": "Separate these logins from others: the state schema is sqlqueue_NAME, the roles "
     "are NAME_reader and NAME_sender. The options of these names override them.",
     "topics": "A type's full name, for example Shop.OrderPlaced.",

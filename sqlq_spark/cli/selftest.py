@@ -14,10 +14,14 @@ from urllib.parse import urlsplit
 import typer
 
 from sqlq_spark.cli.options import FOUND, AskingCommand, Context, require
+from sqlq_spark.wire.dialects import DIALECTS
 
 app = typer.Typer()
 
-PACKAGES = {"sqlq-spark", "adbc-driver-postgresql", "mssql-python", "pyodbc", "pyarrow"}
+DRIVERS = {package for names in DIALECTS.values() for package in names.driver_packages}
+PACKAGES = {"sqlq-spark", "pyarrow", *DRIVERS}
+# databases of which a server may have several collations
+COLLATED = " or ".join(f"a {names.database}" for names in DIALECTS.values() if names.collations)
 
 
 @app.command(cls=AskingCommand)
@@ -51,9 +55,10 @@ def selftest(
     chosen = [names[name] for name in only or names if only or asked.get(name, True)]
     given = {"url": shared.location, "queryTimeout": shared.query_timeout}
     given |= {"credentials": shared.credentials} if shared.credentials else {}
-    server = context.connect(shared.database()).server
-    fits = its.databases not in chosen or server.startswith("sqlserver")
-    require(fits, "--databases", server, "a SQL Server")
+    connection = context.connect(shared.database())
+    server = connection.server
+    fits = its.databases not in chosen or connection.names.collations != ()
+    require(fits, "--databases", server, COLLATED)
     context.confirm(f"make schemas {its.MARK}… in {server}, work in them, and drop them")
     results = list[dict[str, object]]()
     for each in context.with_resource(closing(its.run(given, chosen))):

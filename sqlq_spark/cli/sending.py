@@ -66,6 +66,8 @@ LONGEST_SHOWN = 64  # characters of a value in an error
 class BadLine(BadInput):
     """A line cannot become a message. Nothing was sent."""
 
+    line: int
+    reason: str
     template = "line {line} cannot be sent: {reason}. Nothing was sent."
 
 

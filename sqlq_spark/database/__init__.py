@@ -3,20 +3,19 @@ The seam between the package and its databases.
 
 A dialect is a package beside this module, named as the scheme of its urls. It exports what
 `Dialect` lists, extends `Connection`, and has the SQL files that statements.py lists, with the same
-statements as every other dialect, and all else in which one database differs from another. It is
-listed in two places: `LACKS` in statements.py has the statements that it has no use for, and
-`DIALECTS` in options/names.py its names, an instance of a class in wire/address.py. The rest of the
-package uses a `Connection` by these names and imports no driver.
+statements as every other dialect, and all else in which one database differs from another. What is
+known of it before a connection is in wire/<dialect>.py. It is listed in two places: `LACKS` in
+statements.py has the statements that it has no use for, and `DIALECTS` in wire/dialects.py its
+names. The rest of the package uses a `Connection` by these names and imports no driver.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC
 from importlib import import_module
-from string import Formatter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 from sqlq_spark import errors
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
 Tables: TypeAlias = "dict[str, QueueAddress]"  # by their names in a statement
-OF_CONNECT = {errors.DatabaseNotFound, errors.LoginRefused}  # not of a statement
 # failures after which the whole transaction may run again
 TRANSIENT = (
     errors.ConnectionLost,
@@ -58,6 +56,7 @@ class Connection(ABC):
 
     names: ClassVar[Names]  # how this database writes names
     lacks: ClassVar[frozenset[StatementName]]  # statements that it has no use for; callers ask
+    shapes: ClassVar[Mapping[str, str]]  # that a queue's table may have → what gives it one
 
     def __init__(
         self,
@@ -98,6 +97,26 @@ class Connection(ABC):
         """Return a queue's columns in lower case → type; empty where the table is absent."""
 
     @abstractmethod
+    def run_script(self, text: str) -> list[Any]:
+        """Run statements as the tool of a DBA does; return the first column of any rows."""
+
+    @abstractmethod
+    def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
+        """
+        Return databases for the selftest: collation → name, which begins so, and its script.
+
+        The collations are those of `names.collations` that the server knows.
+        """
+
+    @abstractmethod
+    def explain(self, tables: Tables) -> list[str]:
+        """
+        Compile each statement without running it; return what is wrong with the plan of which.
+
+        The session is of no other use then.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """End the session; the server undoes what was not committed."""
 
@@ -127,11 +146,33 @@ class Connection(ABC):
             target=self.state if queue is None else self.printed(queue),
             role=role,
             seconds=self.timeout,
+            columns=self.names.queue_columns,
         )
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """Return a value for each address; the values of two spellings of one table are equal."""
         return [self.whole(each) for each in addresses]
+
+
+STATE_TABLE = "a state table"
+NEW_QUEUE = "a queue that is created"
+ANY_OTHER = "any other statement"
+
+# the kind of an error by its code, and the statement or its table → what the error means there; a
+# kind without a row means itself
+MEANINGS: dict[tuple[type[errors.DatabaseFailure], str], type[errors.DatabaseFailure]] = {
+    (errors.QueueNotFound, STATE_TABLE): errors.StateNotInstalled,
+    (errors.QueueNotFound, NEW_QUEUE): errors.StatementRefused,
+    (errors.NotAQueue, STATE_TABLE): errors.StatementRefused,
+    (errors.ReceiptExists, "begin_receipt"): errors.ReceiptExists,
+    (errors.ReceiptExists, ANY_OTHER): errors.StatementRefused,
+    (errors.TimeZoneNotFound, "endpoint_zone"): errors.TimeZoneNotFound,
+    (errors.TimeZoneNotFound, ANY_OTHER): errors.StatementRefused,
+    (errors.DatabaseNotFound, "connect"): errors.DatabaseNotFound,
+    (errors.DatabaseNotFound, ANY_OTHER): errors.StatementRefused,
+    (errors.LoginRefused, "connect"): errors.LoginRefused,
+    (errors.LoginRefused, ANY_OTHER): errors.StatementRefused,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +186,7 @@ class Place:
     target: str = ""  # the queue for people, or the schema of the state tables
     role: str = ""  # of the queue in the statement
     seconds: float = 0  # that a statement may take
+    columns: str = ""  # that a queue has
 
     @property
     def creates(self) -> bool:
@@ -154,20 +196,32 @@ class Place:
         self, kind: type[errors.DatabaseFailure], reason: str, *, code: str = "", fix: str = ""
     ) -> errors.DatabaseFailure:
         """Return what `kind` means for this statement, with the facts that its text names."""
-        if kind is errors.QueueNotFound and self.queue is None:
-            kind = errors.StateNotInstalled
-        if (
-            (kind is errors.QueueNotFound and self.creates)
-            or (kind is errors.NotAQueue and self.queue is None)
-            or (kind is errors.ReceiptExists and self.statement != "begin_receipt")
-            or (kind is errors.TimeZoneNotFound and self.statement != "endpoint_zone")
-            or (kind in OF_CONNECT and self.statement != "connect")
-        ):
-            kind = errors.StatementRefused
-        facts = asdict(self) | {"reason": reason, "code": code, "fix": fix}
-        facts |= {"schema": self.state, "queue": self.target, "table": self.target}
-        named = {name for _, name, *_ in Formatter().parse(kind.template) if name}
-        return kind(**{name: facts[name] for name in named - {*errors.NAMED_OPTIONS}})
+        facts = self.facts() | {"reason": reason, "code": code, "fix": fix}
+        scope = self.row_of(kind)
+        meaning = kind if scope is None else MEANINGS[kind, scope]
+        return meaning.from_facts(facts)
+
+    def row_of(self, kind: type[errors.DatabaseFailure]) -> str | None:
+        """Return which row of MEANINGS holds for `kind` here: the nearest one, or none."""
+        scopes = [self.statement]
+        if self.queue is None:
+            scopes.append(STATE_TABLE)
+        elif self.creates:
+            scopes.append(NEW_QUEUE)
+        scopes.append(ANY_OTHER)
+        return next((scope for scope in scopes if (kind, scope) in MEANINGS), None)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of an error that are known before the server answers."""
+        return {
+            "statement": self.statement,
+            "seconds": self.seconds,
+            "server": self.server,
+            "schema": self.state,
+            "queue": self.target,
+            "table": self.target,
+            "columns": self.columns,
+        }
 
 
 class Dialect(Protocol):
@@ -193,6 +247,9 @@ class Dialect(Protocol):
 
     def fill_names(self, text: str, state: str, tables: Tables, **words: str) -> str:
         """Put quoted names into the braces of a statement; connects to nothing."""
+
+    def join_script(self, parts: Iterable[str]) -> str:
+        """Return the script of some texts, each ended as the tool of a DBA needs it."""
 
 
 def dialect_named(name: str) -> Dialect:
@@ -254,7 +311,8 @@ def check_types(connection: Connection, queue: QueueAddress) -> None:
     faults = connection.rows("wrong_types", tables={"queue": queue}, table_name=name)
     if faults:
         reason = "; ".join(fault for (fault,) in faults)
-        raise errors.NotAQueue(queue=connection.printed(queue), reason=reason)
+        columns = connection.names.queue_columns
+        raise errors.NotAQueue(queue=connection.printed(queue), reason=reason, columns=columns)
 
 
 def check_types_once(connection: Connection, queue: QueueAddress) -> None:

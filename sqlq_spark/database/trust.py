@@ -106,7 +106,9 @@ class Destinations:
             self.connection.rows("lock_destination", tables={"queue": queue})
         except errors.StatementRefused as error:
             raise errors.NotAQueue(
-                queue=self.connection.printed(queue), reason=error.reason
+                queue=self.connection.printed(queue),
+                reason=error.reason,
+                columns=self.connection.names.queue_columns,
             ) from None
 
     def lock_and_check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
@@ -219,7 +221,11 @@ class Destinations:
         if found.code is not None and not allowed:
             return errors.DestinationRefused(queue=name, owner=found.owner, found=found.code)
         if found.missing is not None:
-            return errors.NotAQueue(queue=name, reason=found.missing)
+            return errors.NotAQueue(
+                queue=name,
+                reason=found.missing,
+                columns=self.connection.names.queue_columns,
+            )
         if allowed:
             return None
         if self.by_header and self.source is not None and not found.same_owner:

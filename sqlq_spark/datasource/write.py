@@ -79,9 +79,10 @@ class Writing:
         )
         if options.legacy_columns and not options.fills_legacy_columns:
             warn_once(
-                "legacyColumns=true has no effect. Queues of PostgreSQL have no columns "
+                "legacyColumns=true has no effect. Queues of %s have no columns "
                 "CorrelationId and ReplyToAddress, because no endpoint of version 1 reads them. "
-                "Both are in the headers"
+                "Both are in the headers",
+                options.naming.database,
             )
         if options.message_type is not None and begins_with_interface(options.message_type):
             warn_once(

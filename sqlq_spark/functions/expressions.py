@@ -18,6 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,9 +40,6 @@ STRICT = {
 # The full name of a type, up to the first comma outside brackets, as in wire/headers.py, but
 # without backslashes. The quantifiers are possessive: a megabyte takes one pass and no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
-
-# the table of `"schema"."table"`; the quantifiers are possessive
-POSTGRESQL_TABLE = r'(?s)\A"(?:[^"]|"")*+"\."((?:[^"]|"")*+)"\z'
 
 EXCEPTION_TYPE = f"{wire.EXCEPTION_INFO}ExceptionType"
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
@@ -212,6 +210,18 @@ def effect(  # noqa: PLR0917 - what reply, send and publish take
     return [whole.alias("body"), as_json(made).alias("headers"), *queue_of(to)]
 
 
+def table_of(address: Column) -> Column:
+    """The table of a canonical address of any database; another text as it is."""
+    tables = []
+    for names in DIALECTS.values():
+        table = F.regexp_extract(address, names.table_in_address, 1)
+        if names.doubled_in_table:
+            single = names.doubled_in_table[0]
+            table = F.replace(table, F.lit(names.doubled_in_table), F.lit(single))
+        tables.append(F.nullif(table, F.lit("")))
+    return F.coalesce(*tables, address)
+
+
 def failure_of(  # noqa: PLR0917 - what fail and retry_later take
     exception_type: Text,
     exception_message: Text,
@@ -222,9 +232,8 @@ def failure_of(  # noqa: PLR0917 - what fail and retry_later take
 ) -> dict[str, Column]:
     """The headers of a failure, as rows of real endpoints have them."""
     queue, machine = of(received, "queue"), socket.gethostname()
-    if endpoint is None:  # the table of the canonical address
-        quoted = F.replace(F.regexp_extract(queue, POSTGRESQL_TABLE, 1), F.lit('""'), F.lit('"'))
-        endpoint = F.coalesce(F.nullif(quoted, F.lit("")), F.substring_index(queue, "@[", 1))
+    if endpoint is None:
+        endpoint = table_of(queue)
     made = {
         wire.PROCESSING_ENDPOINT: endpoint,
         wire.PROCESSING_MACHINE: machine,

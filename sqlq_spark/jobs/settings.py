@@ -28,7 +28,13 @@ from sqlq_spark.options.fields import (
     require,
     words,
 )
-from sqlq_spark.options.names import EXAMPLES, HIDDEN, hide_secrets, other_password_variables
+from sqlq_spark.options.names import (
+    EXAMPLES,
+    HIDDEN,
+    PASSWORD_VARIABLES,
+    hide_secrets,
+    other_password_variables,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,6 +50,8 @@ LOGIN = ("url", "user", "password", "credentials")
 
 class BadSettings(BadInput):
     """Settings of a job cannot be used; the message has one line for each."""
+
+    reason: str
 
 
 # ---------------------------------------------------------------- readers
@@ -188,7 +196,9 @@ class DatabaseSettings(Settings):
         environment="SQLQUEUE_CREDENTIALS",
     )
     password: str | None = setting(
-        "The password.", default=None, environment="SQLQUEUE_PASSWORD PGPASSWORD"
+        "The password.",
+        default=None,
+        environment=" ".join(["SQLQUEUE_PASSWORD", *PASSWORD_VARIABLES]),
     )
 
 
@@ -311,7 +321,8 @@ def find_value(
     Find a setting and read it, from the first place that has it; {} leaves it to its default.
 
     A password in the url takes precedence over the environment and the secret scope, and so does
-    the setting `credentials`. PGPASSWORD is used only for PostgreSQL.
+    the setting `credentials`. A variable of one database's tools, as PGPASSWORD,
+    is used only for that one.
 
     Raises:
         BadSettings: its text cannot be read, or it has no default.

@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.errors import BadOption, MissingOption
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,8 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
 DEFAULT_MESSAGE_SIZE = 256 << 20  # of maxMessageBytes; a larger message is not fetched
-LARGEST_MESSAGE = 1000 << 20  # PostgreSQL sends no row of 1 GB
+# one limit, so that a message that one database holds can be sent to any other
+LARGEST_MESSAGE = min(names.largest_message for names in DIALECTS.values())
 LONGEST_NAME = 63  # bytes
 
 

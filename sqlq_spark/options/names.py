@@ -1,7 +1,7 @@
 """
 What users write as a url and as the name of a queue or a table, in the notation of its database.
 
-wire/address.py has the notations.
+wire/ has the notation of each database.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 from sqlq_spark.errors import BadAddress, BadOption
-from sqlq_spark.wire.address import POSTGRESQL, SHOWN, SQLSERVER, Names, QueueAddress
+from sqlq_spark.wire.address import SHOWN, Names, QueueAddress
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
 
-EXAMPLES = "postgresql://user@host:5432/database or sqlserver://user@host:1433/database"
+EXAMPLES = " or ".join(names.example_url for names in DIALECTS.values())
 STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sqlqueue_NAME
 
 LIST = "names of queues, separated by commas"
 
-# by the dialect's name; the statements of the first are the model for the others
-DIALECTS = {names.dialect: names for names in (POSTGRESQL, SQLSERVER)}
-SCHEMES = DIALECTS | {"postgres": POSTGRESQL}
+SCHEMES = {scheme: names for names in DIALECTS.values() for scheme in names.schemes}
+
+# environment variables with a password that only one database's tools read
+PASSWORD_VARIABLES = [
+    names.password_variable for names in DIALECTS.values() if names.password_variable is not None
+]
 
 
 def _encoded(word: str) -> str:
@@ -36,7 +40,8 @@ def _encoded(word: str) -> str:
 # a password in a url, before the host or in the query
 OWN_PASSWORD = re.compile(rf"(?i)://[^/?@:]*:[^/?]*@|[?&]{_encoded('password')}=")
 # parameters of a url whose values are secrets, also as part of a longer name
-SECRET = "|".join(map(_encoded, ("password", "pwd", "secret", "scram_client_key")))
+OWN_SECRETS = [word for names in DIALECTS.values() for word in names.secrets]
+SECRET = "|".join(map(_encoded, ["password", "secret", *OWN_SECRETS]))
 SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
 HIDDEN = "***"
 
@@ -54,11 +59,7 @@ def names_of(url: str) -> Names:
 def other_password_variables(url: str) -> set[str]:
     """Return the environment variables whose password is for other databases than the url's."""
     own = SCHEMES.get(url.partition("://")[0].lower())
-    return {
-        each.password_variable
-        for each in DIALECTS.values()
-        if each.password_variable is not None and each is not own
-    }
+    return {*PASSWORD_VARIABLES} - {own.password_variable if own is not None else None}
 
 
 def with_login(url: str, user: str | None, password: str | None) -> str:
@@ -107,7 +108,7 @@ def parse_reply_address(
         example = naming.print_address(QueueAddress("Spark.In"))
         expected = f"an address of this database, for example {example}"
         raise BadOption(option=option, found=text[:SHOWN], expected=expected)
-    if '"' in text:  # `public."Spark.In"` is an address, although no name of a queue begins so
+    if naming.is_address_only(text):
         return _parse(option, text, naming.parse_address)
     return (parse_destination if in_row else parse_queue)(option, text, naming)
 

@@ -26,7 +26,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.trust import Destinations
 from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
-from sqlq_spark.wire.address import split_canonical
+from sqlq_spark.wire.dialects import split_canonical
 from sqlq_spark.wire.header_columns import has_id
 from sqlq_spark.wire.payload import RECEIPT_KEY, Expected, in_row, pack, pages, unpack
 from sqlq_spark.wire.rows import QUEUE_ROW, Origin, weigh, without_odd_expiries

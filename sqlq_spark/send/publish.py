@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Place: TypeAlias = QueueAddress | str  # of a subscriber; a text cannot be read
     Failures: TypeAlias = dict[Place, SqlQueueError]
-    Found: TypeAlias = tuple[dict[Place, list[str]], Failures]  # topics of each queue, and faults
+    Topics: TypeAlias = dict[Place, list[str]]  # of each queue
 
 log = logging.getLogger("sqlq_spark")
 
@@ -70,23 +70,24 @@ def find_copies(
     return copies, reasons
 
 
-def _find_subscribers(inserts: Inserts, names: list[str]) -> Found:
+def _find_subscribers(inserts: Inserts, names: list[str]) -> tuple[Topics, Failures]:
     """Return which of some topics each queue gets, and why some queues cannot be sent to."""
-    places, reasons = _look_up(inserts, names)
-    if reasons:  # read the table again before anything fails
+    places, lost = _look_up(inserts, names)
+    if lost:  # read the table again before anything fails
         subscriptions.cache.drop(inserts.options)
-        places, reasons = _look_up(inserts, names)
-    if reasons and inserts.options.undeliverable_address is None:
-        first = next(iter(reasons.values()))
+        places, lost = _look_up(inserts, names)
+    if lost and inserts.options.undeliverable_address is None:
+        first = next(iter(lost.values()))
         raise SubscriberUnreachable(
             endpoint=first.endpoint, topic=first.topic, address=first.address, reason=first.reason
         )
-    queues = [at for at in places if not isinstance(at, str) and at not in reasons]
+    queues = [place for place in places if not isinstance(place, str) and place not in lost]
+    reasons: Failures = {**lost}
     reasons.update(inserts.lock(queues).items())
     return places, reasons
 
 
-def _look_up(inserts: Inserts, names: list[str]) -> Found:
+def _look_up(inserts: Inserts, names: list[str]) -> tuple[Topics, dict[Place, SubscriberLost]]:
     """Do `_find_subscribers` by what is known now, without locks; two spellings are one queue."""
     connection, destinations = inserts.connection, inserts.destinations
     subscribed = subscriptions.cache.find(connection, inserts.options, names)
@@ -106,13 +107,13 @@ def _look_up(inserts: Inserts, names: list[str]) -> Found:
             lost[each] = f"was not found in {connection.server}"
         elif queue in refused:
             lost[each] = f"cannot be sent to ({refused[queue]})"
-    reasons: Failures = {}
+    reasons: dict[Place, SubscriberLost] = {}
     for each, reason in lost.items():
         fault = SubscriberLost(
             endpoint=each.endpoint, topic=each.topic, address=each.address, reason=reason
         )
         reasons.setdefault(places[each], fault)
-    topics: dict[Place, list[str]] = {}
+    topics: Topics = {}
     for name, found in subscribed.items():
         for each in found:
             topics.setdefault(places[each], []).append(name)

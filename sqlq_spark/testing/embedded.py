@@ -58,6 +58,8 @@ done
 class ServerFailed(SqlQueueError):
     """A program of the embedded PostgreSQL failed."""
 
+    program: str
+    reason: str
     template = "{program} of the embedded PostgreSQL failed: {reason}"
 
 

@@ -8,9 +8,7 @@ they would misread one.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from bisect import bisect
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,26 +16,14 @@ from typing import TYPE_CHECKING
 from sqlq_spark.errors import BadAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    import re
+    from collections.abc import Iterable, Sequence
 
 LABELS = ("table", "schema", "catalog")
 DELAYED = ".Delayed"  # ends the name of a queue's table of delayed messages
 # characters of an address; the longest that a database can hold, all quoted and doubled, has 783
 LONGEST_ADDRESS = 1000
 SHOWN = 200  # characters of a rejected address in an error
-
-# a part in quotes: possessive, because a doubled quote never ends it
-QUOTED = r'"(?:[^"]|"")*+"'
-BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
-BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
-# addresses as we write them: PostgreSQL's ends with a quote, SQL Server's with a bracket
-CANONICAL = re.compile(
-    rf"(?:{QUOTED}\.{QUOTED}|(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}})(?:, |\Z)"
-)
-QUOTED_OR_COMMA = re.compile(r'"[^"]*"|,')  # a doubled quote inside quotes is two quoted runs
-# a bracket opens only where a part begins; a double quote is a character like others
-OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
-CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # in a run of brackets, pairs belong to the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +44,26 @@ class Names(ABC):
     """
 
     dialect: str  # its folder in database/
+    schemes: tuple[str, ...]  # of its urls
+    example_url: str
+    secrets: tuple[str, ...]  # parameters of its urls that errors hide, beside those of all
     database: str  # its name in errors
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
-    misread: str | None  # what the tool that runs a script would misread in a name, a pattern
     password_variable: str | None  # the environment variable that only this database's tools read
     # what replaces the option `credentials`; None: the option may be set
     own_credentials: str | None
+    # of the databases in which a selftest works too; none: the database of the url is enough
+    collations: tuple[str, ...]
+    driver_packages: tuple[str, ...]
     opening: str
     closing: str  # doubled inside a quoted part
     quoted: re.Pattern[str]  # a part in quotes
     quote: str  # the name of `opening` in errors
+    address_form: str  # of an address, for people
+    canonical: str  # a pattern of an address as we write it
+    # a pattern of Java whose group 1 is the table of such an address, and what is doubled there
+    table_in_address: str
+    doubled_in_table: str
     separator: str
     has_catalogs: bool  # an address in a message names the database too
     stray_quotes: bool  # may `opening` stand inside a part that does not begin with it?
@@ -76,6 +72,8 @@ class Names(ABC):
     longest_table: int  # of a queue
     longest: int  # of every other name
     default_schema: str  # of a name without a schema
+    queue_columns: str  # of a queue, for people
+    largest_message: int  # bytes that a row may hold
 
     @abstractmethod
     def size(self, name: str) -> int: ...
@@ -106,6 +104,22 @@ class Names(ABC):
     @abstractmethod
     def _commas(self, text: str) -> Iterable[int]:
         """Find the commas between the names of a list."""
+
+    @abstractmethod
+    def check_for_script(self, name: str) -> None:
+        """Raise BadAddress for a name that the tool which runs a script would misread."""
+
+    @abstractmethod
+    def by_password(self, url: str) -> str:
+        """Return a url whose login is by user and password, however it was."""
+
+    @abstractmethod
+    def is_address_only(self, text: str) -> bool:
+        """Whether a text is an address as messages have it, and cannot be a queue's name."""
+
+    @abstractmethod
+    def may_be_one_name(self, text: str) -> bool:
+        """Whether an address in a message was perhaps meant as the name of one table."""
 
     @abstractmethod
     def is_of_other_database(self, text: str) -> bool:
@@ -212,162 +226,6 @@ class Names(ABC):
             reason = "holds half of a surrogate pair"
         if reason is not None:
             raise BadAddress(text=text, reason=f"the {label} {reason}")
-
-
-@dataclass(frozen=True)
-class _PostgreSQL(Names):
-    """As `"schema"."table"`."""
-
-    dialect = "postgresql"
-    database = "PostgreSQL"
-    has_legacy_columns = False
-    misread = None
-    password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
-    own_credentials = None
-    opening = closing = '"'
-    quoted = re.compile(QUOTED)
-    quote = "quote"
-    separator = "."
-    has_catalogs = False
-    stray_quotes = False
-    empty_is_default = False
-    unit = "UTF-8 bytes"
-    longest_table = 55  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
-    longest = 63
-    default_schema = "public"
-
-    def size(self, name: str) -> int:
-        return len(name.encode())
-
-    def parse_address(self, text: str) -> QueueAddress:
-        """Read `"schema"."table"`, the quotes and schema optional; the case is kept."""
-        self._check_length(text)
-        return self._address(self._split(text)[::-1], text)
-
-    def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
-        """
-        Read an address if it begins with a quote, else one table name.
-
-        `Shop.Orders` is one table in the default schema, for endpoint names hold dots.
-        """
-        self._check_length(text)
-        parts = self._split(text)[::-1] if text.startswith('"') else [text]
-        return self._address(parts, text, longest_table)
-
-    def _commas(self, text: str) -> Iterable[int]:
-        """Find the comma outside double quotes in `orders, "sales"."a, b"`."""
-        if text.count('"') % 2:
-            reason = (
-                "a double quote is not closed; put a name that holds one in double quotes and "
-                "double it there"
-            )
-            raise BadAddress(text=text, reason=reason)
-        return (mark.start() for mark in QUOTED_OR_COMMA.finditer(text) if mark[0] == ",")
-
-    def is_of_other_database(self, text: str) -> bool:
-        return "@" in text and not text.startswith('"')
-
-
-@dataclass(frozen=True)
-class _SQLServer(Names):
-    """As `table@[schema]@[catalog]`."""
-
-    dialect = "sqlserver"
-    database = "SQL Server"
-    has_legacy_columns = True
-    misread = r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
-    password_variable = None
-    own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
-    opening = "["
-    closing = "]"
-    quoted = re.compile(BRACKETS)
-    quote = "bracket"
-    separator = "@"
-    has_catalogs = True
-    stray_quotes = True
-    empty_is_default = True
-    unit = "UTF-16 code units"
-    longest_table = longest = 128
-    default_schema = "dbo"
-
-    def size(self, name: str) -> int:
-        return len(name.encode("utf-16-le")) // 2
-
-    def parse_address(self, text: str) -> QueueAddress:
-        """
-        Read `table@[schema]@[catalog]`, the latter two optional.
-
-        The table is the text up to the first `@`, brackets included, as the transport reads it. So
-        `[Orders]@[dbo]` names a table called `[Orders]`. The transport has no address for a table
-        with an `@` in its name. `canonical_address` writes it in brackets, and it is read so.
-        In schema and catalog `]]` inside brackets is one bracket, and `[]` is the default. A part
-        without brackets ends at the next `@`.
-        """
-        self._check_length(text)
-        bracketed = BRACKETED_TABLE.match(text)
-        if bracketed and "@" in bracketed[1] and "@[" not in bracketed[1]:
-            return self.parse_queue(text)
-        table, _, _ = text.partition("@")
-        return self._address([table, *self._split(text, len(table) + 1)], text)
-
-    def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
-        """Read an address of which, unlike in a message, the table too may be in brackets."""
-        self._check_length(text)
-        return self._address(self._split(text), text, longest_table)
-
-    parse_destination = parse_address
-
-    def print_address(self, address: QueueAddress) -> str:
-        """Write `table@[schema]`, with `@[catalog]` if any; `@` and a first `[` need brackets."""
-        bare = "@" not in address.table and not address.table.startswith("[")
-        return self._write(address, bare=bare)
-
-    def canonical_address(self, address: QueueAddress) -> str:
-        return self._write(address, bare="@" not in address.table)
-
-    def _write(self, address: QueueAddress, *, bare: bool) -> str:
-        table, *others = map(self.quote_name, self._names_of(address))
-        return "@".join([address.table if bare else table, *others])
-
-    def _commas(self, text: str) -> Iterator[int]:
-        """Find the comma outside brackets in `orders, [a, b]@[sales]`, in linear time."""
-        closing = [bracket.end() for bracket in CLOSING.finditer(text)]
-        at = 0
-        while mark := OPENING_OR_COMMA.search(text, at):
-            if mark[0].startswith(","):
-                yield mark.start()
-            at = mark.end()
-            if mark[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
-                at = closing[place]
-
-    def is_of_other_database(self, text: str) -> bool:
-        return text.startswith('"')
-
-
-POSTGRESQL: Names = _PostgreSQL()
-SQLSERVER: Names = _SQLServer()
-
-
-def due_index(delayed: QueueAddress) -> str:
-    """Return the name of a delayed table's index, cut so that it differs from the table's name."""
-    suffix = "_Due"
-    room = POSTGRESQL.longest - len(suffix)
-    return delayed.table.encode()[:room].decode(errors="ignore") + suffix
-
-
-# ----- several queues in one text ------------------------------------------------------------
-
-
-def split_canonical(text: str) -> list[str]:
-    """Split canonical addresses of either database at `, `; any other text is one address."""
-    addresses, at = [], 0
-    while at < len(text):
-        one = CANONICAL.match(text, at)
-        if one is None:
-            return [text]
-        addresses.append(one[0].removesuffix(", "))
-        at = one.end()
-    return addresses
 
 
 def split_at(text: str, places: Iterable[int]) -> list[str]:

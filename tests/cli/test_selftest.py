@@ -8,7 +8,6 @@ import secrets
 from collections import Counter
 from dataclasses import dataclass
 from functools import wraps
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -17,11 +16,14 @@ import pytest
 from servers import only
 from waiting import until
 
-from sqlq_spark.admin import plans, selftest
-from sqlq_spark.database.postgresql import rows
-from sqlq_spark.database.sqlserver import calls
+from sqlq_spark.admin import selftest
+from sqlq_spark.database.explain import RUN, WHOLE
+from sqlq_spark.database.postgresql import connection, rows
+from sqlq_spark.database.sqlserver import calls, explain
 from sqlq_spark.errors import RightMissing
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.sqlserver import SQLSERVER, SQLServerNames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,10 +205,11 @@ def test_a_database_in_which_a_check_fails_is_found(
 
     @wraps(facts)
     def broken(bench: selftest.Bench) -> selftest.Seen:
-        plans.run(bench.open(), "ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 120")
+        bench.open().run_script("ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 120")
         yield from facts(bench)
 
-    monkeypatch.setattr(selftest, "COLLATIONS", ("Turkish_100_CI_AS", "Nowhere_100_CI_AS"))
+    collations = ("Turkish_100_CI_AS", "Nowhere_100_CI_AS")
+    monkeypatch.setattr(SQLServerNames, "collations", collations)
     monkeypatch.setattr(selftest, "IN_EACH_DATABASE", (broken,))
 
     found = run_one(request.getfixturevalue(f"{dialect}_server"), "databases")
@@ -223,7 +226,7 @@ def test_a_statement_without_its_index_is_found(
     names = ("plans bare_seq_key", "errors bare_seq_key")
     drops = ", ".join(f'DROP CONSTRAINT IF EXISTS "{name}"' for name in names)
     shapes = {"bare": f"ALTER TABLE {{queue}} {drops}"}
-    monkeypatch.setitem(plans.SHAPES, "postgresql", shapes)
+    monkeypatch.setattr(connection.Connection, "shapes", shapes)
 
     found = run_one(place.url, "statements")
 
@@ -233,7 +236,7 @@ def test_a_statement_without_its_index_is_found(
         each.partition(":")[0] for each in re.findall(r"['\"](\w+: it reads all)", found["seen"])
     }
     assert {"receive", "peek", "sample", "take", "browse", "purge_range"} <= named
-    assert named.isdisjoint({"fence", "move_due", *plans.WHOLE})
+    assert named.isdisjoint({"fence", "move_due", *WHOLE})
 
 
 def test_a_right_that_the_script_forgot_is_found(
@@ -289,6 +292,25 @@ def test_a_failed_check_is_exit_code_1(
     (found,) = done.objects
     assert (done.code, found["outcome"]) == (1, "failed")
     assert found["seen"].startswith("first: 1 (promised: 2), RightMissing: no right")
+
+
+def test_only_a_server_with_several_collations_gets_more_databases(run: Run) -> None:
+    """The error names the databases that have them."""
+    done = run("selftest", "--yes", "--databases")
+
+    assert done.code == 2
+    assert "expected a SQL Server" in done.err
+
+
+def test_a_login_of_a_selftest_is_by_password() -> None:
+    """Whatever the login is that made it; other parameters stay."""
+    url = "sqlserver://db/shop?authentication=ActiveDirectoryDefault&encrypt=yes"
+    plain = "postgresql://bo@db/shop?authentication=x"
+
+    assert (
+        SQLSERVER.by_password(url) == "sqlserver://db/shop?authentication=SqlPassword&encrypt=yes"
+    )
+    assert POSTGRESQL.by_password(plain) == plain
 
 
 def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None:
@@ -352,16 +374,15 @@ def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[s
 
     tables = {"queue": QueueAddress("q", "s")}
 
-    assert plans.judge(text, statement, tables) == found
+    assert explain.judge(text, statement, tables) == found
 
 
-@pytest.mark.parametrize("name", [name for name in calls.STATEMENTS if not plans.RUN.match(name)])
+@pytest.mark.parametrize("name", [name for name in calls.STATEMENTS if not RUN.match(name)])
 def test_a_statement_of_sql_server_becomes_a_batch_with_its_parameters(name: str) -> None:
     """Each is declared once, those that the text declares itself too."""
     text = calls.STATEMENTS[name]
-    connection = SimpleNamespace(fill_names=lambda text, _: text)
 
-    batch = plans.declare(connection, text, {})
+    batch = explain.declare(text)
 
     kinds = r"(?:TABLE|\w*int|bit|float|datetime2?|\w+\(\w+\))"
     declared = Counter(re.findall(rf"@(\w+) {kinds}(?= [=(]|[,;])", batch))

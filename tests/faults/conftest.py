@@ -15,7 +15,8 @@ from sqlq_spark.database import postgresql, schema
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive import pace
 from sqlq_spark.wire import payload
-from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 from .queries import TIMEOUT
 from .steps import Stage

@@ -33,8 +33,8 @@ from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert, subscriptions
 from sqlq_spark.send.dispatch import NAMELESS
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
-from sqlq_spark.wire.address import POSTGRESQL
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 from .steps import FIGURES, Killed
 from .world import HEARING, Lost

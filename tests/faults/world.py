@@ -24,7 +24,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
 from sqlq_spark.receive import receipts
-from sqlq_spark.wire.address import POSTGRESQL
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 from .queries import TIMEOUT, Checkpoint, Driver, Receipt, Sink
 from .steps import FIGURES, Work, expected

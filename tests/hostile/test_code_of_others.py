@@ -28,7 +28,7 @@ from sqlq_spark.errors import SubscriptionsRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send.subscriptions import Subscription, check_table, list_subscriptions, unsubscribe
-from sqlq_spark.wire.address import POSTGRESQL
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 from .conftest import make_login
 from .streams import Stream, Writer

@@ -39,9 +39,10 @@ from sqlq_spark.send import insert
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import find_backlog
-from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.payload import pack
+from sqlq_spark.wire.postgresql import POSTGRESQL
 from sqlq_spark.wire.rows import QUEUE_ROW, Origin
 
 if TYPE_CHECKING:

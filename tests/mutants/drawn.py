@@ -19,7 +19,7 @@ DRAWN = [
     ),
     Fault(
         id="wire-3",
-        file="wire/address.py",
+        file="wire/sqlserver.py",
         old='bare = "@" not in address.table and not',
         new='bare = "@" not in address.table or not',
         tests=["test_address.py::test_an_address_of_sqlserver_for_a_user_and_in_a_message"],
@@ -41,8 +41,8 @@ DRAWN = [
     Fault(
         id="database-7",
         file="options/names.py",
-        old="if each.password_variable is not None and each is not own",
-        new="if each.password_variable is not None and each is own",
+        old="{*PASSWORD_VARIABLES} - {own.",
+        new="{*PASSWORD_VARIABLES} & {own.",
         tests=["test_options.py::test_what_is_of_another_database_is_known"],
     ),
     Fault(
@@ -173,8 +173,8 @@ DRAWN = [
     Fault(
         id="functions-2",
         file="functions/expressions.py",
-        old="F.regexp_extract(queue, POSTGRESQL_TABLE, 1)",
-        new="F.regexp_extract(queue, POSTGRESQL_TABLE, 2)",
+        old="F.regexp_extract(address, names.table_in_address, 1)",
+        new="F.regexp_extract(address, names.table_in_address, 2)",
         tests=["spark/test_functions.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"],
     ),
     Fault(

@@ -140,12 +140,21 @@ def test_a_reply_address_is_written_as_endpoints_read_it(text: str, expected: st
     """From the option and from the column; an endpoint would read a bare dot as a schema's end."""
     by_option = headers(sender(replyToAddress=text).messages(frame(), 0))
     by_column = headers(sender().messages(frame(3, replyToAddress=[text, None, text]), 0))
-    raw = {"url": "sqlserver://host/shop", "queue": "q", "replyToAddress": "[Spark.In]@[sales]"}
-    other = headers(Sender(options=SinkOptions.parse(raw), partition=0).messages(frame(), 0))
 
-    assert other[0][wire.REPLY_TO_ADDRESS] == "Spark.In@[sales]"
     assert by_option[0][wire.REPLY_TO_ADDRESS] == expected
     assert [each.get(wire.REPLY_TO_ADDRESS) for each in by_column] == [expected, None, expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("[Spark.In]@[sales]", "Spark.In@[sales]"), ('[a"b]@[sales]', 'a"b@[sales]')],
+)
+def test_a_reply_address_of_sql_server_may_have_brackets(text: str, expected: str) -> None:
+    """Also with a double quote in the name, which is a character like others there."""
+    raw = {"url": "sqlserver://host/shop", "queue": "q", "replyToAddress": text}
+    found = headers(Sender(options=SinkOptions.parse(raw), partition=0).messages(frame(), 0))
+
+    assert found[0][wire.REPLY_TO_ADDRESS] == expected
 
 
 def test_a_seed_gives_a_retried_task_the_same_messages() -> None:

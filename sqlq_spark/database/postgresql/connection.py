@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from adbc_driver_manager import Error
 
 from sqlq_spark import database, errors
-from sqlq_spark.database.postgresql import drivers
+from sqlq_spark.database.explain import find_faults, to_explain
+from sqlq_spark.database.postgresql import drivers, explain
 from sqlq_spark.database.postgresql.errors import (
     find_table,
     read_error,
@@ -40,7 +41,8 @@ from sqlq_spark.database.postgresql.rows import (
 )
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.database.statements import LACKS
-from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,6 +113,7 @@ class Connection(database.Connection):
 
     names = POSTGRESQL
     lacks = LACKS["postgresql"]
+    shapes = explain.SHAPES
     _raw: dbapi.Connection
     _began = 0.0  # when the last statement was sent, by this process's clock
     _open = 0  # 1 in a transaction, 2 behind its savepoint
@@ -158,10 +161,36 @@ class Connection(database.Connection):
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         return dict(self.rows("queue_columns", table_name=POSTGRESQL.quote_address(queue)))
 
+    def run_script(self, text: str) -> list[Any]:
+        with self._raw.cursor() as cursor:
+            cursor.executemany(text, None)
+        return []
+
+    def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:  # noqa: ARG002
+        return {}
+
+    def explain(self, tables: Tables) -> list[str]:
+        compiled = {
+            name: explain.compile_text(text, self.state, its)
+            for name, text, its in to_explain(STATEMENTS, tables)
+        }
+        self.run_script(explain.WITHOUT_SCANS)
+        return find_faults(compiled, self._plan_of, explain.judge)
+
     def close(self) -> None:
         self._raw.close()
 
     # ------------------------------------------------------------ inside
+
+    def _plan_of(self, text: str) -> str:
+        """Return the lines of an EXPLAIN; run another text, which has no plan."""
+        if not text.startswith("EXPLAIN"):
+            self.run_script(text)
+            return ""
+        with self._raw.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+            cursor.execute(text)
+            return "\n".join(line for (line,) in cursor.fetchall())
 
     def _receive_range(self, queue: QueueAddress, limits: Mapping[str, int]) -> pa.Table | None:
         """

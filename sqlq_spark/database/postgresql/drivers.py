@@ -26,6 +26,7 @@ from adbc_driver_postgresql import dbapi
 from sqlq_spark import errors
 from sqlq_spark.database.postgresql.errors import connection_error, sentence
 from sqlq_spark.database.postgresql.url import Target
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,9 @@ def connect(url: str, server: str, application: str, timeout: float) -> dbapi.Co
     major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
     if major < OLDEST:
         raw.close()
-        raise errors.ServerTooOld(server=server, found=f"{major}.{minor}", needed=OLDEST)
+        raise errors.ServerTooOld(
+            server=server, database=POSTGRESQL.database, found=f"{major}.{minor}", needed=OLDEST
+        )
     return raw
 
 

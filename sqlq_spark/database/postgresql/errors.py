@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
 from sqlq_spark.database import Place
-from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
     from adbc_driver_manager import Error

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database.statements import Statements, repeat
-from sqlq_spark.wire.address import POSTGRESQL, due_index
+from sqlq_spark.wire.postgresql import POSTGRESQL
 from sqlq_spark.wire.rows import replace_undecodable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlq_spark.database import Tables, Value
+    from sqlq_spark.wire.address import QueueAddress
 
 STATEMENTS = Statements.load("postgresql")
 WORD = re.compile(r"\{([a-z][a-z_0-9]*)\}")
@@ -77,7 +78,7 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
             replace(queue, table=f"{queue.table}_seq_seq")
         )
     if "{index}" in text:
-        index = due_index(tables["delayed"])
+        index = _due_index(tables["delayed"])
         quoted["index"] = POSTGRESQL.quote_name(index)
         quoted["index_place"] = POSTGRESQL.quote_address(replace(tables["delayed"], table=index))
     quoted |= {f"{name}_escaped": word.replace("'", "''") for name, word in quoted.items()}
@@ -87,6 +88,17 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
         tag = next(tag for tag in tags if not any(tag in word for word in quoted.values()))
         text = text.replace("$do$", tag)
     return WORD.sub(lambda match: quoted[match[1]], text)
+
+
+def join_script(parts: Iterable[str]) -> str:
+    return "\n\n".join(f"{text};" for text in parts) + "\n"
+
+
+def _due_index(delayed: QueueAddress) -> str:
+    """Return the name of a delayed table's index, cut so that it differs from the table's name."""
+    suffix = "_Due"
+    room = POSTGRESQL.longest - len(suffix)
+    return delayed.table.encode()[:room].decode(errors="ignore") + suffix
 
 
 def bind(values: Sequence[Value]) -> pa.RecordBatch | None:

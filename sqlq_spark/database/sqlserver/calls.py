@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements, repeat
-from sqlq_spark.wire.address import SQLSERVER
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -76,6 +76,15 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
         found[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"
     found |= words
     return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
+
+
+def join_script(parts: Iterable[str]) -> str:
+    return "\n\n".join(text if text.endswith("GO") else f"{text};" for text in parts) + "\n"
+
+
+def split_script(text: str) -> list[str]:
+    """Return the batches that sqlcmd sends."""
+    return [batch for batch in re.split(r"^GO$", text, flags=re.MULTILINE) if batch.strip()]
 
 
 def find_table(tables: Tables, text: str) -> QueueAddress | None:

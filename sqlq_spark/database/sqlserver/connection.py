@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import database, errors
-from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.explain import find_faults, to_explain
+from sqlq_spark.database.sqlserver import drivers, explain
 from sqlq_spark.database.sqlserver.calls import (
     STATEMENTS,
     build_call,
@@ -25,6 +27,7 @@ from sqlq_spark.database.sqlserver.calls import (
     cut_step,
     fill_names,
     find_table,
+    split_script,
 )
 from sqlq_spark.database.sqlserver.errors import (
     MAYBE_OLD,
@@ -42,7 +45,7 @@ from sqlq_spark.database.sqlserver.rows import (
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.statements import LACKS
 from sqlq_spark.database.trust import places_of
-from sqlq_spark.wire.address import SQLSERVER, QueueAddress
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Row, Tables, Value
     from sqlq_spark.database.statements import StatementName
+    from sqlq_spark.wire.address import QueueAddress
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
 # In a deadlock the server ends a session of LOW priority: ours, which tries again.
@@ -77,6 +81,10 @@ DUE_INDEX = """SELECT 1 AS found
    AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0
    AND INDEX_COL({delayed_text}, i.index_id, 1) = N'Due'"""
 IDLE = "the transaction was idle for {:g} s (queryTimeout), so this process ended the session"
+COLLATIONS = "SELECT name FROM sys.fn_helpcollations()"
+NEW_DATABASE = """CREATE DATABASE {name} COLLATE {collation}
+GO
+ALTER DATABASE {name} SET READ_COMMITTED_SNAPSHOT {switch}"""
 CONTEXT = 128  # bytes of context_info
 
 # of one INSERT: the server may replace more than 5,000 locks by one on the table
@@ -110,6 +118,7 @@ class Connection(database.Connection):
 
     names = SQLSERVER
     lacks = LACKS["sqlserver"]
+    shapes = explain.SHAPES
 
     def __init__(
         self,
@@ -225,6 +234,29 @@ class Connection(database.Connection):
             found = {distinct[at]: (catalog, identity) for at, identity, catalog, *_ in rows}
         return [found.get(each, each) for each in whole]
 
+    def run_script(self, text: str) -> list[Any]:
+        return [row[0] for batch in split_script(text) for row in self._do("selftest", batch, {})]
+
+    def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
+        known = self.run_script(COLLATIONS)
+        scripts = {}
+        for number, collation in enumerate(self.names.collations):
+            name = f"{prefix}_{number}"
+            row_versions = "ON" if number % 2 else "OFF"
+            if collation in known:
+                text = NEW_DATABASE.format(name=name, collation=collation, switch=row_versions)
+                scripts[collation] = (name, text)
+        return scripts
+
+    def explain(self, tables: Tables) -> list[str]:
+        load = build_insert(explain.LOADED, self.columns(tables["queue"]))
+        compiled = {
+            name: self.fill_names(explain.declare(text), its)
+            for name, text, its in to_explain({**STATEMENTS, "load": load}, tables)
+        }
+        self.run_script(explain.ONLY_PLANS)
+        return find_faults(compiled, self._plan_of, partial(explain.judge, tables=tables))
+
     def close(self) -> None:
         self._watchdog.watch(None)
         with self._watchdog.statement():
@@ -260,6 +292,9 @@ class Connection(database.Connection):
         return fill_names(text, self.state, tables, **words)
 
     # ------------------------------------------------------------ inside
+
+    def _plan_of(self, text: str) -> str:
+        return "\n".join(self.run_script(text))
 
     def _end(self) -> None:
         with suppress(*self._driver.errors):

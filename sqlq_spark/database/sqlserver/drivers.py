@@ -22,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.errors import BadOption, MissingDriver
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,12 @@ ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")  # the
 NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
 # a driver's message with the SQLSTATE of an error, not of a note (classes 00 and 01)
 FAULT = re.compile(r"\[(?!0[01])(\w{5})\]")
+
+
+INSTALL = (
+    "Run: pip install 'sqlq-spark[sqlserver]' for mssql-python, which needs the system's libltdl "
+    "and libgssapi-krb5. Or use pyodbc, with unixODBC and Microsoft's ODBC Driver 18 for SQL Server"
+)
 
 
 class NotHere(Exception):
@@ -76,7 +83,7 @@ def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any
             if part is None:
                 raise
             missing.append(f"{name}: {part}")
-    raise MissingDriver(found="; ".join(missing))
+    raise MissingDriver(database=SQLSERVER.database, found="; ".join(missing), fix=INSTALL)
 
 
 def candidates(target: Target) -> Iterator[tuple[str, Callable[[], Driver]]]:

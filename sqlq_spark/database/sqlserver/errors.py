@@ -15,7 +15,7 @@ from sqlq_spark import errors
 from sqlq_spark.database import Place
 from sqlq_spark.database.sqlserver.numbers import KINDS, number_of
 from sqlq_spark.options.names import STATE
-from sqlq_spark.wire.address import SQLSERVER
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 # mssql-python's phrase → SQLSTATE, for those that are used here
 PHRASES = {
@@ -57,6 +57,10 @@ LASTING_STATES = ("21", "22", "23", "42", "44")
 # numbers for a syntax or function that the database's level lacks, and for an absent table
 MAYBE_OLD = {102, 156, 195, 208, 319}
 LEAST_LEVEL = 130
+RAISE_LEVEL = (
+    "on SQL Server 2016 or later with: "
+    f"ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = {LEAST_LEVEL}"
+)
 LOGIN_FAILED = 18456
 
 LISTENER = (
@@ -167,7 +171,13 @@ def statement_error(failure: Failure, place: Place, level: int = 0) -> errors.Da
     # functions that the database's level lacks
     maybe_old = 0 < level < LEAST_LEVEL and kind is not errors.QueueNotFound
     if kind not in PASSING and (maybe_old or "openjson" in failure.text.lower()):
-        return errors.DatabaseTooOld(server=place.server, found=level, needed=LEAST_LEVEL)
+        return errors.DatabaseTooOld(
+            server=place.server,
+            found=level,
+            needed=LEAST_LEVEL,
+            reason="messages are sent as JSON",
+            fix=RAISE_LEVEL,
+        )
     if kind is None:
         lasting = failure.state.startswith(LASTING_STATES)
         kind = errors.StatementRefused if lasting else errors.StatementFailed

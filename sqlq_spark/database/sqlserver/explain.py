@@ -1,0 +1,69 @@
+"""
+How SQL Server explains a statement: by SHOWPLAN_XML.
+
+A plan is at fault if it reads a whole queue, sorts or spools bodies, or converts RowVersion, which
+costs the index. State tables may be scanned.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from sqlq_spark.database.explain import WHOLE
+from sqlq_spark.database.sqlserver.calls import PARAMETER
+from sqlq_spark.database.statements import Statements
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Tables
+
+# shape → what gives it to a queue; one with BodyString in its name was created with that column
+SHAPES = {
+    "clustered, no index on Expires, no Recoverable": (
+        "DROP INDEX Index_Expires ON {queue}; DROP INDEX Index_RowVersion ON {queue};"
+        " CREATE CLUSTERED INDEX Index_RowVersion ON {queue} (RowVersion);"
+        " ALTER TABLE {queue} DROP COLUMN Recoverable"
+    ),
+    "varchar, BodyString": "ALTER TABLE {queue} ALTER COLUMN Headers varchar(max) NOT NULL",
+}
+ONLY_PLANS = "SET SHOWPLAN_XML ON"
+LOADED = ["headers", "body", "expires", "id"]  # columns of a bulk insert
+SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
+# PostgreSQL casts each parameter to its type, which the variable then has too
+CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
+TYPES = {"bigint": "bigint", "boolean": "bit", "bytea": "varbinary(8000)", "float8": "float"}
+CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion\]")
+
+
+def declare(text: str) -> str:
+    """Declare the parameters that a text does not: in sp_executesql it would not be compiled."""
+    casts = dict(CAST.findall(" ".join(Statements.load("postgresql").values())))
+    declared = ", ".join(
+        f"@{name} {TYPES.get(casts.get(name, ''), 'nvarchar(4000)')}"
+        for name in dict.fromkeys(PARAMETER.findall(text))
+        if not re.search(rf"@{name} (?:TABLE|(?:big)?int|bit|datetime2?|nvarchar)\b", text)
+    )
+    return f"DECLARE {declared}; {text}" if declared else text
+
+
+def judge(plan: str, name: str, tables: Tables) -> list[str]:
+    """Return what is wrong with a plan."""
+    tree = ET.fromstring(plan)  # noqa: S314 - of the server
+    is_limited = 'PhysicalOp="Top"' in plan  # a scan in the order of its index soon ends
+    queues = {f"[{each.table}]" for each in tables.values()}
+    faults = ["RowVersion is converted"] if CONVERTED.search(plan) else []
+    for node in tree.iterfind(".//{*}RelOp"):
+        kind = str(node.get("PhysicalOp"))
+        if kind.endswith("Scan") and name not in WHOLE:
+            faults += [
+                f"{kind} of {table.get('Table')}"
+                for scan in node
+                for table in scan.iterfind("{*}Object")
+                if table.get("Table") in queues
+                and not (is_limited and scan.get("Ordered") in {"1", "true"})
+            ]
+        bodies = node.find("{*}OutputList/{*}ColumnReference[@Column='Body']")
+        if re.search("Sort|Spool", kind) and name not in SORTS and bodies is not None:
+            faults.append(f"{kind} of bodies")
+    return faults

@@ -1,0 +1,98 @@
+"""What is known of PostgreSQL before anything is connected: its notation, limits and urls."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlq_spark.errors import BadAddress
+from sqlq_spark.wire.address import Names, QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# a part in quotes: possessive, because a doubled quote never ends it
+QUOTED = r'"(?:[^"]|"")*+"'
+QUOTED_OR_COMMA = re.compile(r'"[^"]*"|,')  # a doubled quote inside quotes is two quoted runs
+
+
+@dataclass(frozen=True)
+class PostgreSQLNames(Names):
+    """As `"schema"."table"`."""
+
+    dialect = "postgresql"
+    schemes = ("postgresql", "postgres")
+    example_url = "postgresql://user@host:5432/database"
+    secrets = ("scram_client_key",)
+    database = "PostgreSQL"
+    has_legacy_columns = False
+    password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
+    own_credentials = None
+    collations = ()
+    driver_packages = ("adbc-driver-postgresql",)
+    opening = closing = '"'
+    quoted = re.compile(QUOTED)
+    quote = "quote"
+    address_form = '"schema"."table"'
+    canonical = rf"{QUOTED}\.{QUOTED}"
+    table_in_address = r'(?s)\A"(?:[^"]|"")*+"\."((?:[^"]|"")*+)"\z'
+    doubled_in_table = '""'
+    separator = "."
+    has_catalogs = False
+    stray_quotes = False
+    empty_is_default = False
+    unit = "UTF-8 bytes"
+    longest_table = 55  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
+    longest = 63
+    default_schema = "public"
+    queue_columns = "id, expires, headers, body and seq, in lower case"
+    largest_message = 1000 << 20  # the server sends no row of 1 GB
+
+    def size(self, name: str) -> int:
+        return len(name.encode())
+
+    def parse_address(self, text: str) -> QueueAddress:
+        """Read `"schema"."table"`, the quotes and schema optional; the case is kept."""
+        self._check_length(text)
+        return self._address(self._split(text)[::-1], text)
+
+    def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
+        """
+        Read an address if it begins with a quote, else one table name.
+
+        `Shop.Orders` is one table in the default schema, for endpoint names hold dots.
+        """
+        self._check_length(text)
+        parts = self._split(text)[::-1] if text.startswith('"') else [text]
+        return self._address(parts, text, longest_table)
+
+    def _commas(self, text: str) -> Iterable[int]:
+        """Find the comma outside double quotes in `orders, "sales"."a, b"`."""
+        if text.count('"') % 2:
+            reason = (
+                "a double quote is not closed; put a name that holds one in double quotes and "
+                "double it there"
+            )
+            raise BadAddress(text=text, reason=reason)
+        return (mark.start() for mark in QUOTED_OR_COMMA.finditer(text) if mark[0] == ",")
+
+    def check_for_script(self, name: str) -> None:
+        """Do nothing: psql reads a quoted name as it is."""
+
+    def by_password(self, url: str) -> str:
+        return url
+
+    def is_address_only(self, text: str) -> bool:
+        """Whether it is `public."Spark.In"`: no name of a queue begins so."""
+        return '"' in text
+
+    def may_be_one_name(self, text: str) -> bool:
+        """Whether it has a dot and no quotes: `Shop.Orders` is read as a schema and a table."""
+        return "." in text and '"' not in text
+
+    def is_of_other_database(self, text: str) -> bool:
+        return "@" in text and not text.startswith('"')
+
+
+POSTGRESQL: Names = PostgreSQLNames()

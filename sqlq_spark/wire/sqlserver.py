@@ -1,0 +1,130 @@
+"""What is known of SQL Server before anything is connected: its notation, limits and urls."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlq_spark.errors import BadAddress
+from sqlq_spark.wire.address import Names, QueueAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# a part in brackets: possessive, because a doubled bracket never ends it
+BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
+BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
+# a bracket opens only where a part begins; a double quote is a character like others
+OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
+# what sqlcmd would misread in a name: a line break may end a batch, and `$(` begins a variable
+MISREAD = re.compile(r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # in a run of brackets, pairs belong to the name
+
+
+@dataclass(frozen=True)
+class SQLServerNames(Names):
+    """As `table@[schema]@[catalog]`."""
+
+    dialect = "sqlserver"
+    schemes = ("sqlserver",)
+    example_url = "sqlserver://user@host:1433/database"
+    secrets = ("pwd",)
+    database = "SQL Server"
+    has_legacy_columns = True
+    password_variable = None
+    own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
+    collations = (
+        "Latin1_General_100_CS_AS",
+        "Latin1_General_100_BIN2",
+        "Turkish_100_CI_AS",
+        "Latin1_General_100_CI_AS_SC_UTF8",
+    )
+    driver_packages = ("mssql-python", "pyodbc")
+    opening = "["
+    closing = "]"
+    quoted = re.compile(BRACKETS)
+    quote = "bracket"
+    address_form = "table@[schema]"
+    canonical = rf"(?:{BRACKETS}|[^@\[][^@]*)(?:@{BRACKETS}){{1,2}}"
+    table_in_address = r"(?s)\A(.*?)@\[.*\z"
+    doubled_in_table = ""
+    separator = "@"
+    has_catalogs = True
+    stray_quotes = True
+    empty_is_default = True
+    unit = "UTF-16 code units"
+    longest_table = longest = 128
+    default_schema = "dbo"
+    queue_columns = "id, expires, headers, body and RowVersion, in any case"
+    largest_message = (1 << 31) - 1  # of varbinary(max)
+
+    def size(self, name: str) -> int:
+        return len(name.encode("utf-16-le")) // 2
+
+    def parse_address(self, text: str) -> QueueAddress:
+        """
+        Read `table@[schema]@[catalog]`, the latter two optional.
+
+        The table is the text up to the first `@`, brackets included, as the transport reads it. So
+        `[Orders]@[dbo]` names a table called `[Orders]`. The transport has no address for a table
+        with an `@` in its name. `canonical_address` writes it in brackets, and it is read so.
+        In schema and catalog `]]` inside brackets is one bracket, and `[]` is the default. A part
+        without brackets ends at the next `@`.
+        """
+        self._check_length(text)
+        bracketed = BRACKETED_TABLE.match(text)
+        if bracketed and "@" in bracketed[1] and "@[" not in bracketed[1]:
+            return self.parse_queue(text)
+        table, _, _ = text.partition("@")
+        return self._address([table, *self._split(text, len(table) + 1)], text)
+
+    def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
+        """Read an address of which, unlike in a message, the table too may be in brackets."""
+        self._check_length(text)
+        return self._address(self._split(text), text, longest_table)
+
+    parse_destination = parse_address
+
+    def print_address(self, address: QueueAddress) -> str:
+        """Write `table@[schema]`, with `@[catalog]` if any; `@` and a first `[` need brackets."""
+        bare = "@" not in address.table and not address.table.startswith("[")
+        return self._write(address, bare=bare)
+
+    def canonical_address(self, address: QueueAddress) -> str:
+        return self._write(address, bare="@" not in address.table)
+
+    def _write(self, address: QueueAddress, *, bare: bool) -> str:
+        table, *others = map(self.quote_name, self._names_of(address))
+        return "@".join([address.table if bare else table, *others])
+
+    def _commas(self, text: str) -> Iterator[int]:
+        """Find the comma outside brackets in `orders, [a, b]@[sales]`, in linear time."""
+        closing = [bracket.end() for bracket in CLOSING.finditer(text)]
+        at = 0
+        while mark := OPENING_OR_COMMA.search(text, at):
+            if mark[0].startswith(","):
+                yield mark.start()
+            at = mark.end()
+            if mark[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
+                at = closing[place]
+
+    def check_for_script(self, name: str) -> None:
+        if MISREAD.search(name):
+            raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")
+
+    def by_password(self, url: str) -> str:
+        return re.sub(r"(?i)(?<=[?&]authentication=)[^&]*", "SqlPassword", url)
+
+    def is_address_only(self, text: str) -> bool:  # noqa: ARG002
+        return False
+
+    def may_be_one_name(self, text: str) -> bool:  # noqa: ARG002
+        return False
+
+    def is_of_other_database(self, text: str) -> bool:
+        return text.startswith('"')
+
+
+SQLSERVER: Names = SQLServerNames()
