@@ -280,7 +280,7 @@ def enter(
     if sink.startswith(NAMED):
         destination = describe_destination(connection, options)
         if last.batch == batch:
-            refuse_other_destination(connection, sink, last, destination)
+            refuse_other_destination(connection, sink, batch, last.destination, destination)
     is_new = advance(connection, sink, batch, messages, destination)
     return None if is_new else last.login
 
@@ -337,17 +337,17 @@ def describe_destination(connection: Connection, options: SinkOptions) -> str:
 
 
 def refuse_other_destination(
-    connection: Connection, sink: str, last: LastSent, destination: str
+    connection: Connection, sink: str, batch: int, before: str | None, destination: str
 ) -> None:
-    """Raise OtherDestination if the batch that was sent last under this name went elsewhere."""
-    if last.destination is None or last.destination == destination:
+    """Raise OtherDestination if the batch was sent under this name, and went elsewhere before."""
+    if before is None or before == destination:
         return
-    if is_same_queue(connection, last.destination, destination):
+    if is_same_queue(connection, before, destination):
         return
     raise errors.OtherDestination(
         application=sink.removeprefix(NAMED),
-        batch=last.batch,
-        found=last.destination,
+        batch=batch,
+        found=before,
         asked=destination,
     )
 
