@@ -235,7 +235,7 @@ def test_a_statement_without_its_index_is_found(
     named = {
         each.partition(":")[0] for each in re.findall(r"['\"](\w+: it reads all)", found["seen"])
     }
-    assert {"receive", "peek", "sample", "take", "browse", "purge_range"} <= named
+    assert {"receive", "peek", "sample", "browse", "purge_range"} <= named  # take has ids too
     assert named.isdisjoint({"fence", "move_due", *WHOLE})
 
 

@@ -58,7 +58,7 @@ ELSEWHERE = {
     *("send.subscriptions.check_table", "send.subscriptions.refuse_code"),
     "receive.driver.purge",  # … take what is meant to be lost
     "send.dispatch.give_up",  # … are one transaction of a job
-    "send.subscriptions.subscribe",  # … touch no message
+    *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # … touch no message
 }
 DEATHS = 8  # of one process in a trip
 LIFE = 10**8  # milliseconds
