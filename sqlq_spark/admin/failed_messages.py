@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import find_same, transaction
-from sqlq_spark.database.trust import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.trust import use
 from sqlq_spark.send.insert import add_ids
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
-    from sqlq_spark.options.connection import DatabaseOptions
 
 BATCH_BYTES = 16 << 20  # of headers and bodies in one transaction, but at least one message
 # headers of a failure, as the fields of `Failed`
@@ -57,7 +57,7 @@ REFUSALS = (
     errors.QueueNotFound,
     errors.NotAQueue,
     errors.QueueNotWritable,
-    errors.DestinationRefused,
+    errors.TableRefused,
     errors.RightMissing,
     errors.StatementRefused,
 )
@@ -151,7 +151,6 @@ def plan(
     connection: Connection,
     source: QueueAddress,
     choice: Choice,
-    options: DatabaseOptions,
     *,
     limit: int | None = None,
 ) -> Plan:
@@ -170,7 +169,7 @@ def plan(
         spellings = find_same(connection, asked, texts) if asked is not None else ()
         chosen = [each for each in failures if choice.takes(each, spellings)]
         new = texts.intersection(each.failed_queue for each in chosen) - known.keys()
-        known |= sources(connection, source, new, options)
+        known |= sources(connection, source, new)
         for each in chosen:
             seen |= {each.id, each.message_id}
             place = known.get(each.failed_queue or "", HOMELESS)
@@ -185,7 +184,7 @@ def plan(
 
 
 def sources(
-    connection: Connection, source: QueueAddress, texts: Iterable[str], options: DatabaseOptions
+    connection: Connection, source: QueueAddress, texts: Iterable[str]
 ) -> dict[str, QueueAddress | str]:
     """
     Find the queues in which messages of an error queue failed; no transaction is open.
@@ -204,11 +203,11 @@ def sources(
             other = errors.QueueElsewhere(queue=error.text, errors=own)
             reasons[text] = other if names.is_of_other_database(text) else error
     with transaction(connection):
-        known = Destinations(connection, options.allowed, source=source, by_header=True)
+        known = Destinations(connection, source=source, by_header=True)
         refused = known.find_refused(parsed.values(), RETURNED)
     for text, queue in parsed.items():
         reason = refused.get(queue)
-        if reason is not None and not isinstance(reason, errors.DestinationRefused):
+        if reason is not None and not isinstance(reason, errors.TableRefused):
             read, here = connection.printed(queue), connection.printed(replace(queue, catalog=None))
             if here != read or names.is_of_other_database(text):
                 reason = errors.QueueElsewhere(queue=text, errors=own)
@@ -252,7 +251,7 @@ def give_back(
         left = len(chosen)
         for part in parts(chosen, batch):
             work = partial(return_batch, source=source, destination=destination, chosen=part)
-            done = session.run_with_retries(partial(work, options=session.options))
+            done = session.run_with_retries(work)
             if isinstance(done, errors.SqlQueueError):
                 yield Returned(destination, 0, left=left, reason=done)
                 break
@@ -280,7 +279,6 @@ def return_batch(
     source: QueueAddress,
     destination: QueueAddress,
     chosen: Sequence[Failed],
-    options: DatabaseOptions,
 ) -> int | errors.DatabaseFailure:
     """
     Move messages from the error queue to where they failed, in one transaction.
@@ -295,13 +293,13 @@ def return_batch(
     try:
         with transaction(connection):
             seqs = [each.seq for each in chosen]
+            use(connection, [source], "delete")
             taken = sort_by_seq(connection.arrow("take", tables={"queue": source}, seqs=seqs))
             if taken.num_rows:
                 rows = to_source(connection, source, chosen, taken)
-                known = Destinations(connection, options.allowed, source=source, by_header=True)
+                known = Destinations(connection, source=source, by_header=True)
                 known.lock_and_check([destination], RETURNED)
                 connection.load(destination, rows)
-                known.confirm()
             return int(taken.num_rows)
     except REFUSALS as error:
         if rows is None:  # it is the error queue's

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import part
-from sqlq_spark.database.schema import delayed_of
+from sqlq_spark.database.trust import look, reason_of, use
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.address import QueueAddress, delayed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,13 +76,6 @@ def blockers(connection: Connection) -> dict[str, list[Finding]]:
     return locks
 
 
-def refusal(where: str, danger: str, *, name: str = "not_read") -> Finding:
-    """The finding for a table that is not read, because nobody named its queue."""
-    problem = f"it is not read, because it could run code of its owner: {danger}"
-    fix = "name the queue in the command, if you trust its owner"
-    return Finding(where, name, "warning", problem, fix)
-
-
 def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
     """Make a finding of the reason why a queue cannot be read."""
     name, found, facts = "unreadable", str(error), vars(error)
@@ -93,6 +86,8 @@ def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
         case errors.TimedOut():
             name, found = "locked", f"it is not read: {error.reason}"
             fix = "end the session that locks it; or name the queue, and raise --query-timeout"
+        case errors.TableRefused():
+            name, fix = "not_read", "do what is said there, or leave it out"
     return Finding(where, name, "error", found, fix)
 
 
@@ -109,7 +104,9 @@ def of_queue(
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` says why.
+        TableRefused: it must not be read.
     """
+    use(connection, [queue], "read")
     rows = connection.rows("check_rows", tables={"queue": queue})
     (last, *_, seq, size), where = rows[0], connection.printed(queue)
     expiring = [row[1:4] for row in rows if row[1] is not None]
@@ -162,6 +159,22 @@ def _without_grants(
             fix = errors.StateRightMissing.fix_of(state, roles)
             found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
     return found
+
+
+def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
+    """Report a table's owner who is trusted only because the queue is named."""
+    named, connection.trusted = connection.trusted, replace(connection.trusted, named=())
+    try:
+        table = look(connection, [queue], "read").get(queue)
+        reason = reason_of(connection, queue, table, None)
+    finally:
+        connection.trusted = named
+    if not isinstance(reason, errors.OwnerNotTrusted):
+        return []
+    where = connection.printed(queue)
+    problem = f"{reason.found}, whose code may run with the rights of whoever names the queue"
+    fix = f"set trustedOwners={reason.value} where nothing names it, as for replies and events"
+    return [Finding(where, "owner", "note", problem, fix)]
 
 
 # ---------------------------------------------------------------- messages

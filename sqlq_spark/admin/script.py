@@ -9,18 +9,18 @@ An endpoint's queues have the names that the transport gives them; `sqlqueue cre
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import DIALECTS, names_of, parse_queue
-from sqlq_spark.wire.address import DELAYED, QueueAddress
+from sqlq_spark.wire.address import DELAYED, QueueAddress, delayed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,6 +93,7 @@ def script(
     roles: Roles | None = None,
     body_string: bool = False,
     delayed: bool = False,
+    trusted: Sequence[str] = (),
     dialect: str = "postgresql",
 ) -> str:
     """
@@ -107,6 +108,7 @@ def script(
         roles: which roles to grant to.
         body_string: also add the column BodyString to each queue.
         delayed: also create the tables of delayed messages; the reader may move due messages.
+        trusted: roles whose tables may be there already.
         dialect: the name of the dialect.
 
     Raises:
@@ -135,12 +137,20 @@ def script(
     for name in given:
         if names.misread is not None and re.search(names.misread, name):
             raise BadAddress(text=name, reason="sqlcmd would misread a line break or $( in a name")
+    created = [
+        names.quote_address(queue)
+        for kind in ("own", "shared", "delayed", "subscriptions")
+        for its in tables[kind]
+        for queue in its.values()
+    ]
     bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
 
     def write(text: str, its: Tables | None = None, *, role: str = "", roles: str = "") -> str:
         quoted = names.quote_name(role)
         words = {"role": quoted, "role_escaped": quoted.replace("'", "''"), "roles": roles}
         words["role_name"] = role.replace("'", "''")
+        words["owners_escaped"] = json.dumps([*trusted]).replace("'", "''")
+        words["made_escaped"] = json.dumps(created).replace("'", "''")
         return dialect_named(dialect).fill_names(text, state, its or {}, **words)
 
     parts = [write(commented[name]) for name in BEGIN]

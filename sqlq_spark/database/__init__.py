@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC
 from importlib import import_module
 from string import Formatter
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from sqlq_spark import errors
-from sqlq_spark.options.connection import ZONE
+from sqlq_spark.options.connection import ZONE, Trusted
 from sqlq_spark.options.names import names_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import Names, QueueAddress
 
+T = TypeVar("T")
+Use: TypeAlias = Literal["read", "insert", "delete"]  # of a table
+# how a table is used → what keeps it as it is
+LOCKS: dict[Use, StatementName] = {
+    "read": "lock_read",
+    "insert": "lock_insert",
+    "delete": "lock_delete",
+}
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
 Tables: TypeAlias = "dict[str, QueueAddress]"  # by their names in a statement
@@ -73,12 +81,19 @@ class Connection(ABC):
         self.state = state  # the schema of the state tables
         self.application = application  # what the DBA sees while a transaction is open
         self.timeout = timeout  # seconds for each statement and wait of a transaction
+        self.trusted = Trusted()  # whose tables it uses
+        # what the open transaction does last: looks once more at tables that no lock keeps
+        self.before_commit: list[Callable[[], None]] = []
 
     @abstractmethod
     def rows(
         self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> list[Row]:
         """Execute a statement and return the rows of its results; none where it has none."""
+
+    @abstractmethod
+    def records(self, statement: StatementName, kind: type[T], **values: Value) -> list[T]:
+        """Execute a statement as `rows`; return dataclasses whose fields are its columns."""
 
     @abstractmethod
     def arrow(
@@ -215,6 +230,7 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     default the connection's.
     """
     own = connection.timeout
+    connection.before_commit.clear()
     connection.rows("begin")
     try:
         connection.timeout = own if timeout is None else timeout
@@ -224,6 +240,8 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
             application=connection.application,
         )
         yield
+        for look_again in connection.before_commit:
+            look_again()
     except BaseException:
         rollback(connection)
         raise
@@ -239,6 +257,16 @@ def attempt(connection: Connection) -> Iterator[None]:
     connection.rows("savepoint")
     yield
     connection.rows("release")
+
+
+def lock_table(connection: Connection, queue: QueueAddress, how: Use) -> None:
+    """Keep a table as it is until the commit, if it can; fails if it is absent or locked."""
+    if LOCKS[how] in connection.lacks:
+        return
+    try:
+        connection.rows(LOCKS[how], tables={"queue": queue})
+    except errors.StatementRefused as error:
+        raise errors.NotAQueue(queue=connection.printed(queue), reason=error.reason) from None
 
 
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:

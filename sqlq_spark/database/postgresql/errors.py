@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
 from sqlq_spark.database import Place
-from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
+from sqlq_spark.wire.address import DELAYED, POSTGRESQL, QueueAddress
 
 if TYPE_CHECKING:
     from adbc_driver_manager import Error
@@ -79,7 +79,8 @@ RIGHTS = {
     "subscribe": "SELECT, INSERT, UPDATE",
     "unsubscribe": "SELECT, DELETE",
     "load": "INSERT",
-    "lock_destination": "INSERT",
+    "lock_insert": "INSERT",
+    "lock_delete": "SELECT, DELETE, UPDATE (seq)",
     "move_due": "SELECT, DELETE, UPDATE (due)",
     "move_due queue": "INSERT, SELECT (id)",
     "peek": "SELECT (seq)",
@@ -186,4 +187,6 @@ def missing_grant(text: str, place: Place) -> str:
         return f"GRANT USAGE ON SEQUENCE {sequence} TO the_user"
     needs = RIGHTS.get(place.statement, "SELECT")
     rights = RIGHTS.get(f"{place.statement} {place.role}", needs)
+    if queue is not None and queue.table.endswith(DELAYED):
+        rights = rights.replace("(seq)", "(due)")
     return f"GRANT {rights} ON {target} TO the_user"

@@ -211,6 +211,21 @@ SELECT attname::text, format_type(atttypid, NULL)::text
  WHERE attrelid = to_regclass(:table_name::text) AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum
 
+-- name: lock_read
+-- Before the look that finds whose a table is: keeps its name, its place and its owner.
+-- Locks:   the table, as a SELECT does, until commit.
+LOCK TABLE {queue} IN ACCESS SHARE MODE
+
+-- name: lock_insert
+-- The same before an INSERT: nobody else can add a trigger or a foreign key either.
+-- Locks:   the table, as an INSERT does, until commit.
+LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
+
+-- name: lock_delete
+-- The same before a DELETE.
+-- Locks:   the table, as a DELETE does, until commit.
+LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
+
 -- name: lock_queue
 -- For a queue, or a table of delayed messages, that is to be dropped. What was sent to it is counted
 -- after this, and nothing more can be sent.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlq_spark import database, errors
 from sqlq_spark.database.sqlserver import drivers
@@ -41,7 +41,7 @@ from sqlq_spark.database.sqlserver.rows import (
 )
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.statements import LACKS
-from sqlq_spark.database.trust import places_of
+from sqlq_spark.database.trust import look
 from sqlq_spark.wire.address import SQLSERVER, QueueAddress
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Row, Tables, Value
     from sqlq_spark.database.statements import StatementName
+
+T = TypeVar("T")
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
 # In a deadlock the server ends a session of LOW priority: ours, which tries again.
@@ -149,6 +151,18 @@ class Connection(database.Connection):
             return self._direct(statement, text, values)
         return self._do(statement, text, tables, values)
 
+    def records(self, statement: StatementName, kind: type[T], **values: Value) -> list[T]:
+        text = self.fill_names(STATEMENTS[statement], {})
+        with self._executed(statement, text, {}, values) as cursor:
+            while not cursor.description and cursor.nextset():
+                pass  # statements before the rows have no result
+            names = [column[0] for column in cursor.description]
+            found = [kind(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
+            drivers.check_complete(cursor)
+            while cursor.nextset():
+                pass  # an error behind the rows is raised only here
+        return found
+
     def arrow(
         self, statement: StatementName, *, tables: Tables, **numbers: int | list[int]
     ) -> pa.Table:
@@ -226,9 +240,8 @@ class Connection(database.Connection):
         distinct = list(dict.fromkeys(whole))
         found: dict[QueueAddress, Hashable] = {}
         if len(distinct) > 1:
-            places = json.dumps(places_of(self.names, distinct))
-            rows = self.rows("destinations", places=places, source_table=None)
-            found = {distinct[at]: (catalog, identity) for at, identity, catalog, *_ in rows}
+            tables = look(self, distinct, "read")
+            found = {queue: (its.catalog, its.identity) for queue, its in tables.items()}
         return [found.get(each, each) for each in whole]
 
     def close(self) -> None:
