@@ -30,7 +30,7 @@ from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
-from sqlq_spark.database.trust import check_state_owners, use_delayed
+from sqlq_spark.database.trust import use_delayed
 from sqlq_spark.options.names import DIALECTS, parse_queue, parse_table
 from sqlq_spark.send import subscriptions
 from sqlq_spark.wire.address import delayed_of
@@ -333,7 +333,7 @@ def look_at(
     ]
     for state in states:
         with schema.use_state(connection, state):
-            check_state_owners(connection)
+            schema.check_state_owners(connection)
             receipts = inspect.receipts(connection)
         same = find_same(connection, queue, {each.queue for each in receipts})
         reasons += [

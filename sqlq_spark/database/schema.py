@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from sqlq_spark import errors
 from sqlq_spark.database import dialect_named, transaction
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.database.trust import check_state_owners, look, reason_of
+from sqlq_spark.database.trust import Fault, advise, look, reason_of, whom
 from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
@@ -84,6 +84,21 @@ def check_state(connection: Connection) -> None:
     if found != VERSION:
         kind = errors.StateTooOld if found < VERSION else errors.StateTooNew
         raise kind(schema=connection.state, found=found, known=VERSION)
+
+
+def check_state_owners(connection: Connection) -> None:
+    """Raise StateOfOther for a state schema that must not be used; reads only the catalogue."""
+    faults = connection.records("state_faults", Fault, **whom(connection))
+    if faults:
+        found = "; ".join(str(each.fault) for each in faults)
+        advice, value = advise(connection, faults)
+        raise errors.StateOfOther(
+            schema=connection.state,
+            server=connection.server,
+            found=found,
+            advice=advice,
+            value=value,
+        )
 
 
 def state_parts(connection: Connection) -> dict[str, str]:

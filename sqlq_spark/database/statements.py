@@ -46,11 +46,11 @@ StatementName = Literal[
     "begin", "timeouts", "set_lock_timeout", "commit", "rollback", "savepoint", "release",
     "check_deferred", "end_frozen", "clock",
     # trust.sql
-    "table_owners", "state_faults",
+    "table_owners",
     # schema.sql
-    "install_lock", "install_schema", "install_state", "state_parts", "version", "create_lock",
-    "create_queue", "add_body_string", "create_subscriptions", "create_delayed", "queue_columns",
-    "lock_read", "lock_insert", "lock_delete", "lock_queue", "drop_queue",
+    "install_lock", "install_schema", "install_state", "state_parts", "state_faults", "version",
+    "create_lock", "create_queue", "add_body_string", "create_subscriptions", "create_delayed",
+    "queue_columns", "lock_read", "lock_insert", "lock_delete", "lock_queue", "drop_queue",
     # peek.sql
     "waiting", "peek", "sample", "top",
     # receive.sql
@@ -94,8 +94,7 @@ LACKS: dict[str, frozenset[StatementName]] = {
     # whole server.
     "sqlserver": frozenset(
         {
-            *("check_deferred", "receive_range", "lock_read", "lock_insert"),
-            *("lock_delete",),
+            *("check_deferred", "receive_range", "lock_read", "lock_insert", "lock_delete"),
             *("endpoint_zone", "end_frozen"),
         }
     ),

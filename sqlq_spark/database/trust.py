@@ -150,8 +150,9 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
     if connection.trusted.allows(table.catalog, table.schema, table.table, here=table.here):
         return None
     if table.role is not None:
+        advice, value = advise(connection, [table])
         return errors.OwnerNotTrusted(
-            table=name, found=table.fault, owner=table.role, **advise(connection, [table])
+            table=name, found=table.fault, owner=table.role, advice=advice, value=value
         )
     if table.fault is not None:
         return errors.TableRefused(table=name, found=table.fault)
@@ -161,22 +162,11 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
     return None
 
 
-def check_state_owners(connection: Connection) -> None:
-    """Raise StateOfOther, before anything of a state schema is read that must not be used."""
-    faults = connection.records("state_faults", Fault, **whom(connection))
-    if faults:
-        found = "; ".join(str(each.fault) for each in faults)
-        facts = advise(connection, faults)
-        raise errors.StateOfOther(
-            schema=connection.state, server=connection.server, found=found, **facts
-        )
-
-
-def advise(connection: Connection, faults: Sequence[Fault]) -> dict[str, str]:
+def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:
     """Return what a superuser should do first, and the setting that trusts the roles of faults."""
     roles = [*connection.trusted.roles, *(each.role for each in faults if each.role is not None)]
     value = print_roles(dict.fromkeys(roles), connection.names)
-    return {"advice": SUPERUSER if faults[0].is_super else "", "value": value}
+    return SUPERUSER if faults[0].is_super else "", value
 
 
 def whom(connection: Connection) -> dict[str, str]:

@@ -273,7 +273,7 @@ def retry(walk: Walk) -> None:
     def give_back() -> None:
         with Session(world.source, "retry") as session:
             choice = failed_messages.Choice()
-            planned = failed_messages.plan(session.open(), errors, choice, session.options)
+            planned = failed_messages.plan(session.open(), errors, choice)
             returned = failed_messages.give_back(session, errors, planned, batch=2)
             assert not [each for each in returned if each.reason]
 

@@ -112,6 +112,104 @@ DELETE FROM [sqlqueue].receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 GO
 
+-- table_owners
+SELECT t.place, CAST(t.id AS bigint) AS [identity], ISNULL(t.catalog, DB_NAME()) AS catalog,
+       CAST(CASE WHEN t.catalog IS NULL THEN 1 ELSE 0 END AS bit) AS here,
+       COALESCE(CASE WHEN t.catalog IS NULL THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2))
+       AS [schema],
+       COALESCE(CASE WHEN t.catalog IS NULL THEN OBJECT_NAME(t.id) END, PARSENAME(t.name, 1)) AS [table],
+       (SELECT MIN(w.name)
+          FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
+                  FROM OPENJSON(t.columns)) AS w
+         WHERE COL_LENGTH(t.name, w.name) IS NULL) AS missing,
+       CAST(ISNULL(HAS_PERMS_BY_NAME(t.name, N'OBJECT', N'INSERT'), 1) AS bit) AS may_insert,
+       ISNULL(USER_NAME(NULLIF(t.owner_id, 0)), N'an owner that cannot be seen') AS owner,
+       CAST(CASE WHEN t.owner_id > 0 AND t.owner_id = t.source_id THEN 1 ELSE 0 END AS bit) AS same_owner,
+       CASE WHEN t.catalog IS NOT NULL THEN N'it is in another database, whose owners cannot be seen'
+            WHEN t.is_table = 0 THEN N'it is no ordinary table'
+            WHEN t.is_trusted = 0
+            THEN N'it belongs to ' + ISNULL(USER_NAME(NULLIF(t.owner_id, 0)), N'an owner that cannot be seen')
+       END AS fault,
+       CASE WHEN t.catalog IS NULL AND t.is_table = 1 AND t.is_trusted = 0
+            THEN USER_NAME(NULLIF(t.owner_id, 0)) END AS role,
+       CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
+  FROM (SELECT a.*,
+               CASE WHEN a.owner_id IN (
+                    SELECT t.id
+                      FROM (SELECT 1 AS id
+                            UNION ALL
+                            SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
+                            UNION ALL
+                            SELECT o.id
+                              FROM (SELECT DATABASE_PRINCIPAL_ID() AS id
+                                    UNION ALL
+                                    SELECT OBJECTPROPERTY(OBJECT_ID(n.name, N'U'), N'OwnerId')
+                                      FROM OPENJSON(@named) WITH (name nvarchar(776) '$.name', catalog nvarchar(128) '$.catalog') AS n
+                                     WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()
+                                    UNION ALL
+                                    SELECT s.principal_id
+                                      FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                                                   catalog nvarchar(128) '$.catalog') AS n
+                                      JOIN sys.schemas AS s ON s.name = n.schema_name
+                                     WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()) AS o
+                             WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
+                     WHERE ISNULL(t.id, 0) > 0
+                    ) THEN 1 ELSE 0 END AS is_trusted
+          FROM (SELECT w.place, w.name, w.columns, OBJECT_ID(w.name) AS id,
+                       CASE WHEN w.catalog IS NULL OR DB_ID(w.catalog) = DB_ID() THEN NULL
+                            ELSE ISNULL(DB_NAME(DB_ID(w.catalog)), w.catalog) END AS catalog,
+                       CASE WHEN EXISTS (SELECT * FROM sys.tables AS s
+                                          WHERE s.object_id = OBJECT_ID(w.name, N'U') AND s.is_external = 0)
+                            THEN 1 ELSE 0 END AS is_table,
+                       ISNULL(OBJECTPROPERTY(OBJECT_ID(w.name), N'OwnerId'), 0) AS owner_id,
+                       ISNULL(OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId'), 0) AS source_id
+                  FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(776) '$.name',
+                                               catalog nvarchar(128) '$.catalog',
+                                               columns nvarchar(max) '$.columns' AS JSON) AS w) AS a) AS t
+ WHERE t.id IS NOT NULL;
+GO
+
+-- state_faults
+SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
+                     + ISNULL(USER_NAME(NULLIF(f.owner_id, 0)), N'an owner that cannot be seen') END AS fault,
+       CASE WHEN f.is_fault = 0 THEN USER_NAME(NULLIF(f.owner_id, 0)) END AS role,
+       CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
+  FROM (SELECT N'the schema' AS what, 0 AS is_fault, ISNULL(s.principal_id, 0) AS owner_id
+          FROM sys.schemas AS s
+         WHERE s.name = N'sqlqueue'
+        UNION ALL
+        SELECT CONCAT(N'table ', QUOTENAME(o.name),
+                      CASE WHEN o.type <> N'U' THEN N' is no table' WHEN p.policies > 0 THEN N' has a policy' END),
+               CASE WHEN o.type <> N'U' OR p.policies > 0 THEN 1 ELSE 0 END,
+               ISNULL(OBJECTPROPERTY(o.object_id, N'OwnerId'), 0)
+          FROM sys.objects AS o
+         CROSS APPLY (SELECT COUNT(*) AS policies FROM sys.security_predicates AS s
+                       WHERE s.target_object_id = o.object_id) AS p
+         WHERE o.schema_id = SCHEMA_ID(N'sqlqueue') AND o.type IN (N'U', N'V', N'SN')) AS f
+ WHERE f.is_fault = 1
+    OR f.owner_id NOT IN (
+       SELECT t.id
+         FROM (SELECT 1 AS id
+               UNION ALL
+               SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
+               UNION ALL
+               SELECT o.id
+                 FROM (SELECT DATABASE_PRINCIPAL_ID() AS id
+                       UNION ALL
+                       SELECT OBJECTPROPERTY(OBJECT_ID(n.name, N'U'), N'OwnerId')
+                         FROM OPENJSON(@named) WITH (name nvarchar(776) '$.name', catalog nvarchar(128) '$.catalog') AS n
+                        WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()
+                       UNION ALL
+                       SELECT s.principal_id
+                         FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                                      catalog nvarchar(128) '$.catalog') AS n
+                         JOIN sys.schemas AS s ON s.name = n.schema_name
+                        WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()) AS o
+                WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
+        WHERE ISNULL(t.id, 0) > 0
+       );
+GO
+
 -- sink_close
 UPDATE [sqlqueue].dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages

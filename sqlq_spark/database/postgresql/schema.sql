@@ -144,6 +144,25 @@ SELECT relname::text
   FROM pg_catalog.pg_class
  WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind IN ('r', 'i')
 
+-- name: state_faults
+-- Why the state schema must not be used, before anything in it is read. `script` contains it.
+-- Returns: fault, role text, is_super boolean
+WITH RECURSIVE given (owners, named, deletes) AS (
+    SELECT :owners::text::json, :named::text::json, true
+), {trusted}, asked (place, id, what) AS (
+    SELECT 0, oid, 'table ' || oid::regclass
+      FROM pg_class
+     WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind NOT IN ('i', 'I', 'S')
+), {faults}
+SELECT f.fault, pg_get_userbyid(f.role)::text AS role,
+       (SELECT is_super FROM roles LIMIT 1) AS is_super
+  FROM (SELECT fault, role FROM faults WHERE rank <> 3
+              UNION
+             SELECT 'the schema belongs to ' || quote_ident(pg_get_userbyid(nspowner)), nspowner
+               FROM pg_namespace
+              WHERE nspname = {state_name} AND nspowner NOT IN (SELECT owner FROM trusted)) AS f
+ ORDER BY f.fault
+
 -- name: version
 -- Returns: version integer
 SELECT version FROM {state}.version

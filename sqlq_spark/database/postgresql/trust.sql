@@ -77,7 +77,8 @@ tables (place, id, what) AS (
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, :deletes::boolean
 ), {trusted}, asked AS (
-    SELECT t.place, t.columns, c.oid AS id, 'it' AS what, n.nspname, c.relname, c.relowner, n.oid AS schema
+    SELECT t.place, t.columns, c.oid AS id, 'it' AS what, n.nspname, n.oid AS schema,
+           c.relname, c.relkind, c.relowner
       FROM json_to_recordset(:places::text::json)
            AS t (place bigint, schema_name text, table_name text, columns json)
       JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schema_name::name
@@ -91,7 +92,8 @@ SELECT t.place, t.id::bigint AS identity, NULL::text AS catalog, true AS here,
          WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
                             WHERE a.attrelid = t.id AND NOT a.attisdropped
                               AND a.attname = lower(w.name)::name)) AS missing,
-       has_schema_privilege(t.schema, 'USAGE') AND has_table_privilege(t.id, 'INSERT') AS may_insert,
+       t.relkind IN ('r', 'p') AND has_schema_privilege(t.schema, 'USAGE')
+       AND has_table_privilege(t.id, 'INSERT') AS may_insert,
        pg_get_userbyid(t.relowner)::text AS owner,
        EXISTS (SELECT
                  FROM parse_ident(:source_table::text) AS source (name)
@@ -102,22 +104,3 @@ SELECT t.place, t.id::bigint AS identity, NULL::text AS catalog, true AS here,
   FROM asked AS t
   LEFT JOIN LATERAL (SELECT fault, role FROM faults WHERE faults.place = t.place
                       ORDER BY rank, fault LIMIT 1) AS f ON true
-
--- name: state_faults
--- Why the state schema must not be used, before anything in it is read. `script` contains it.
--- Returns: fault, role text, is_super boolean
-WITH RECURSIVE given (owners, named, deletes) AS (
-    SELECT :owners::text::json, :named::text::json, true
-), {trusted}, asked (place, id, what) AS (
-    SELECT 0, oid, 'table ' || oid::regclass
-      FROM pg_class
-     WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind NOT IN ('i', 'I', 'S')
-), {faults}
-SELECT f.fault, pg_get_userbyid(f.role)::text AS role,
-       (SELECT is_super FROM roles LIMIT 1) AS is_super
-  FROM (SELECT fault, role FROM faults WHERE rank <> 3
-              UNION
-             SELECT 'the schema belongs to ' || quote_ident(pg_get_userbyid(nspowner)), nspowner
-               FROM pg_namespace
-              WHERE nspname = {state_name} AND nspowner NOT IN (SELECT owner FROM trusted)) AS f
- ORDER BY f.fault

@@ -12,11 +12,12 @@ SELECT t.id
           FROM (SELECT DATABASE_PRINCIPAL_ID() AS id
                 UNION ALL
                 SELECT OBJECTPROPERTY(OBJECT_ID(n.name, N'U'), N'OwnerId')
-                  FROM OPENJSON(@named) WITH (name nvarchar(776), catalog nvarchar(128)) AS n
+                  FROM OPENJSON(@named) WITH (name nvarchar(776) '$.name', catalog nvarchar(128) '$.catalog') AS n
                  WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()
                 UNION ALL
                 SELECT s.principal_id
-                  FROM OPENJSON(@named) WITH (schema_name nvarchar(128), catalog nvarchar(128)) AS n
+                  FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                               catalog nvarchar(128) '$.catalog') AS n
                   JOIN sys.schemas AS s ON s.name = n.schema_name
                  WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()) AS o
          WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
@@ -60,30 +61,7 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], ISNULL(t.catalog, DB_NAME())
                             THEN 1 ELSE 0 END AS is_table,
                        ISNULL(OBJECTPROPERTY(OBJECT_ID(w.name), N'OwnerId'), 0) AS owner_id,
                        ISNULL(OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId'), 0) AS source_id
-                  FROM OPENJSON(@places) WITH (place bigint, name nvarchar(776), catalog nvarchar(128),
-                                               columns nvarchar(max) AS JSON) AS w) AS a) AS t
+                  FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(776) '$.name',
+                                               catalog nvarchar(128) '$.catalog',
+                                               columns nvarchar(max) '$.columns' AS JSON) AS w) AS a) AS t
  WHERE t.id IS NOT NULL
-
--- name: state_faults
--- Why the state schema must not be used, before anything in it is read. `script` contains it.
--- Returns: fault, role, is_super bit
-SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
-                     + ISNULL(USER_NAME(NULLIF(f.owner_id, 0)), N'an owner that cannot be seen') END AS fault,
-       CASE WHEN f.is_fault = 0 THEN USER_NAME(NULLIF(f.owner_id, 0)) END AS role,
-       CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
-  FROM (SELECT N'the schema' AS what, 0 AS is_fault, ISNULL(s.principal_id, 0) AS owner_id
-          FROM sys.schemas AS s
-         WHERE s.name = {state_name}
-        UNION ALL
-        SELECT CONCAT(N'table ', QUOTENAME(o.name),
-                      CASE WHEN o.type <> N'U' THEN N' is no table' WHEN p.policies > 0 THEN N' has a policy' END),
-               CASE WHEN o.type <> N'U' OR p.policies > 0 THEN 1 ELSE 0 END,
-               ISNULL(OBJECTPROPERTY(o.object_id, N'OwnerId'), 0)
-          FROM sys.objects AS o
-         CROSS APPLY (SELECT COUNT(*) AS policies FROM sys.security_predicates AS s
-                       WHERE s.target_object_id = o.object_id) AS p
-         WHERE o.schema_id = SCHEMA_ID({state_name}) AND o.type IN (N'U', N'V', N'SN')) AS f
- WHERE f.is_fault = 1
-    OR f.owner_id NOT IN (
-       {trusted}
-       )
