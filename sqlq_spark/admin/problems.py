@@ -162,18 +162,23 @@ def _without_grants(
 
 
 def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
-    """Report a table's owner who is trusted only because the queue is named."""
-    named, connection.trusted = connection.trusted, replace(connection.trusted, named=())
+    """Report what keeps a queue that may be read from being received or named by others."""
+    where, trusted = connection.printed(queue), connection.trusted
+    table = look(connection, [queue], "delete").get(queue)
+    reason = reason_of(connection, queue, table, None)
+    if reason is not None:  # a foreign key
+        fix = "do what is said there"
+        return [Finding(where, "not_received", "error", str(reason), fix)]
+    connection.trusted = replace(trusted, named=())
     try:
         table = look(connection, [queue], "read").get(queue)
         reason = reason_of(connection, queue, table, None)
     finally:
-        connection.trusted = named
+        connection.trusted = trusted
     if not isinstance(reason, errors.OwnerNotTrusted):
         return []
-    where = connection.printed(queue)
-    problem = f"{reason.found}, whose code may run with the rights of whoever names the queue"
-    fix = f"set trustedOwners={reason.value} where nothing names it, as for replies and events"
+    problem = f"{reason.found}, who is trusted only where an option or an argument names the queue"
+    fix = f"set trustedOwners={reason.value} to send replies and events there too"
     return [Finding(where, "owner", "note", problem, fix)]
 
 

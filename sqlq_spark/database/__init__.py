@@ -259,12 +259,18 @@ def attempt(connection: Connection) -> Iterator[None]:
     connection.rows("release")
 
 
-def lock_table(connection: Connection, queue: QueueAddress, how: Use) -> None:
-    """Keep a table as it is until the commit, if it can; fails if it is absent or locked."""
+def lock_table(
+    connection: Connection, queue: QueueAddress, how: Use, *, role: str = "queue"
+) -> None:
+    """
+    Keep a table as it is until the commit, if it can; fails if it is absent or locked.
+
+    `role` is its name in the statements that use it, for the rights that an error asks for.
+    """
     if LOCKS[how] in connection.lacks:
         return
     try:
-        connection.rows(LOCKS[how], tables={"queue": queue})
+        connection.rows(LOCKS[how], tables={role: queue, "queue": queue})
     except errors.StatementRefused as error:
         raise errors.NotAQueue(queue=connection.printed(queue), reason=error.reason) from None
 

@@ -69,6 +69,7 @@ def use(
     *,
     columns: Sequence[str] = (),
     source: QueueAddress | None = None,
+    role: str = "queue",
 ) -> None:
     """
     Lock tables, and make sure that they may be used, in the transaction that uses them.
@@ -80,7 +81,7 @@ def use(
     """
     asked = list(dict.fromkeys(queues))
     for queue in asked:
-        lock_table(connection, queue, how)
+        lock_table(connection, queue, how, role=role)
     tables = look(connection, asked, how, columns=columns, source=source)
     for queue in asked:
         reason = reason_of(connection, queue, tables.get(queue), source)

@@ -115,7 +115,7 @@ def subscribe(
     if not connection.columns(table):
         create_subscriptions(connection, table)
     with transaction(connection):
-        use(connection, [table], "insert")
+        use(connection, [table], "insert", role="subscriptions")
         for each in made:
             connection.rows(
                 "subscribe",
@@ -165,7 +165,7 @@ def _rows(
     **values: str | None,
 ) -> list[Row]:
     try:
-        use(connection, [table], how)
+        use(connection, [table], how, role="subscriptions")
         return connection.rows(statement, tables={"subscriptions": table}, **values)
     except QueueNotFound as error:
         raise SubscriptionsNotFound(table=error.queue, server=error.server) from None
