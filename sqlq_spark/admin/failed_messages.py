@@ -25,7 +25,7 @@ from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.send.insert import add_ids
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress
@@ -293,7 +293,7 @@ def return_batch(
     try:
         with transaction(connection):
             seqs = [each.seq for each in chosen]
-            use(connection, [source], "delete")
+            use(connection, [source], DELETE)
             taken = sort_by_seq(connection.arrow("take", tables={"queue": source}, seqs=seqs))
             if taken.num_rows:
                 rows = to_source(connection, source, chosen, taken)

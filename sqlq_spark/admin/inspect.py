@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, endpoint_zone, read_clock
-from sqlq_spark.database.trust import use, use_delayed
+from sqlq_spark.database.trust import READ, use, use_delayed
 from sqlq_spark.errors import BadAddress, MissingOption, RightMissing, TableRefused
 from sqlq_spark.wire.address import QueueAddress, delayed_of, split_canonical
 
@@ -146,7 +146,7 @@ def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = 
     Raises:
         QueueNotFound, RightMissing, TableRefused.
     """
-    use(connection, [queue], "read")
+    use(connection, [queue], READ)
     name = connection.printed(queue)
     row = connection.rows("stats", tables={"queue": queue}, table_name=name, largest=largest)[0]
     return Depth(name, *row)
@@ -169,7 +169,7 @@ def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> De
     refused: TableRefused | None = None
     with suppress(RightMissing), attempt(connection):
         try:
-            table = use_delayed(connection, queue, "read")
+            table = use_delayed(connection, queue, READ)
         except TableRefused as error:  # no statement failed, so nothing is undone
             refused = error
         else:

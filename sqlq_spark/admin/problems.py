@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import part
-from sqlq_spark.database.trust import look, reason_of, use
+from sqlq_spark.database.trust import DELETE, READ, look, use
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 
@@ -106,7 +106,7 @@ def of_queue(
         QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` says why.
         TableRefused: it must not be read.
     """
-    use(connection, [queue], "read")
+    use(connection, [queue], READ)
     rows = connection.rows("check_rows", tables={"queue": queue})
     (last, *_, seq, size), where = rows[0], connection.printed(queue)
     expiring = [row[1:4] for row in rows if row[1] is not None]
@@ -164,21 +164,18 @@ def _without_grants(
 def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """Report what keeps a queue that may be read from being received or named by others."""
     where, trusted = connection.printed(queue), connection.trusted
-    table = look(connection, [queue], "delete").get(queue)
-    reason = reason_of(connection, queue, table, None)
-    if reason is not None:  # a foreign key
+    for reason in look(connection, [queue], DELETE)[1].values():  # a foreign key
         fix = "do what is said there"
         return [Finding(where, "not_received", "error", str(reason), fix)]
     connection.trusted = replace(trusted, named=())
     try:
-        table = look(connection, [queue], "read").get(queue)
-        reason = reason_of(connection, queue, table, None)
+        refused = look(connection, [queue], READ)[1].get(queue)
     finally:
         connection.trusted = trusted
-    if not isinstance(reason, errors.OwnerNotTrusted):
+    if not isinstance(refused, errors.OwnerNotTrusted):
         return []
-    problem = f"{reason.found}, who is trusted only where an option or an argument names the queue"
-    fix = f"set trustedOwners={reason.value} to send replies and events there too"
+    problem = f"{refused.found}, who is trusted only where an option or an argument names the queue"
+    fix = f"set trustedOwners={refused.value} to send replies and events there too"
     return [Finding(where, "owner", "note", problem, fix)]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.errors import Deadlock
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _delete(
 
     for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):
         with attempt, transaction(connection):
-            use(connection, [queue], "delete")
+            use(connection, [queue], DELETE)
             gone = int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
             if recorded and gone:
                 record_action(connection, "purge", connection.printed(queue), gone)

@@ -21,7 +21,7 @@ from sqlq_spark import errors
 from sqlq_spark.admin import formats, inspect, watch
 from sqlq_spark.admin.problems import CUT
 from sqlq_spark.database import transaction
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import READ, use
 from sqlq_spark.options.names import parse_table
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import Headers
@@ -90,7 +90,7 @@ def read_headers(
         with transaction(connection):
             if not is_named:
                 connection.set_lock_timeout(inspect.LOCK_WAIT)
-            use(connection, [queue], "read")
+            use(connection, [queue], READ)
             page = connection.arrow(
                 "browse_headers", tables={"queue": queue}, first=first, stop=stop, messages=PAGE
             )

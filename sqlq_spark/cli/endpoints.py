@@ -30,7 +30,7 @@ from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
-from sqlq_spark.database.trust import use_delayed
+from sqlq_spark.database.trust import READ, use_delayed
 from sqlq_spark.options.names import DIALECTS, parse_queue, parse_table
 from sqlq_spark.send import subscriptions
 from sqlq_spark.wire.address import delayed_of
@@ -322,7 +322,7 @@ def look_at(
     name = inspect.delayed_name(connection, queue)
     tables, waiting, depth = [queue], 0, inspect.depth(connection, queue)
     if name is not None and "due" in connection.columns(delayed_of(queue)):
-        delayed = use_delayed(connection, queue, "read")
+        delayed = use_delayed(connection, queue, READ)
         values = {"table_name": name, "zone": None, "largest": None}
         waiting = connection.rows("stats_delayed", tables={"queue": delayed}, **values)[0][0]
         tables = [delayed, queue]

@@ -21,7 +21,7 @@ from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.database.trust import look
+from sqlq_spark.database.trust import INSERT, look
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.names import parse_queue
 
@@ -365,7 +365,7 @@ def check_logins(
         if not each.entitled
     }
     with transaction(connection):
-        tables = look(connection, [*foreign], "insert")
+        tables, _ = look(connection, [*foreign], INSERT)
     for queue, table in tables.items():
         its = foreign[queue]
         if not options.trusted.allows(table.catalog, table.schema, table.table, here=table.here):

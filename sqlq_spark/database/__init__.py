@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names, QueueAddress
 
 T = TypeVar("T")
-Use: TypeAlias = Literal["read", "insert", "delete"]  # of a table
+Access: TypeAlias = Literal["read", "insert", "delete"]  # to a table
 # how a table is used → what keeps it as it is
-LOCKS: dict[Use, StatementName] = {
+LOCKS: dict[Access, StatementName] = {
     "read": "lock_read",
     "insert": "lock_insert",
     "delete": "lock_delete",
@@ -260,7 +260,7 @@ def attempt(connection: Connection) -> Iterator[None]:
 
 
 def lock_table(
-    connection: Connection, queue: QueueAddress, how: Use, *, role: str = "queue"
+    connection: Connection, queue: QueueAddress, how: Access, *, role: str = "queue"
 ) -> None:
     """
     Keep a table as it is until the commit, if it can; fails if it is absent or locked.

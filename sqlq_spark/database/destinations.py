@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark import errors
 from sqlq_spark.database import TRANSIENT, attempt, lock_table
-from sqlq_spark.database.trust import look, look_at_end, reason_of
+from sqlq_spark.database.trust import Use, check_locked, look, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.trust import Reasons, Table
+    from sqlq_spark.database.trust import Reasons
     from sqlq_spark.wire.address import QueueAddress
 
 # columns as the transport's CREATE TABLE writes them, which a database may compare by case
@@ -44,13 +44,13 @@ class Destinations:
         self.source = source  # whose owner the tables must have
         self.by_header = by_header  # whether only a header directs messages there
         self.patience = PATIENCE  # seconds that are left to wait for tables that others lock
-        self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}
+        self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}  # by their columns
 
     def find_refused(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> Reasons:
         """Return what cannot be sent to, and why; locks nothing, and runs no code of a table."""
-        return self._look([*dict.fromkeys(queues)], columns, None)[1]
+        return look(self.connection, [*dict.fromkeys(queues)], self._wanted(columns))[1]
 
     def check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
         """Raise why one cannot be sent to, as `find_refused`."""
@@ -65,10 +65,8 @@ class Destinations:
     ) -> None:
         """Lock tables; raise why one cannot be sent to. Its owner must be that of the source."""
         new = self.undecided(queues, columns)
-        for queue in new:
-            lock_table(self.connection, queue, "insert")
-        for reason in self._accept_locked(new, columns, source).values():
-            raise reason
+        use(self.connection, new, self._wanted(columns, source))
+        self._accepted.setdefault(tuple(columns), set()).update(new)
 
     def lock_each(
         self,
@@ -77,8 +75,8 @@ class Destinations:
         source: QueueAddress | None = None,
     ) -> Reasons:
         """Lock and check tables, each apart from the others; return why some cannot be sent to."""
-        new = self.undecided(queues, columns)
-        reasons = self._look(new, columns, source)[1]
+        new, wanted = self.undecided(queues, columns), self._wanted(columns, source)
+        reasons = look(self.connection, new, wanted)[1]
         for queue in [each for each in new if each not in reasons]:
             reason = self.isolate(partial(lock_table, self.connection, queue, "insert"))
             if isinstance(reason, errors.TimedOut):
@@ -87,7 +85,9 @@ class Destinations:
             if reason is not None:
                 reasons[queue] = reason
         locked = [each for each in new if each not in reasons]
-        return reasons | self._accept_locked(locked, columns, source)
+        reasons |= check_locked(self.connection, locked, wanted)
+        self._accepted.setdefault(tuple(columns), set()).update({*new} - reasons.keys())
+        return reasons
 
     def isolate(self, work: Callable[[], None]) -> errors.DatabaseFailure | None:
         """
@@ -115,32 +115,6 @@ class Destinations:
         accepted = self._accepted.get(tuple(columns), set())
         return [queue for queue in dict.fromkeys(queues) if queue not in accepted]
 
-    def _accept_locked(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
-    ) -> Reasons:
-        """Return which of the locked tables must not be sent to, and why."""
-        tables, reasons = self._look(queues, columns, source)
-        accepted = {queue: table for queue, table in tables.items() if queue not in reasons}
-        look_at_end(self.connection, accepted, "insert")
-        self._accepted.setdefault(tuple(columns), set()).update(accepted)
-        return reasons
-
-    def _look(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str], source: QueueAddress | None
-    ) -> tuple[dict[QueueAddress, Table], Reasons]:
+    def _wanted(self, columns: Sequence[str], source: QueueAddress | None = None) -> Use:
         source = source or self.source
-        tables = look(self.connection, queues, "insert", columns=columns, source=source)
-        reasons: Reasons = {}
-        for queue in queues:
-            reason = self._reason(queue, tables.get(queue), source)
-            if reason is not None:
-                reasons[queue] = reason
-        return tables, reasons
-
-    def _reason(
-        self, queue: QueueAddress, table: Table | None, source: QueueAddress | None
-    ) -> errors.SqlQueueError | None:
-        if self.by_header and (table is None or table.missing is not None or not table.may_insert):
-            name, server = self.connection.printed(queue), self.connection.server
-            return errors.QueueNotWritable(queue=name, server=server)
-        return reason_of(self.connection, queue, table, source)
+        return Use("insert", columns, source, self.by_header)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from sqlq_spark import errors
 from sqlq_spark.database import dialect_named, transaction
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.database.trust import Fault, advise, look, reason_of, whom
+from sqlq_spark.database.trust import INSERT, Fault, advise, look
 from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ def check_state(connection: Connection) -> None:
 
 def check_state_owners(connection: Connection) -> None:
     """Raise StateOfOther for a state schema that must not be used; reads only the catalogue."""
-    faults = connection.records("state_faults", Fault, **whom(connection))
+    faults = connection.records(
+        "state_faults", Fault, **connection.trusted.values(connection.names)
+    )
     if faults:
         found = "; ".join(str(each.fault) for each in faults)
         advice, value = advise(connection, faults)
@@ -199,9 +201,7 @@ def create_subscriptions(connection: Connection, table: QueueAddress) -> None:
 
 def check_owner(connection: Connection, table: QueueAddress) -> None:
     """Raise TableRefused for a table that was there, and whose owner is not trusted."""
-    known = look(connection, [table], "insert").get(table)
-    reason = reason_of(connection, table, known, None)
-    if reason is not None:
+    for reason in look(connection, [table], INSERT)[1].values():
         raise reason
 
 

@@ -1,22 +1,20 @@
 """
 Whose table is it? One rule for all tables that are read or written.
 
-The owner of a table can add code to it at any moment, and that code runs with the rights of the
-login that uses the table. So a table is used only if the statement `table_owners` finds no fault:
-it is an ordinary table, as its descendants are. Its owner and its schema's owner are trusted.
-Nobody else has added a trigger or, where rows are deleted, a foreign key.
-A queue's table of delayed messages must also have the owner of its queue.
+The owner of a table can add code to it at any moment, which runs with the rights of the login that
+uses the table. So a table is used only if the statement `table_owners` finds no fault: it is an
+ordinary table, as its descendants are; its owner and its schema's owner are trusted; nobody else
+has added a trigger or, where rows are deleted, a foreign key.
 
 The order is lock, look, use, in one transaction. The lock keeps the table as the look found it. A
-database without such a lock looks again before the commit.
-
-`Connection.trusted` says whom the user trusts, and which tables are used whoever owns them.
+database without such a lock looks again before the commit. `Connection.trusted` says whom the user
+trusts, and which tables are used whoever owns them.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from sqlq_spark import errors
@@ -27,7 +25,7 @@ from sqlq_spark.wire.address import delayed_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sqlq_spark.database import Connection, Use
+    from sqlq_spark.database import Access, Connection
     from sqlq_spark.wire.address import QueueAddress
 
 SUPERUSER = (
@@ -62,88 +60,88 @@ class Table(Fault):
     same_owner: bool  # whether its owner is that of the source
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What tables are used for, and what is asked of them beside whose they are."""
+
+    how: Access
+    columns: Sequence[str] = ()  # that they must have
+    source: QueueAddress | None = None  # whose owner they must have
+    by_header: bool = False  # whether only a header names them
+
+
+READ, INSERT, DELETE = Use("read"), Use("insert"), Use("delete")
+
+
 def use(
-    connection: Connection,
-    queues: Iterable[QueueAddress],
-    how: Use,
-    *,
-    columns: Sequence[str] = (),
-    source: QueueAddress | None = None,
-    role: str = "queue",
+    connection: Connection, queues: Iterable[QueueAddress], wanted: Use, role: str = "queue"
 ) -> None:
     """
     Lock tables, and make sure that they may be used, in the transaction that uses them.
-
-    They must have these columns, and the owner of the source.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
     """
     asked = list(dict.fromkeys(queues))
     for queue in asked:
-        lock_table(connection, queue, how, role=role)
-    tables = look(connection, asked, how, columns=columns, source=source)
-    for queue in asked:
-        reason = reason_of(connection, queue, tables.get(queue), source)
-        if reason is not None:
-            raise reason
-    look_at_end(connection, tables, how)
+        lock_table(connection, queue, wanted.how, role=role)
+    for reason in check_locked(connection, asked, wanted).values():
+        raise reason
 
 
-def use_delayed(
-    connection: Connection, queue: QueueAddress, how: Use, *, columns: Sequence[str] = ()
-) -> QueueAddress:
+def use_delayed(connection: Connection, queue: QueueAddress, wanted: Use) -> QueueAddress:
     """Return a queue's table of delayed messages, as `use`. Nothing reaches it in another way."""
     table = delayed_of(queue)
-    use(connection, [table], how, columns=columns, source=queue)
+    use(connection, [table], replace(wanted, source=queue))
     return table
 
 
+def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted: Use) -> Reasons:
+    """Return which of the locked tables must not be used, and why."""
+    before, reasons = look(connection, queues, wanted)
+
+    def look_again() -> None:
+        after, refused = look(connection, queues, wanted)
+        for queue in queues:
+            same = queue in after and after[queue].identity == before[queue].identity
+            if queue not in reasons and (queue in refused or not same):
+                raise errors.DestinationChanged(queue=connection.printed(queue))
+
+    if LOCKS[wanted.how] in connection.lacks:
+        connection.before_commit.append(look_again)
+    return reasons
+
+
 def look(
-    connection: Connection,
-    queues: Sequence[QueueAddress],
-    how: Use,
-    *,
-    columns: Sequence[str] = (),
-    source: QueueAddress | None = None,
-) -> dict[QueueAddress, Table]:
-    """Return what is known of the tables that are there. Locks nothing, runs no code of a table."""
+    connection: Connection, queues: Sequence[QueueAddress], wanted: Use
+) -> tuple[dict[QueueAddress, Table], Reasons]:
+    """Return what is known of the tables that are there, and why some must not be used."""
     if not queues:
-        return {}
+        return {}, {}
+    names, columns = connection.names, [*wanted.columns]
     places = [
-        connection.names.place_of(queue) | {"place": place, "columns": [*columns]}
+        names.place_of(queue) | {"place": place, "columns": columns}
         for place, queue in enumerate(queues)
     ]
     found = connection.records(
         "table_owners",
         Table,
         places=json.dumps(places),
-        source_table=None if source is None else connection.names.quote_address(source),
-        deletes=how == "delete",
-        **whom(connection),
+        source_table=None if wanted.source is None else names.quote_address(wanted.source),
+        deletes=wanted.how == "delete",
+        **connection.trusted.values(names),
     )
-    return {queues[table.place]: table for table in found}
-
-
-def look_at_end(connection: Connection, before: dict[QueueAddress, Table], how: Use) -> None:
-    """Look again before the commit, if no lock keeps the tables; raises DestinationChanged."""
-
-    def look_again() -> None:
-        after = look(connection, [*before], how)
-        for queue, table in before.items():
-            now = after.get(queue)
-            if now is None or (now.identity, now.fault) != (table.identity, table.fault):
-                raise errors.DestinationChanged(queue=connection.printed(queue))
-
-    if LOCKS[how] in connection.lacks:
-        connection.before_commit.append(look_again)
+    tables = {queues[table.place]: table for table in found}
+    reasons = {queue: reason_of(connection, queue, tables.get(queue), wanted) for queue in queues}
+    return tables, {queue: reason for queue, reason in reasons.items() if reason is not None}
 
 
 def reason_of(  # noqa: PLR0911 - each return is one kind of error
-    connection: Connection, queue: QueueAddress, table: Table | None, source: QueueAddress | None
+    connection: Connection, queue: QueueAddress, table: Table | None, wanted: Use
 ) -> errors.DatabaseFailure | None:
-    """Return why a table must not be used, by what is known of it; None: it may be used."""
     name = connection.printed(queue)
+    if wanted.by_header and (table is None or table.missing is not None or not table.may_insert):
+        return errors.QueueNotWritable(queue=name, server=connection.server)
     if table is None:
         return errors.QueueNotFound(queue=name, server=connection.server)
     if table.missing is not None:
@@ -157,8 +155,8 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
         )
     if table.fault is not None:
         return errors.TableRefused(table=name, found=table.fault)
-    if source is not None and not table.same_owner:
-        found = connection.printed(source)
+    if wanted.source is not None and not table.same_owner:
+        found = connection.printed(wanted.source)
         return errors.TableOfOther(table=name, owner=table.owner, found=found)
     return None
 
@@ -168,12 +166,3 @@ def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:
     roles = [*connection.trusted.roles, *(each.role for each in faults if each.role is not None)]
     value = print_roles(dict.fromkeys(roles), connection.names)
     return SUPERUSER if faults[0].is_super else "", value
-
-
-def whom(connection: Connection) -> dict[str, str]:
-    """Return whom the user trusts, as the statements take it."""
-    trusted = connection.trusted
-    named: list[dict[str, object]] = [connection.names.place_of(queue) for queue in trusted.named]
-    if trusted.state_schema is not None:
-        named.append({"schema_name": trusted.state_schema})
-    return {"owners": json.dumps(trusted.roles), "named": json.dumps(named)}

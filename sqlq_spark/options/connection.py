@@ -6,6 +6,7 @@ How options are parsed, and those that all have: the database and how to reach i
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import MISSING, dataclass, replace
 from fnmatch import fnmatchcase
@@ -106,6 +107,13 @@ class Trusted:
     named: tuple[QueueAddress, ...] = ()  # tables of options and arguments: their owners' too
     state_schema: str | None = None  # if the option names it: its owner's too
     allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations: whoever owns them
+
+    def values(self, names: Names) -> dict[str, str]:
+        """Return what statements ask that look whose tables are trusted."""
+        named = [names.place_of(queue) for queue in self.named]
+        if self.state_schema is not None:
+            named.append({"schema_name": self.state_schema})
+        return {"owners": json.dumps(self.roles), "named": json.dumps(named)}
 
     def with_named(self, queues: Iterable[QueueAddress]) -> Trusted:
         """Return it with tables that an argument names."""

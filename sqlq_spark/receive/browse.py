@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import READ, use
 from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.pace import apportion
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
@@ -108,7 +108,7 @@ def parts(
     if wanted.queues is not None:
         queues = [queue for queue in queues if connection.canonical(queue) in wanted.queues]
     with transaction(connection):
-        use(connection, queues, "read")
+        use(connection, queues, READ)
         ends = [connection.rows("top", tables={"queue": queue})[0] for queue in queues]
     found = [
         wanted.within(*((0, 0) if first is None else (first, last + 1))) for first, last in ends
@@ -149,7 +149,7 @@ def pages(
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
     while first < stop:
         with transaction(connection):
-            use(connection, [queue], "read")
+            use(connection, [queue], READ)
             page = connection.arrow(
                 "browse_seq" if narrow else "browse",
                 tables={"queue": queue},

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import DELETE, READ, use
 from sqlq_spark.errors import ConnectionLost, DatabaseFailure, StreamOfOtherQueue
 from sqlq_spark.receive import offset, pace, peek, receipts
 from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
@@ -152,7 +152,7 @@ class StreamDriver:
         for poller in self.due_pollers.values():
             poller.finish(connection)
         with transaction(connection):
-            use(connection, self.queues.values(), "read")
+            use(connection, self.queues.values(), READ)
             for name, queue in self.queues.items():
                 _, last = connection.rows("top", tables={"queue": queue})[0]
                 self.looks[name] = peek.freeze(self.looks[name], last)
@@ -256,7 +256,7 @@ class StreamDriver:
         options = self.options
         grain = max(1, options.max_messages // MARKS)
         awake = {name: look for name, look in self.looks.items() if look.is_awake(now)}
-        use(connection, [self.queues[name] for name in awake], "read")
+        use(connection, [self.queues[name] for name in awake], READ)
         idle = [name for name, look in awake.items() if not look.found.messages]
         tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
         waiting = connection.rows("waiting", tables=tables) if idle else []
@@ -400,7 +400,7 @@ def purge(connection: Connection, queues: Sequence[QueueAddress]) -> int:
     """
     with transaction(connection):
         recorded, total = has_trail(connection), 0
-        use(connection, queues, "delete")
+        use(connection, queues, DELETE)
         for each in queues:
             gone = int(connection.rows("purge", tables={"queue": each})[0][0])
             if recorded and gone:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from sqlq_spark import errors
 from sqlq_spark.database import find_same, load_checked
 from sqlq_spark.database.destinations import PATIENCE, RETURNED, SENT, Destinations
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import Use, use
 from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
@@ -140,7 +140,7 @@ class Forwarding:
         )
         if place is None:
             return []
-        use(self.connection, [place], "insert", columns=SENT)
+        use(self.connection, [place], Use("insert", SENT))
         for destination, reason in reasons.items():
             more = failure_headers(self.connection, destination, reason)
             for row in self.away[destination]:

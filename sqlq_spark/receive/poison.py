@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt
 from sqlq_spark.database.destinations import SENT
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import Use, use
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
 from sqlq_spark.wire.header_columns import Headers
 from sqlq_spark.wire.rows import find_undecodable, rising_ids, with_readable_texts
@@ -102,7 +102,7 @@ def store_in_error_queue(
         StatementFailed: the error queue takes them under no id; nothing was received.
         TableRefused.
     """
-    use(connection, [errors], "insert", columns=SENT)
+    use(connection, [errors], Use("insert", SENT))
     try:
         with attempt(connection):
             stored = store(False)  # noqa: FBT003

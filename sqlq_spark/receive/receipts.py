@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database.destinations import SENT
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import Use, use
 from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.wire.address import split_canonical
@@ -359,7 +359,7 @@ def return_(
     if without:
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:
-        use(connection, [queue], "insert", columns=SENT)
+        use(connection, [queue], Use("insert", SENT))
         connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
     return int(rows.num_rows)
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.forward import forward
@@ -113,7 +113,7 @@ def receive(connection: Connection, task: Task, *, origin: Origin) -> pa.Table:
             connection.rows("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
         if allowed:
-            use(connection, [task.queue], "delete")
+            use(connection, [task.queue], DELETE)
             result = divert(connection, task, take(connection, task))
         if task.stream is not None:
             receipts.save(connection, task, result, origin)

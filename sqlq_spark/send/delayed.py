@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import endpoint_zone, transaction
 from sqlq_spark.database.destinations import DELAYED, Destinations
-from sqlq_spark.database.trust import use, use_delayed
+from sqlq_spark.database.trust import INSERT, Use, use, use_delayed
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
 from sqlq_spark.send import DUE_BATCH
 from sqlq_spark.send.frame import MOMENT
@@ -167,8 +167,8 @@ class Mover:
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
             with transaction(connection):
-                use_delayed(connection, self.queue, "delete", columns=DELAYED)
-                use(connection, [self.queue], "insert")
+                use_delayed(connection, self.queue, Use("delete", DELAYED))
+                use(connection, [self.queue], INSERT)
                 zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
                 ((moved, renamed),) = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.schema import create_subscriptions
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import DELETE, INSERT, READ, use
 from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound
 from sqlq_spark.wire.headers import full_name, topic_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sqlq_spark.database import Connection, Row, Use
+    from sqlq_spark.database import Connection, Row
     from sqlq_spark.database.statements import StatementName
+    from sqlq_spark.database.trust import Use
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
@@ -115,7 +116,7 @@ def subscribe(
     if not connection.columns(table):
         create_subscriptions(connection, table)
     with transaction(connection):
-        use(connection, [table], "insert", role="subscriptions")
+        use(connection, [table], INSERT, role="subscriptions")
         for each in made:
             connection.rows(
                 "subscribe",
@@ -130,9 +131,7 @@ def subscribe(
 def unsubscribe(connection: Connection, table: QueueAddress, topic: str, endpoint: str) -> bool:
     """End an endpoint's subscription to a topic, if there is one; return whether there was."""
     with transaction(connection):
-        return bool(
-            _rows(connection, "unsubscribe", table, "delete", topic=topic, endpoint=endpoint)
-        )
+        return bool(_rows(connection, "unsubscribe", table, DELETE, topic=topic, endpoint=endpoint))
 
 
 def list_subscriptions(
@@ -145,7 +144,7 @@ def list_subscriptions(
         SubscriptionsNotFound, TableRefused.
     """
     return [
-        Subscription(*row) for row in _rows(connection, "subscribers", table, "read", topic=topic)
+        Subscription(*row) for row in _rows(connection, "subscribers", table, READ, topic=topic)
     ]
 
 
@@ -161,11 +160,11 @@ def _rows(
     connection: Connection,
     statement: StatementName,
     table: QueueAddress,
-    how: Use,
+    wanted: Use,
     **values: str | None,
 ) -> list[Row]:
     try:
-        use(connection, [table], how, role="subscriptions")
+        use(connection, [table], wanted, role="subscriptions")
         return connection.rows(statement, tables={"subscriptions": table}, **values)
     except QueueNotFound as error:
         raise SubscriptionsNotFound(table=error.queue, server=error.server) from None

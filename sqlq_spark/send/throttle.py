@@ -28,7 +28,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import RETURNED
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.database.trust import look, use
+from sqlq_spark.database.trust import INSERT, Use, look, use
 from sqlq_spark.send import publish, subscriptions
 from sqlq_spark.send.delayed import find_waiting
 from sqlq_spark.send.dispatch import last_sent
@@ -288,7 +288,7 @@ def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> in
     """
     try:
         with transaction(connection):
-            use(connection, [queue], "insert", columns=RETURNED)
+            use(connection, [queue], Use("insert", RETURNED))
             (row,) = connection.rows(
                 "peek",
                 tables={"queue": queue},
@@ -302,7 +302,7 @@ def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> in
         return 0  # the dispatch reports it
     except errors.RightMissing:
         with transaction(connection):
-            found = look(connection, [queue], "insert").get(queue)
-        if found is not None and found.may_insert:
+            tables, _ = look(connection, [queue], INSERT)
+        if queue in tables and tables[queue].may_insert:
             raise
         return 0

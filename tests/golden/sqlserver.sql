@@ -113,60 +113,58 @@ DELETE FROM [sqlqueue].receipt
 GO
 
 -- table_owners
-SELECT t.place, CAST(t.id AS bigint) AS [identity], ISNULL(t.catalog, DB_NAME()) AS catalog,
-       CAST(CASE WHEN t.catalog IS NULL THEN 1 ELSE 0 END AS bit) AS here,
-       COALESCE(CASE WHEN t.catalog IS NULL THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2))
-       AS [schema],
-       COALESCE(CASE WHEN t.catalog IS NULL THEN OBJECT_NAME(t.id) END, PARSENAME(t.name, 1)) AS [table],
+SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
+       ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],
+       ISNULL(CASE WHEN t.here = 1 THEN OBJECT_NAME(t.id) END, PARSENAME(t.name, 1)) AS [table],
        (SELECT MIN(w.name)
           FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
                   FROM OPENJSON(t.columns)) AS w
          WHERE COL_LENGTH(t.name, w.name) IS NULL) AS missing,
-       CAST(ISNULL(HAS_PERMS_BY_NAME(t.name, N'OBJECT', N'INSERT'), 1) AS bit) AS may_insert,
-       ISNULL(USER_NAME(NULLIF(t.owner_id, 0)), N'an owner that cannot be seen') AS owner,
-       CAST(CASE WHEN t.owner_id > 0 AND t.owner_id = t.source_id THEN 1 ELSE 0 END AS bit) AS same_owner,
-       CASE WHEN t.catalog IS NOT NULL THEN N'it is in another database, whose owners cannot be seen'
+       CAST(ISNULL(HAS_PERMS_BY_NAME(t.name, N'OBJECT', N'INSERT'), 1) * t.is_table AS bit) AS may_insert,
+       ISNULL(USER_NAME(t.owner_id), N'an owner that cannot be seen') AS owner,
+       CAST(CASE WHEN ISNULL(t.owner_id, 0) = ISNULL(t.source_id, -1) THEN 1 ELSE 0 END AS bit)
+       AS same_owner,
+       CASE WHEN t.here = 0 THEN N'it is in another database, whose owners cannot be seen'
             WHEN t.is_table = 0 THEN N'it is no ordinary table'
-            WHEN t.is_trusted = 0
-            THEN N'it belongs to ' + ISNULL(USER_NAME(NULLIF(t.owner_id, 0)), N'an owner that cannot be seen')
+            WHEN u.found IS NOT NULL
+            THEN N'it belongs to ' + ISNULL(USER_NAME(t.owner_id), N'an owner that cannot be seen')
        END AS fault,
-       CASE WHEN t.catalog IS NULL AND t.is_table = 1 AND t.is_trusted = 0
-            THEN USER_NAME(NULLIF(t.owner_id, 0)) END AS role,
+       CASE WHEN t.here = 1 AND t.is_table = 1 AND u.found IS NOT NULL THEN USER_NAME(t.owner_id) END AS role,
        CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
   FROM (SELECT a.*,
-               CASE WHEN a.owner_id IN (
-                    SELECT t.id
-                      FROM (SELECT 1 AS id
-                            UNION ALL
-                            SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
-                            UNION ALL
-                            SELECT o.id
-                              FROM (SELECT DATABASE_PRINCIPAL_ID() AS id
-                                    UNION ALL
-                                    SELECT OBJECTPROPERTY(OBJECT_ID(n.name, N'U'), N'OwnerId')
-                                      FROM OPENJSON(@named) WITH (name nvarchar(776) '$.name', catalog nvarchar(128) '$.catalog') AS n
-                                     WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()
-                                    UNION ALL
-                                    SELECT s.principal_id
-                                      FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
-                                                                   catalog nvarchar(128) '$.catalog') AS n
-                                      JOIN sys.schemas AS s ON s.name = n.schema_name
-                                     WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()) AS o
-                             WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
-                     WHERE ISNULL(t.id, 0) > 0
-                    ) THEN 1 ELSE 0 END AS is_trusted
+               NULLIF(CASE WHEN a.here = 1 THEN OBJECTPROPERTY(a.id, N'OwnerId') END, 0) AS owner_id,
+               OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') AS source_id,
+               CASE WHEN a.here = 0 OR EXISTS (SELECT * FROM sys.tables AS s
+                                                WHERE s.object_id = a.id AND s.is_external = 0)
+                    THEN 1 ELSE 0 END AS is_table
           FROM (SELECT w.place, w.name, w.columns, OBJECT_ID(w.name) AS id,
-                       CASE WHEN w.catalog IS NULL OR DB_ID(w.catalog) = DB_ID() THEN NULL
-                            ELSE ISNULL(DB_NAME(DB_ID(w.catalog)), w.catalog) END AS catalog,
-                       CASE WHEN EXISTS (SELECT * FROM sys.tables AS s
-                                          WHERE s.object_id = OBJECT_ID(w.name, N'U') AND s.is_external = 0)
-                            THEN 1 ELSE 0 END AS is_table,
-                       ISNULL(OBJECTPROPERTY(OBJECT_ID(w.name), N'OwnerId'), 0) AS owner_id,
-                       ISNULL(OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId'), 0) AS source_id
+                       COALESCE(DB_NAME(DB_ID(w.catalog)), w.catalog, DB_NAME()) AS catalog,
+                       CASE WHEN w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()
+                            THEN 1 ELSE 0 END AS here
                   FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(776) '$.name',
                                                catalog nvarchar(128) '$.catalog',
-                                               columns nvarchar(max) '$.columns' AS JSON) AS w) AS a) AS t
- WHERE t.id IS NOT NULL;
+                                               columns nvarchar(max) '$.columns' AS JSON) AS w) AS a
+         WHERE a.id IS NOT NULL) AS t
+  LEFT JOIN (SELECT 1 AS found) AS u ON ISNULL(t.owner_id, 0) NOT IN (
+       SELECT t.id
+         FROM (SELECT 1 AS id
+               UNION ALL
+               SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
+               UNION ALL
+               SELECT o.id
+                 FROM (SELECT DATABASE_PRINCIPAL_ID()
+                       UNION ALL
+                       SELECT n.id
+                         FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                                     name nvarchar(776) '$.name',
+                                                     catalog nvarchar(128) '$.catalog') AS w
+                        CROSS APPLY (SELECT OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId')
+                                     UNION ALL
+                                     SELECT principal_id FROM sys.schemas WHERE name = w.schema_name) AS n (id)
+                        WHERE w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()) AS o (id)
+                WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
+        WHERE ISNULL(t.id, 0) > 0
+       );
 GO
 
 -- state_faults
@@ -194,17 +192,16 @@ SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
                SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
                UNION ALL
                SELECT o.id
-                 FROM (SELECT DATABASE_PRINCIPAL_ID() AS id
+                 FROM (SELECT DATABASE_PRINCIPAL_ID()
                        UNION ALL
-                       SELECT OBJECTPROPERTY(OBJECT_ID(n.name, N'U'), N'OwnerId')
-                         FROM OPENJSON(@named) WITH (name nvarchar(776) '$.name', catalog nvarchar(128) '$.catalog') AS n
-                        WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()
-                       UNION ALL
-                       SELECT s.principal_id
+                       SELECT n.id
                          FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
-                                                      catalog nvarchar(128) '$.catalog') AS n
-                         JOIN sys.schemas AS s ON s.name = n.schema_name
-                        WHERE n.catalog IS NULL OR DB_ID(n.catalog) = DB_ID()) AS o
+                                                     name nvarchar(776) '$.name',
+                                                     catalog nvarchar(128) '$.catalog') AS w
+                        CROSS APPLY (SELECT OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId')
+                                     UNION ALL
+                                     SELECT principal_id FROM sys.schemas WHERE name = w.schema_name) AS n (id)
+                        WHERE w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()) AS o (id)
                 WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
         WHERE ISNULL(t.id, 0) > 0
        );

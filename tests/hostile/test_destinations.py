@@ -26,7 +26,7 @@ from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.cli import main
 from sqlq_spark.database import lock_table, schema, transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.database.trust import use
+from sqlq_spark.database.trust import DELETE, INSERT, READ, use
 from sqlq_spark.errors import (
     OwnerNotTrusted,
     ReceiptRefused,
@@ -308,7 +308,7 @@ def test_a_table_of_an_attacker_is_used_for_nothing(scene: Scene, kind: str) -> 
             scene.send(queue, connection, None, **raw)
     scene.send(scene.trap, undeliverable=scene.table("error"))
     with pytest.raises(TableRefused, match=scene.mallory.login), transaction(superuser):
-        use(superuser, [POSTGRESQL.parse_address(scene.trap)], "read")
+        use(superuser, [POSTGRESQL.parse_address(scene.trap)], READ)
 
     assert scene.loot() == []
     forwarded, sent = scene.errors()
@@ -334,7 +334,7 @@ def test_what_a_login_without_the_table_adds_is_refused(scene: Scene, kind: str)
     connection, address = scene.connection(), POSTGRESQL.parse_address(audit)
 
     with pytest.raises(TableRefused), transaction(connection):
-        use(connection, [address], "delete")
+        use(connection, [address], DELETE)
     if kind == "foreign key":  # no row is deleted
         scene.send(audit)
     else:
@@ -580,7 +580,7 @@ def test_an_index_that_is_built_beside_a_send_runs_nothing(scene: Scene) -> None
         assert scene.place.sql(begun) == [(0,)]  # it waits for this transaction to end
 
         with pytest.raises(OwnerNotTrusted):
-            use(connection, [POSTGRESQL.parse_address(table)], "insert")
+            use(connection, [POSTGRESQL.parse_address(table)], INSERT)
     building.result()
 
     with pytest.raises(OwnerNotTrusted):

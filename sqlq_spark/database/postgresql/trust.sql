@@ -1,8 +1,7 @@
 -- name: trusted
--- Whose tables this session uses; other statements contain it. `given` has :owners, names of roles, and
--- :named, the tables and schemas that the user names: their owners' code runs as this login already.
--- A session that can become a superuser trusts superusers and :owners only. The owner of a database
--- would otherwise be a superuser of the whole server after one DELETE.
+-- Whose tables this session uses; other statements contain it. `given` has names of roles, and the tables
+-- and schemas that the user names: their owners' code runs as this login already. A session that can become
+-- a superuser trusts superusers and those roles only: a database's owner could make itself one.
 roles AS MATERIALIZED (
     SELECT oid, rolname, rolsuper,
            bool_or((rolsuper OR rolname IN ('pg_execute_server_program', 'pg_write_server_files'))
@@ -27,9 +26,9 @@ roles AS MATERIALIZED (
 )
 
 -- name: faults
--- Why tables must not be used; other statements contain it. `asked` has their places, ids and
--- descriptions. Only its owner can add code to a table, but for triggers and foreign keys. What
--- the table uses of others is its owner's choice. A trigger's condition or argument can run any text.
+-- Why tables must not be used; other statements contain it. `asked` has their places, ids and descriptions.
+-- Only its owner can add code to a table, but for triggers and foreign keys. What the table uses of others is
+-- its owner's choice. A trigger's condition or argument can run any text.
 tables (place, id, what) AS (
     SELECT place, id, what FROM asked
      UNION
@@ -49,30 +48,25 @@ tables (place, id, what) AS (
     UNION ALL
     SELECT t.place, 4,
            format('trigger %I of %s %s', g.tgname, t.what,
-                  CASE WHEN f.proowner IS NULL THEN 'has a condition or arguments'
-                       ELSE 'calls a function of ' || quote_ident(pg_get_userbyid(f.proowner)) END),
-           f.proowner
+                  coalesce('calls a function of ' || quote_ident(pg_get_userbyid(f.proowner)),
+                           'has a condition or arguments')), f.proowner
       FROM tables AS t
       JOIN pg_trigger AS g ON g.tgrelid = t.id
       LEFT JOIN pg_proc AS f ON f.oid = g.tgfoid AND f.proowner NOT IN (SELECT owner FROM trusted)
-     WHERE g.tgenabled <> 'D'
-       AND (f.proowner IS NOT NULL OR g.tgqual IS NOT NULL OR g.tgnargs > 0)
+     WHERE g.tgenabled <> 'D' AND (f.proowner IS NOT NULL OR g.tgqual IS NOT NULL OR g.tgnargs > 0)
     UNION ALL
     SELECT t.place, 5,
-           format('foreign key %I of %s, which belongs to %s, points at %s', k.conname,
-                  c.oid::regclass, quote_ident(pg_get_userbyid(c.relowner)), t.what),
-           c.relowner
-      FROM given
-     CROSS JOIN tables AS t
+           format('foreign key %I of %s, which belongs to %s, points at %s', k.conname, c.oid::regclass,
+                  quote_ident(pg_get_userbyid(c.relowner)), t.what), c.relowner
+      FROM given, tables AS t
       JOIN pg_constraint AS k ON k.confrelid = t.id
       JOIN pg_class AS c ON c.oid = k.conrelid
      WHERE given.deletes AND c.relowner NOT IN (SELECT owner FROM trusted)
 )
 
 -- name: table_owners
--- Whose tables they are, why they must not be used, and whether they are queues. It casts no name to a
--- table, because the cast fails without USAGE on the schema. It prints no expression, because that waits
--- for the table's lock. :deletes, whether rows are deleted; :source_table, another table, or null.
+-- Whose tables they are, why they must not be used, and whether they are queues. A cast of a name to a table
+-- would fail without USAGE on the schema. :deletes, whether rows are deleted; :source_table may be null.
 -- Returns: for each table that is there, what `Table` in trust.py says
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, :deletes::boolean

@@ -41,7 +41,7 @@ from sqlq_spark.database.sqlserver.rows import (
 )
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.statements import LACKS
-from sqlq_spark.database.trust import look
+from sqlq_spark.database.trust import READ, look
 from sqlq_spark.wire.address import SQLSERVER, QueueAddress
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Connection(database.Connection):
         distinct = list(dict.fromkeys(whole))
         found: dict[QueueAddress, Hashable] = {}
         if len(distinct) > 1:
-            tables = look(self, distinct, "read")
+            tables, _ = look(self, distinct, READ)
             found = {queue: (its.catalog, its.identity) for queue, its in tables.items()}
         return [found.get(each, each) for each in whole]
 
