@@ -79,6 +79,7 @@ def blockers(connection: Connection) -> dict[str, list[Finding]]:
 def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
     """Make a finding of the reason why a queue cannot be read."""
     name, found, facts = "unreadable", str(error), vars(error)
+    severity: Severity = "error"
     fix = facts.get("fix") or facts.get("reason", "")
     match error:
         case errors.QueueNotFound():
@@ -88,7 +89,8 @@ def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
             fix = "end the session that locks it; or name the queue, and raise --query-timeout"
         case errors.TableRefused():
             name, fix = "not_read", "do what is said there, or leave it out"
-    return Finding(where, name, "error", found, fix)
+            severity = "warning"
+    return Finding(where, name, severity, found, fix)
 
 
 # ---------------------------------------------------------------- tables

@@ -270,7 +270,7 @@ def lock_table(
     if LOCKS[how] in connection.lacks:
         return
     try:
-        connection.rows(LOCKS[how], tables={role: queue, "queue": queue})
+        connection.rows(LOCKS[how], tables={"queue": queue, role: queue})
     except errors.StatementRefused as error:
         raise errors.NotAQueue(queue=connection.printed(queue), reason=error.reason) from None
 

@@ -55,7 +55,6 @@ PACKAGE = Path(sqlq_spark.__file__).parent
 ELSEWHERE = {
     *("receive.browse", "receive.driver._freeze", "receive.driver._check_owner", "send.throttle"),
     *("receive.receipts.is_passed_over", "send.dispatch.last_sent"),
-    *("send.subscriptions.check_table", "send.subscriptions.refuse_code"),
     "receive.driver.purge",  # … take what is meant to be lost
     "send.dispatch.give_up",  # … are one transaction of a job
     "send.subscriptions.subscribe",  # … touch no message
@@ -81,7 +80,7 @@ def sites() -> dict[tuple[str, int], str]:
         for at, line in enumerate(path.read_text().splitlines(), 1):
             if owner := re.match(r" *def (\w+)", line):
                 name = f"{module}.{owner[1]}"
-            elif re.search(rf"connection\.({'|'.join(METHODS)})\(", line):
+            elif re.search(rf"connection\.({'|'.join(METHODS)})\(|\buse\w*\(connection", line):
                 stale -= {module, name}
                 if ELSEWHERE.isdisjoint({module, name}):
                     found[str(path), at] = name

@@ -13,16 +13,19 @@ roles AS MATERIALIZED (
       FROM given, json_to_recordset(given.named) AS t (schema_name text, table_name text)
       JOIN pg_namespace AS n ON n.nspname = t.schema_name::name
       LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.table_name::name
+), superior (owner) AS (
+    SELECT oid FROM roles
+     WHERE rolsuper OR rolname IN (SELECT json_array_elements_text(given.owners) FROM given)
 ), trusted (owner) AS MATERIALIZED (
+    SELECT owner FROM superior
+     UNION ALL
     SELECT r.oid
       FROM roles AS r
       JOIN pg_database AS d ON d.datname = current_database()
-     WHERE r.rolsuper
-        OR r.rolname IN (SELECT json_array_elements_text(given.owners) FROM given)
+     WHERE r.rolname = 'pg_database_owner' AND d.datdba IN (SELECT owner FROM superior)
         OR NOT r.is_super
            AND (r.rolname IN (current_user, 'pg_database_owner')
                 OR r.oid = d.datdba OR r.oid IN (SELECT owner FROM named))
-        OR r.rolname = 'pg_database_owner' AND (SELECT rolsuper FROM roles WHERE oid = d.datdba)
 )
 
 -- name: faults
