@@ -141,8 +141,7 @@ class Settings(DatabaseSettings, StreamSettings):
         "With mode collect: the folder of the stream's checkpoint.", default=None
     )
     allowed_destinations: str | None = setting(
-        "Tables of other owners to which messages may be returned, separated by commas; * and ? "
-        "are wildcards.",
+        "Tables of other owners to which messages may be returned, separated by commas.",
         default=None,
     )
     source: dict[str, str] = setting("Options of the data source.", pairs)

@@ -156,7 +156,7 @@ class DatabaseOptions:
     allowed: tuple[QueueAddress, ...] = option(
         "allowedDestinations",
         parse_tables,
-        "names of tables, in which * and ? may stand",
+        "names of tables, separated by commas",
         default=(),
     )
     endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE)

@@ -18,14 +18,15 @@ from cli.database import own_database
 from conformance.dba import as_login
 
 from sqlq_spark import errors
+from sqlq_spark.admin.script import endpoint, script
 from sqlq_spark.database import schema
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import insert, subscriptions
 from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
-from sqlq_spark.wire.address import POSTGRESQL
+from sqlq_spark.wire.address import POSTGRESQL, QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.rows import NO_STREAM
 
@@ -254,7 +255,7 @@ def test_a_table_is_used_if_its_owner_is_trusted(
 
 
 def test_an_error_has_the_value_that_ends_it(world: World) -> None:
-    """It names the owner and why; a superuser is first told to use another login."""
+    """It names the owner and why; to a superuser it proposes an ordinary login first."""
     other, state = world.roles["other"], world.roles["state"]
     table = world.table("other")
     world.empty(table)
@@ -275,3 +276,89 @@ def test_an_error_has_the_value_that_ends_it(world: World) -> None:
     for login in LOGINS:
         send(SinkOptions.parse(world.given(login, trustedOwners=f'"a,b", {other}')), table)
     assert world.count(table) == 2
+
+
+def test_a_descendant_keeps_the_rules(world: World) -> None:
+    """A DELETE and a SELECT reach it, and its owner may add code to it."""
+    parent, other = '"root"."parent"', world.roles["other"]
+    world.place.sql(QUEUE.format(parent, world.roles["superuser"]))
+    world.place.sql(f"CREATE TABLE root.child () INHERITS ({parent})")
+    options = SourceOptions.parse(world.given("ordinary", queue=parent))
+    assert receive_all(options) == 0
+
+    world.place.sql(f"ALTER TABLE root.child OWNER TO {other}")
+
+    with pytest.raises(
+        errors.OwnerNotTrusted, match=r"descendant root\.child belongs to"
+    ) as refused:
+        receive_all(options)
+    assert refused.value.owner == other
+
+
+# ---------------------------------------------------------------- what a user sets
+
+
+# who owns the queues of Spark and of two endpoints, who connects, and which options are needed
+SET_UPS: dict[str, tuple[dict[str, str], str, str]] = {
+    "a DBA's script owns all": (dict.fromkeys(("spark", "sales", "billing"), "dba"), "spark", ""),
+    "all endpoints use one login": (
+        dict.fromkeys(("spark", "sales", "billing"), "endpoints"),
+        "endpoints",
+        "",
+    ),
+    "Spark reads its own queue": ({"spark": "spark"}, "spark", ""),
+    "each endpoint has its own login": (
+        {"spark": "spark", "sales": "sales", "billing": "billing"},
+        "spark",
+        "sales,billing",
+    ),
+}
+
+
+@pytest.mark.parametrize("set_up", SET_UPS)
+def test_what_a_user_sets_is_enough(server: str, set_up: str) -> None:
+    """Spark receives, with an error and a delayed table, replies to sales, publishes to billing."""
+    owners, login, trusted = SET_UPS[set_up]
+    with own_database(server) as place:
+        database, dba = place.connection.info.dbname, place.connection.info.user
+        roles = {name: f"{database}_{name}" for name in {*owners.values(), login} - {"dba"}}
+        for role in roles.values():
+            place.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+        roles["dba"] = dba
+        place.sql(script(endpoint(place.url, "x"), state="sqlqueue"))
+        place.sql(f"GRANT sqlqueue_reader, sqlqueue_sender TO {roles[login]}")
+        tables = [*owners, "spark.Delayed", "error"]
+        with Session(SourceOptions.parse({"url": place.url, "queue": "x"}), "dba") as session:
+            connection = session.open()
+            for name in (*owners, "error"):
+                schema.create_queue(connection, QueueAddress(name))
+            schema.create_delayed(connection, QueueAddress("spark"))
+            schema.create_subscriptions(connection, QueueAddress("SubscriptionRouting"))
+        for name in tables:
+            owner = owners.get(name, owners["spark"])
+            place.sql(f'ALTER TABLE "{name}" OWNER TO {roles[owner]}')
+        place.sql(
+            "INSERT INTO \"SubscriptionRouting\" VALUES ('billing', 'Billing', 'Shop.Placed')"
+        )
+        place.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {roles[login]}")
+        place.sql(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {roles[login]}")
+        put = "INSERT INTO spark (id, headers, body) VALUES (gen_random_uuid(), %s, '')"
+        place.sql(put, "[poison]")
+        place.sql(put, "{}")
+        place.sql("INSERT INTO \"spark.Delayed\" (headers, body, due) VALUES ('{}', '', now())")
+        given = {"url": as_login(place.url, roles[login], "secret").url}
+        if trusted:
+            given["trustedOwners"] = ",".join(roles[name] for name in trusted.split(","))
+        options = SourceOptions.parse(
+            given | {"queue": "spark", "errorQueue": "error", "endpointTimeZone": "UTC"}
+        )
+        with StateSession(options, "test") as session:
+            assert Mover(options.address, options).move(session.open()).messages == 1
+        assert receive_all(options) == 2
+        assert place.sql("SELECT count(*) FROM error") == [(1,)]
+        if "sales" in owners:
+            send(SinkOptions.parse(given), "sales")
+            send(SinkOptions.parse(given), None, [TOPIC])
+            counts = "SELECT (SELECT count(*) FROM sales), (SELECT count(*) FROM billing)"
+            assert place.sql(counts) == [(1, 1)]
+        place.sql("DROP SCHEMA sqlqueue CASCADE; DROP OWNED BY sqlqueue_reader, sqlqueue_sender")
