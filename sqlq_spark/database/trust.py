@@ -57,7 +57,6 @@ class Table(Fault):
     missing: str | None  # the first column that it lacks
     may_insert: bool
     owner: str
-    same_owner: bool  # whether its owner is that of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,8 @@ def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted:
 
     def look_again() -> None:
         after, refused = look(connection, queues, wanted)
-        for queue in queues:
-            same = queue in after and after[queue].identity == before[queue].identity
-            if queue not in reasons and (queue in refused or not same):
+        for queue in before.keys() - reasons.keys():
+            if queue in refused or after[queue].identity != before[queue].identity:
                 raise errors.DestinationChanged(queue=connection.printed(queue))
 
     if LOCKS[wanted.how] in connection.lacks:
@@ -118,28 +116,25 @@ def look(
     """Return what is known of the tables that are there, and why some must not be used."""
     if not queues:
         return {}, {}
-    names, columns = connection.names, [*wanted.columns]
-    places = [
-        names.place_of(queue) | {"place": place, "columns": columns}
-        for place, queue in enumerate(queues)
-    ]
+    names, more = connection.names, {"columns": [*wanted.columns]}
+    asked = list(dict.fromkeys([*queues, *filter(None, [wanted.source])]))
+    places = [names.place_of(queue) | more | {"place": at} for at, queue in enumerate(asked)]
     found = connection.records(
         "table_owners",
         Table,
         places=json.dumps(places),
-        source_table=None if wanted.source is None else names.quote_address(wanted.source),
         deletes=wanted.how == "delete",
         **connection.trusted.values(names),
     )
-    tables = {queues[table.place]: table for table in found}
-    reasons = {queue: reason_of(connection, queue, tables.get(queue), wanted) for queue in queues}
+    tables = {asked[table.place]: table for table in found}
+    reasons = {queue: reason_of(connection, queue, tables, wanted) for queue in queues}
     return tables, {queue: reason for queue, reason in reasons.items() if reason is not None}
 
 
 def reason_of(  # noqa: PLR0911 - each return is one kind of error
-    connection: Connection, queue: QueueAddress, table: Table | None, wanted: Use
-) -> errors.DatabaseFailure | None:
-    name = connection.printed(queue)
+    connection: Connection, queue: QueueAddress, tables: dict[QueueAddress, Table], wanted: Use
+) -> errors.SqlQueueError | None:
+    name, table = connection.printed(queue), tables.get(queue)
     if wanted.by_header and (table is None or table.missing is not None or not table.may_insert):
         return errors.QueueNotWritable(queue=name, server=connection.server)
     if table is None:
@@ -155,8 +150,9 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
         )
     if table.fault is not None:
         return errors.TableRefused(table=name, found=table.fault)
-    if wanted.source is not None and not table.same_owner:
-        found = connection.printed(wanted.source)
+    source = tables.get(wanted.source) if wanted.source else table
+    if source is None or source.owner != table.owner:
+        found = connection.printed(wanted.source or queue)
         return errors.TableOfOther(table=name, owner=table.owner, found=found)
     return None
 

@@ -122,8 +122,6 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
          WHERE COL_LENGTH(t.name, w.name) IS NULL) AS missing,
        CAST(ISNULL(HAS_PERMS_BY_NAME(t.name, N'OBJECT', N'INSERT'), 1) * t.is_table AS bit) AS may_insert,
        ISNULL(USER_NAME(t.owner_id), N'an owner that cannot be seen') AS owner,
-       CAST(CASE WHEN ISNULL(t.owner_id, 0) = ISNULL(t.source_id, -1) THEN 1 ELSE 0 END AS bit)
-       AS same_owner,
        CASE WHEN t.here = 0 THEN N'it is in another database, whose owners cannot be seen'
             WHEN t.is_table = 0 THEN N'it is no ordinary table'
             WHEN u.found IS NOT NULL
@@ -133,7 +131,6 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
        CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
   FROM (SELECT a.*,
                NULLIF(CASE WHEN a.here = 1 THEN OBJECTPROPERTY(a.id, N'OwnerId') END, 0) AS owner_id,
-               OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') AS source_id,
                CASE WHEN a.here = 0 OR EXISTS (SELECT * FROM sys.tables AS s
                                                 WHERE s.object_id = a.id AND s.is_external = 0)
                     THEN 1 ELSE 0 END AS is_table

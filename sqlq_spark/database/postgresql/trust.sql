@@ -3,7 +3,8 @@
 -- and schemas that the user names: their owners' code runs as this login already. A session that can become
 -- a superuser trusts superusers and those roles only: a database's owner could make itself one.
 roles AS MATERIALIZED (
-    SELECT oid, rolname, rolsuper,
+    SELECT oid, rolname,
+           rolsuper OR rolname IN (SELECT json_array_elements_text(owners) FROM given) AS is_superior,
            bool_or((rolsuper OR rolname IN ('pg_execute_server_program', 'pg_write_server_files'))
                    AND (pg_has_role(current_user, oid, 'MEMBER')
                         OR pg_has_role(session_user, oid, 'MEMBER'))) OVER () AS is_super
@@ -13,19 +14,15 @@ roles AS MATERIALIZED (
       FROM given, json_to_recordset(given.named) AS t (schema_name text, table_name text)
       JOIN pg_namespace AS n ON n.nspname = t.schema_name::name
       LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.table_name::name
-), superior (owner) AS (
-    SELECT oid FROM roles
-     WHERE rolsuper OR rolname IN (SELECT json_array_elements_text(given.owners) FROM given)
 ), trusted (owner) AS MATERIALIZED (
-    SELECT owner FROM superior
-     UNION ALL
     SELECT r.oid
       FROM roles AS r
       JOIN pg_database AS d ON d.datname = current_database()
-     WHERE r.rolname = 'pg_database_owner' AND d.datdba IN (SELECT owner FROM superior)
+      JOIN roles AS o ON o.oid = d.datdba
+     WHERE r.is_superior
+        OR r.rolname = 'pg_database_owner' AND (o.is_superior OR NOT r.is_super)
         OR NOT r.is_super
-           AND (r.rolname IN (current_user, 'pg_database_owner')
-                OR r.oid = d.datdba OR r.oid IN (SELECT owner FROM named))
+           AND (r.rolname = current_user OR r.oid = o.oid OR r.oid IN (SELECT owner FROM named))
 )
 
 -- name: faults
@@ -69,7 +66,7 @@ tables (place, id, what) AS (
 
 -- name: table_owners
 -- Whose tables they are, why they must not be used, and whether they are queues. A cast of a name to a table
--- would fail without USAGE on the schema. :deletes, whether rows are deleted; :source_table may be null.
+-- would fail without USAGE on the schema. :deletes says whether rows are deleted.
 -- Returns: for each table that is there, what `Table` in trust.py says
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, :deletes::boolean
@@ -91,13 +88,8 @@ SELECT t.place, t.id::bigint AS identity, NULL::text AS catalog, true AS here,
                               AND a.attname = lower(w.name)::name)) AS missing,
        t.relkind IN ('r', 'p') AND has_schema_privilege(t.schema, 'USAGE')
        AND has_table_privilege(t.id, 'INSERT') AS may_insert,
-       pg_get_userbyid(t.relowner)::text AS owner,
-       EXISTS (SELECT
-                 FROM parse_ident(:source_table::text) AS source (name)
-                 JOIN pg_namespace AS n ON n.nspname = source.name[1]
-                 JOIN pg_class AS s ON s.relnamespace = n.oid AND s.relname = source.name[2]
-                WHERE s.relowner = t.relowner) AS same_owner,
-       f.fault, pg_get_userbyid(f.role)::text AS role, (SELECT is_super FROM roles LIMIT 1) AS is_super
+       pg_get_userbyid(t.relowner)::text AS owner, f.fault, pg_get_userbyid(f.role)::text AS role,
+       (SELECT is_super FROM roles LIMIT 1) AS is_super
   FROM asked AS t
   LEFT JOIN LATERAL (SELECT fault, role FROM faults WHERE faults.place = t.place
                       ORDER BY rank, fault LIMIT 1) AS f ON true

@@ -25,7 +25,7 @@ SELECT t.id
 -- Whose tables they are, why they must not be used, and whether they are queues. It runs before the use and
 -- before the commit, because no right of a sender locks a table against a change. Who else may alter a table
 -- cannot be seen; that is its owner's choice. A right that cannot be looked up, because the name has more
--- than 128 characters, counts as granted: the INSERT decides. @source_table is another table, or null.
+-- than 128 characters, counts as granted: the INSERT decides.
 -- Returns: for each table that is there, what `Table` in trust.py says
 SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],
@@ -36,8 +36,6 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
          WHERE COL_LENGTH(t.name, w.name) IS NULL) AS missing,
        CAST(ISNULL(HAS_PERMS_BY_NAME(t.name, N'OBJECT', N'INSERT'), 1) * t.is_table AS bit) AS may_insert,
        ISNULL(USER_NAME(t.owner_id), N'an owner that cannot be seen') AS owner,
-       CAST(CASE WHEN ISNULL(t.owner_id, 0) = ISNULL(t.source_id, -1) THEN 1 ELSE 0 END AS bit)
-       AS same_owner,
        CASE WHEN t.here = 0 THEN N'it is in another database, whose owners cannot be seen'
             WHEN t.is_table = 0 THEN N'it is no ordinary table'
             WHEN u.found IS NOT NULL
@@ -47,7 +45,6 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
        CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
   FROM (SELECT a.*,
                NULLIF(CASE WHEN a.here = 1 THEN OBJECTPROPERTY(a.id, N'OwnerId') END, 0) AS owner_id,
-               OBJECTPROPERTY(OBJECT_ID(@source_table, N'U'), N'OwnerId') AS source_id,
                CASE WHEN a.here = 0 OR EXISTS (SELECT * FROM sys.tables AS s
                                                 WHERE s.object_id = a.id AND s.is_external = 0)
                     THEN 1 ELSE 0 END AS is_table
