@@ -158,7 +158,7 @@ def test_no_function_or_operator_of_another_login_runs(
     with pytest.raises(psycopg.errors.RaiseException, match=RAN):
         place.sql("SELECT cardinality(ARRAY[1::bigint])")  # they would run
 
-    assert (streamed(place, place.url), sent(place, place.url)) == (3, 1)
+    assert (streamed(place, place.superuser), sent(place, place.superuser)) == (3, 1)
     for name, call in CALLS.items():
         ended = run(*name.split(), *filled(call, ready), "--json")
         assert ended.code in {0, 1}, (name, ended)
@@ -172,7 +172,7 @@ def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
     assert ready
     trap(intruder, without=OF_DRIVER)
 
-    with relayed(place.url, options=False) as (url, relay):
+    with relayed(place.superuser, options=False) as (url, relay):
         assert (streamed(place, url), sent(place, url)) == (3, 1)
     assert relay.refused == 1
 
@@ -346,7 +346,7 @@ def test_a_state_schema_under_the_default_name_is_no_trap(
     queue = f'"{place.schema}"."mine"'
     place.sql(QUEUE.format(f'"{place.schema}"', '"mine"'))
     place.sql(f"INSERT INTO {queue} (id, headers) VALUES (gen_random_uuid(), '{{}}')")
-    given = {"url": place.url, "queue": queue}
+    given = {"url": place.superuser, "queue": queue}
 
     for work in (
         StreamDriver(SourceOptions.parse(given), lambda: 0.0, checks.at_start).freeze,
@@ -405,7 +405,7 @@ def test_subscriptions_of_others_are_not_read(
         for work in (
             partial(check_table, session.open(), address),
             partial(unsubscribe, session.open(), address, "Shop.Placed", "e"),
-            partial(publish, place, place.url, table),
+            partial(publish, place, place.superuser, table),
         ):
             with pytest.raises(TableRefused):
                 work()

@@ -296,13 +296,13 @@ def scene(place: Place, tenant: Tenants) -> Iterator[Scene]:
 def test_a_table_of_an_attacker_is_used_for_nothing(scene: Scene, kind: str) -> None:
     """Whatever is in it: not by a header or a column, and by a superuser not by an option."""
     scene.arm(kind)
-    superuser = scene.connection(scene.place.url)
+    superuser = scene.connection(scene.place.superuser)
     scene.forward(scene.trap)
 
     assert scene.receive().num_rows == 0
     for queue, connection, raw in (
         (scene.trap, None, {}),
-        (None, superuser, {"queue": scene.trap, "url": scene.place.url}),
+        (None, superuser, {"queue": scene.trap, "url": scene.place.superuser}),
     ):
         with pytest.raises(TableRefused, match=scene.mallory.login):
             scene.send(queue, connection, None, **raw)
@@ -595,7 +595,7 @@ def test_a_returned_message_makes_no_superuser(scene: Scene) -> None:
     """FailedQ is the trap, and a superuser runs `retry --all`; --allow lets it through."""
     scene.arm()
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
-    words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.url]
+    words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.superuser]
 
     refused = CliRunner().invoke(main.app, words)
 
@@ -618,7 +618,7 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     audit = scene.table("audit")
     scene.put(scene.table("error"), **{FAILED_Q: audit})
     errors = POSTGRESQL.parse_address(scene.table("error"))
-    with Session(scene.source(scene.place.url), "retry") as session:
+    with Session(scene.source(scene.place.superuser), "retry") as session:
         planned = failed_messages.plan(session.open(), errors, failed_messages.Choice())
         assert planned.messages == 1
         scene.place.sql(f"ALTER TABLE {audit} OWNER TO {scene.mallory.login}")
@@ -644,7 +644,7 @@ def forge(scene: Scene, queue: str) -> list[str]:
         (stream, queue, payload.size, payload.bytes.to_pybytes()),
     )
     words = ["receipts", "return", "--stream", stream, "--yes"]
-    return [*words, "--url", scene.place.url, "--state-schema", state]
+    return [*words, "--url", scene.place.superuser, "--state-schema", state]
 
 
 def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: Scene) -> None:
@@ -669,10 +669,10 @@ def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: S
 def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     """Any endpoint may write one; the error names it, or the message in the error queue does."""
     scene.arm()
-    connection, routing = scene.connection(scene.place.url), scene.table("Routing")
+    connection, routing = scene.connection(scene.place.superuser), scene.table("Routing")
     schema.create_subscriptions(connection, QueueAddress("Routing", scene.place.schema))
     scene.place.sql(f"INSERT INTO {routing} VALUES (%s, 'mallory', 'Shop.Placed')", scene.trap)
-    given = {"url": scene.place.url, "subscriptionTable": routing, "topics": "Shop.Placed"}
+    given = {"url": scene.place.superuser, "subscriptionTable": routing, "topics": "Shop.Placed"}
     topics = pa.array([["Shop.Placed"]], CHUNK_TOPICS.type)
 
     with pytest.raises(SubscriberUnreachable, match="set trustedOwners to"):
@@ -703,7 +703,7 @@ def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: boo
     mover = Mover(QueueAddress("audit", scene.place.schema), scene.source(endpointTimeZone="UTC"))
 
     with pytest.raises(OwnerNotTrusted):
-        mover.move(scene.connection(scene.place.url))
+        mover.move(scene.connection(scene.place.superuser))
 
     assert scene.loot() == []
 

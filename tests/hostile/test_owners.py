@@ -114,21 +114,21 @@ def world(server: str) -> Iterator[World]:
         place.sql("CREATE SCHEMA root; GRANT USAGE ON SCHEMA root TO PUBLIC")
         for table in (BASE, ERRORS):
             place.sql(QUEUE.format(table, superuser))
-        url = as_login(place.url, roles["own"], "secret").url
+        url = as_login(place.superuser, roles["own"], "secret").url
         made = World(
             place,
             roles,
-            {"ordinary": url, "superuser": place.url},
+            {"ordinary": url, "superuser": place.superuser},
             {"ordinary": "team", "superuser": "root_state"},
         )
         place.sql(f"CREATE SCHEMA team AUTHORIZATION {roles['state']}")
-        owner_url = as_login(place.url, roles["state"], "secret").url
-        for state, installer in (("team", owner_url), ("root_state", place.url)):
+        owner_url = as_login(place.superuser, roles["state"], "secret").url
+        for state, installer in (("team", owner_url), ("root_state", place.superuser)):
             options = SourceOptions.parse({"url": installer, "queue": "x", "stateSchema": state})
             with Session(options, "install") as session:
                 connection = session.open()
                 schema.install(connection)
-                if installer == place.url:
+                if installer == place.superuser:
                     schema.create_delayed(connection, POSTGRESQL.parse_address(BASE))
                     for routing in (ROUTING, DEFAULT_ROUTING):
                         table = POSTGRESQL.parse_address(routing)
@@ -325,10 +325,10 @@ def test_what_a_user_sets_is_enough(server: str, set_up: str) -> None:
         for role in roles.values():
             place.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
         roles["dba"] = dba
-        place.sql(script(endpoint(place.url, "x"), state="sqlqueue"))
+        place.sql(script(endpoint(place.superuser, "x"), state="sqlqueue"))
         place.sql(f"GRANT sqlqueue_reader, sqlqueue_sender TO {roles[login]}")
         tables = [*owners, "spark.Delayed", "error"]
-        with Session(SourceOptions.parse({"url": place.url, "queue": "x"}), "dba") as session:
+        with Session(SourceOptions.parse({"url": place.superuser, "queue": "x"}), "dba") as session:
             connection = session.open()
             for name in (*owners, "error"):
                 schema.create_queue(connection, QueueAddress(name))
@@ -346,7 +346,7 @@ def test_what_a_user_sets_is_enough(server: str, set_up: str) -> None:
         place.sql(put, "[poison]")
         place.sql(put, "{}")
         place.sql("INSERT INTO \"spark.Delayed\" (headers, body, due) VALUES ('{}', '', now())")
-        given = {"url": as_login(place.url, roles[login], "secret").url}
+        given = {"url": as_login(place.superuser, roles[login], "secret").url}
         if trusted:
             given["trustedOwners"] = ",".join(roles[name] for name in trusted.split(","))
         options = SourceOptions.parse(

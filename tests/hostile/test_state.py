@@ -198,7 +198,7 @@ OWNED = "{schema}.version OWNER TO {login}"
 
 def install(place: Place, url: str = "", *, named: bool = True) -> None:
     """Install, as a superuser or another login; as if the schema's name were the default's."""
-    given = {"url": url or place.url, "queue": "q", "stateSchema": place.state}
+    given = {"url": url or place.superuser, "queue": "q", "stateSchema": place.state}
     options = SourceOptions.parse(given)
     if not named:
         options = replace(options, given=options.given - {"stateschema"})
@@ -211,7 +211,7 @@ def refused(place: Place, match: str) -> None:
     with pytest.raises(errors.StateOfOther, match=match):
         install(place)
     with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
-        place.sql(script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state))
+        place.sql(script(endpoint(place.superuser, f'"{place.schema}"."Shop"'), state=place.state))
     place.connection.rollback()
     assert place.sql("SELECT to_regclass(%s)", f'"{place.schema}"."Shop"') == [(None,)]
 
@@ -257,7 +257,7 @@ def test_install_and_script_refuse_tables_that_run_code(
             FOR EACH ROW EXECUTE FUNCTION {place.schema}.seen()
     """)
     install(place)
-    place.sql(script(endpoint(place.url, f'"{place.schema}"."Sound"'), state=place.state))
+    place.sql(script(endpoint(place.superuser, f'"{place.schema}"."Sound"'), state=place.state))
     name = psycopg.conninfo.conninfo_to_dict(login())["user"]
     place.sql(text.format(schema=place.state, login=name))
 
