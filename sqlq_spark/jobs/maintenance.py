@@ -28,6 +28,7 @@ from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.admin.problems import Finding, Severity, unreadable
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.trust import READ, look
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import DatabaseSettings, Opened, days, pairs, setting
 from sqlq_spark.options import SourceOptions
@@ -123,9 +124,10 @@ def choose_queues(
         return dict.fromkeys(options.addresses, ""), []
     there: dict[QueueAddress, str] = {}
     queues, findings = checks.queues_of_streams(connection, [connection.state])
+    found, _ = look(connection, queues, READ)
     for queue in queues:
         where = connection.printed(queue)
-        if connection.columns(queue):
+        if queue in found:
             there[queue] = where
         else:
             error = errors.QueueNotFound(queue=where, server=connection.server)

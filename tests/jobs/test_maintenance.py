@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from conftest import ORDINARY
 
 from jobs import submit
 
@@ -124,12 +125,14 @@ def test_a_stream_names_no_queue_that_runs_code_of_its_owner(queue: Queue, tenan
         CREATE VIEW {tenant}."slow.Delayed" AS
             SELECT '' AS headers, ''::bytea AS body, now() AS due;
         CREATE VIEW {tenant}.seen AS TABLE {tenant}.good;
+        GRANT USAGE ON SCHEMA {tenant} TO {ORDINARY};
+        GRANT ALL ON ALL TABLES IN SCHEMA {tenant} TO {ORDINARY};
         RESET ROLE""")
     queue.put("{}", expires=PAST)
     names = {table: f'"{tenant}"."{table}"' for table in (*tables, "seen")}
     see(queue, *names.values(), queue.name, '"a')
 
-    with psycopg.connect(queue.place.url) as other:
+    with psycopg.connect(queue.place.superuser) as other:
         other.execute(f"LOCK TABLE {names['locked']}".encode())
         code, found, text = run(queue, timeout="1s")
     named, _, _ = run(queue, queues=names["victim"])
