@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-NAMED_OPTIONS = ("queryTimeout", "stateSchema")  # that a template names
+NAMED_OPTIONS = (
+    "queryTimeout",
+    "stateSchema",
+    "trustedOwners",
+    "allowedDestinations",
+)  # that a template names
 
 
 @dataclass_transform(kw_only_default=True)
@@ -466,18 +471,6 @@ class SubscriptionsNotFound(DatabaseFailure):
     )
 
 
-class SubscriptionsRefused(DatabaseFailure):
-    """The subscription table could run code of an owner that is not trusted. It was not read."""
-
-    table: str
-    code: str
-    template = (
-        "the subscription table {table} is refused, because it could run code of its owner with "
-        "this login's permissions: {code}. Find out who made it. If you trust it, make a superuser "
-        "or this login its owner. Or name another table in subscriptionTable."
-    )
-
-
 class SubscriberUnreachable(DatabaseFailure):
     """A message cannot be copied to one of its subscribers. Nothing of its batch was sent."""
 
@@ -513,25 +506,38 @@ class QueueNotWritable(DatabaseFailure):
     )
 
 
-class DestinationRefused(DatabaseFailure):
-    """A table runs code of an owner that is not trusted. Nothing was inserted."""
+class TableRefused(DatabaseFailure):
+    """A table is no ordinary one, or others can run code by it. Nothing was done with it."""
 
-    queue: str
-    owner: str
+    table: str
     found: str
     template = (
-        "table {queue} of owner {owner} is refused as a destination: {found}. An INSERT would run "
-        "that code as this login. If you trust the table, list it in allowedDestinations."
+        "table {table} is not used: {found}. It must be an ordinary table without such triggers. "
+        "If you trust this one table, list it in {allowedDestinations}."
     )
 
 
-class DestinationOfOther(DestinationRefused):
-    """A message's header names a table of another owner. Nothing was inserted."""
+class OwnerNotTrusted(TableRefused):
+    """A table, its schema, or what hangs on it has an owner who is not trusted."""
 
+    owner: str
+    advice: str
+    value: str
     template = (
-        "table {queue} is refused as a destination: it belongs to {owner}, and {found} to another "
-        "owner. A header can direct messages only to tables of the same owner. To allow the table, "
-        "list it in the option allowedDestinations."
+        "table {table} is not used: {found}, who is not trusted. {advice}The owner could add code "
+        "that runs with the rights of this login. If you trust {owner}, set {trustedOwners} to "
+        "{value}"
+    )
+
+
+class TableOfOther(TableRefused):
+    """A header, or the name of a table of delayed messages, leads to a table of another owner."""
+
+    owner: str
+    template = (
+        "table {table} is not used: it belongs to {owner}, and {found} to another owner. What only "
+        "a header names, and a table of delayed messages, must have the owner of its queue. Change "
+        "its owner, or list the table in {allowedDestinations}."
     )
 
 
@@ -547,12 +553,12 @@ class DestinationLocked(DatabaseFailure):
 
 
 class DestinationChanged(DatabaseFailure):
-    """A destination was replaced by another table during the insert. Nothing was sent."""
+    """A table was replaced by another one while it was used. Nothing was done."""
 
     queue: str
     template = (
-        "table {queue} was replaced or altered while messages were sent to it. Nothing was sent. "
-        "Find out who alters the table or renames its schema."
+        "table {queue} was replaced or altered while it was used. Nothing was done. Find out who "
+        "alters the table."
     )
 
 
@@ -662,16 +668,19 @@ class StateTooNew(DatabaseFailure):
 
 
 class StateOfOther(DatabaseFailure):
-    """An untrusted login owns the state schema or a table in it, and could run code as this one."""
+    """An owner who is not trusted owns the state schema or a table in it. Nothing was read."""
 
     schema: str
     server: str
     found: str
+    advice: str
+    value: str
     template = (
-        "nothing is installed in schema {schema} of {server}: {found}. The owner of a state table, "
-        "or of a trigger on it, can run code as the logins that use it. Trusted are this login, "
-        "superusers and the owner of the database. Ask a DBA to drop or rename what is there, or "
-        "name another schema in the option {stateSchema}."
+        "the state tables in schema {schema} of {server} are not used: {found}. {advice}The owner "
+        "of a state table could run code with the rights of the logins that use it. Trusted are "
+        "this login, superusers and the owner of the database. Ask a DBA to drop or rename what is "
+        "there, name another schema in {stateSchema}, or, if you trust the owners, set "
+        "{trustedOwners} to {value}."
     )
 
 

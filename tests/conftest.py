@@ -19,6 +19,7 @@ import psycopg
 import pytest
 import servers
 from conformance import transport_sqlserver
+from conformance.dba import as_login
 from conformance.transport import PostgreSQL
 from hypothesis import HealthCheck, settings
 from psycopg import sql
@@ -63,7 +64,8 @@ class Database:
 class Place(Database):
     """A test's own corner of the database."""
 
-    url: str
+    url: str  # of an ordinary login, as which our sessions and the endpoints connect
+    superuser: str  # the url of a superuser, as which `sql` runs
     schema: str  # for queues; exists
     state: str  # for the state tables; only a name, whoever needs it installs there
     connection: psycopg.Connection[tuple[Any, ...]]
@@ -94,13 +96,35 @@ def dialect(request: pytest.FixtureRequest) -> str:
     return name
 
 
+ORDINARY = "sqlq_tests"  # the login of our sessions; it owns what it creates, and no database
+RIGHTS = """
+DO $$BEGIN CREATE ROLE {0} LOGIN PASSWORD 'secret';
+EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END$$;
+GRANT pg_monitor, pg_signal_backend TO {0};
+GRANT CREATE ON DATABASE {1} TO {0};
+GRANT USAGE, CREATE ON SCHEMA {2}, public TO {0};
+ALTER DEFAULT PRIVILEGES GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON TABLES TO {0};
+ALTER DEFAULT PRIVILEGES GRANT USAGE, SELECT ON SEQUENCES TO {0};
+ALTER DEFAULT PRIVILEGES GRANT USAGE ON SCHEMAS TO {0}
+"""
+
+
+def ordinary_login(connection: psycopg.Connection[Any], url: str, schema: str) -> str:
+    """Give the url of a login without a superuser's rights, which may use and create tables."""
+    database = sql.Identifier(connection.info.dbname).as_string(connection)
+    name = sql.Identifier(schema).as_string(connection)
+    connection.execute(RIGHTS.format(ORDINARY, database, name).encode())
+    return as_login(url, ORDINARY, "secret").url
+
+
 @contextmanager
 def placed(server: str) -> Iterator[Place]:
     """Give a new schema for queues and a name for the state tables; both are dropped after."""
     schema, state = (f"{kind}_{secrets.token_hex(6)}" for kind in ("test", "state"))
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-        yield Place(url=server, schema=schema, state=state, connection=connection)
+        url = ordinary_login(connection, server, schema)
+        yield Place(url=url, superuser=server, schema=schema, state=state, connection=connection)
 
     # A new connection: the test may have broken its own. Sessions left behind must not hang us.
     dropped = sql.SQL("DROP SCHEMA IF EXISTS {}, {} CASCADE")

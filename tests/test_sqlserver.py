@@ -189,6 +189,7 @@ def test_what_is_sent_as_json_is_never_cut() -> None:
     assert {(name, int(size)) for name, size in sizes} == {
         ("name", len(SQLSERVER.quote_address(longest))),
         ("catalog", SQLSERVER.longest),
+        ("schema_name", SQLSERVER.longest),
         ("query", len(str(uuid.uuid4()))),
         ("CorrelationId", LEGACY_LENGTH + 1),
         ("ReplyToAddress", LEGACY_LENGTH + 1),

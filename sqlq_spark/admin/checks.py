@@ -18,8 +18,8 @@ from sqlq_spark.admin import inspect, problems
 from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.problems import Finding
 from sqlq_spark.database import find_same, transaction
+from sqlq_spark.database.destinations import LOST, Destinations
 from sqlq_spark.database.schema import check_state, state_parts, use_state
-from sqlq_spark.database.trust import LOST, Destinations
 from sqlq_spark.options.names import parse_table
 from sqlq_spark.send.subscriptions import list_subscriptions
 
@@ -35,7 +35,12 @@ log = logging.getLogger("sqlq_spark")
 
 OLD_TRANSACTION = 600.0  # seconds
 UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
-UNUSABLE = {"state", "state_right", "state_table"}  # findings: nothing more is read there
+UNUSABLE = {
+    "state",
+    "state_owner",
+    "state_right",
+    "state_table",
+}  # findings: nothing more is read there
 # what to do about state tables that cannot be used; {0} is their schema
 STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
     errors.StateNotInstalled: "sqlqueue install --state-schema {0}",
@@ -83,32 +88,32 @@ def of_any_queue(
     """
     Check a queue that may be missing, locked or not permitted; no transaction is open.
 
-    The messages of one that nobody named are read only if that runs no code of its owner. That a
+    The messages of one that must not be used are not read. That a
     login lacks rights on it is only a note, because it may have nothing to do with it. Others that
     lock it are not waited for. `is_shared` also looks for its owner, because a stream reads it.
     """
     printed = connection.printed(queue)
     try:
         with transaction(connection):
-            danger = None if is_named else inspect.danger(connection, queue)
-            if danger is None:
-                found = problems.of_queue(connection, queue)
-                ends = connection.rows("top", tables={"queue": queue})[0]
-                found += problems.of_head(connection, queue, *ends)[1]
-                found += problems.of_owner(connection, queue) if is_shared else []
-            else:
-                found = problems.of_table(connection, queue)
-                found.append(problems.refusal(printed, danger))
+            if not is_named:
+                connection.set_lock_timeout(inspect.LOCK_WAIT)
+            found = problems.of_queue(connection, queue)
+            ends = connection.rows("top", tables={"queue": queue})[0]
+            found += problems.of_head(connection, queue, *ends)[1]
+            found += problems.of_owner(connection, queue) if is_shared else []
+            found += problems.of_trust(connection, queue)
             found += problems.of_delayed(connection, queue)
     except errors.DatabaseFailure as error:
         if isinstance(error, LOST):
             raise
         found = [problems.unreadable(printed, error)]
-        if isinstance(error, errors.RightMissing | errors.NotAQueue):
+        if isinstance(error, errors.RightMissing | errors.NotAQueue | errors.TableRefused):
             # the catalogue shows everything that is missing, the error only the first
             with transaction(connection):
                 all_found = problems.of_table(connection, queue)
-                found = all_found + problems.of_delayed(connection, queue) or found
+                all_found += problems.of_delayed(connection, queue)
+            refused = isinstance(error, errors.TableRefused)
+            found = [*found, *all_found] if refused else all_found or found
     if is_named:
         return found
     return [
@@ -125,7 +130,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
 
     Raises:
         BadOption: two queues of the options are one.
-        QueueNotFound, DestinationRefused: the error queue would take no poison message.
+        QueueNotFound, TableRefused: the error queue would take no poison message.
         NotAQueue: it is not a plain table, so that rows could exist outside of receipts. Or a
             column has another type than the transport's.
         MoveRefused: delayed messages that are due could not be moved into it.
@@ -135,8 +140,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     with transaction(connection):
         for each in options.addresses:
             if options.error_address is not None:
-                known = Destinations(connection, options.allowed, source=each)
-                known.check([options.error_address])
+                Destinations(connection).check([options.error_address])
             found += problems.of_queue(connection, each, peek_delay=options.peek_delay)
             found += problems.of_delayed(connection, each) if options.delayed_delivery else []
             found += problems.of_owner(connection, each) if options.warn_if_shared else []
@@ -224,6 +228,9 @@ def of_state(connection: Connection) -> list[Finding]:
     found = missing_parts(connection)
     try:
         check_state(connection)
+    except errors.StateOfOther as error:
+        fix = "do what is said there, or leave the schema out"
+        return [Finding(connection.server, "state_owner", "error", str(error), fix)]
     except errors.RightMissing as error:
         found = [Finding(connection.server, "state_right", "error", str(error), error.fix)]
     except tuple(STATE_FIXES) as error:
@@ -336,8 +343,8 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
             refused = Destinations(connection).find_refused(parsed.values())
     except errors.RightMissing as error:
         return [Finding(where, "subscribers_right", "note", str(error), error.fix)]
-    except errors.SubscriptionsRefused as error:
-        fix = "drop it; or make a superuser its owner, if you trust it"
+    except errors.TableRefused as error:
+        fix = "drop it, or do what is said there"
         return [Finding(where, "subscribers_refused", "warning", str(error), fix)]
     for address, queue in parsed.items():
         if isinstance(refused.get(queue), errors.QueueNotFound | errors.NotAQueue):

@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import check_types, find_same, transaction
-from sqlq_spark.database.trust import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.send.insert import add_ids
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
-    from sqlq_spark.options.connection import DatabaseOptions
 
 BATCH_BYTES = 16 << 20  # of headers and bodies in one transaction, but at least one message
 # headers of a failure, as the fields of `Failed`
@@ -58,7 +58,7 @@ REFUSALS = (
     errors.QueueNotFound,
     errors.NotAQueue,
     errors.QueueNotWritable,
-    errors.DestinationRefused,
+    errors.TableRefused,
     errors.RightMissing,
     errors.StatementRefused,
 )
@@ -152,7 +152,6 @@ def plan(
     connection: Connection,
     source: QueueAddress,
     choice: Choice,
-    options: DatabaseOptions,
     *,
     limit: int | None = None,
 ) -> Plan:
@@ -171,7 +170,7 @@ def plan(
         spellings = find_same(connection, asked, texts) if asked is not None else ()
         chosen = [each for each in failures if choice.takes(each, spellings)]
         new = texts.intersection(each.failed_queue for each in chosen) - known.keys()
-        known |= sources(connection, source, new, options)
+        known |= sources(connection, source, new)
         for each in chosen:
             seen |= {each.id, each.message_id}
             place = known.get(each.failed_queue or "", HOMELESS)
@@ -186,7 +185,7 @@ def plan(
 
 
 def sources(
-    connection: Connection, source: QueueAddress, texts: Iterable[str], options: DatabaseOptions
+    connection: Connection, source: QueueAddress, texts: Iterable[str]
 ) -> dict[str, QueueAddress | str]:
     """
     Find the queues in which messages of an error queue failed; no transaction is open.
@@ -205,11 +204,11 @@ def sources(
             other = errors.QueueElsewhere(queue=error.text, errors=own)
             reasons[text] = other if names.is_of_other_database(text) else error
     with transaction(connection):
-        known = Destinations(connection, options.allowed, source=source, by_header=True)
+        known = Destinations(connection, source=source, by_header=True)
         refused = known.find_refused(parsed.values(), RETURNED)
     for text, queue in parsed.items():
         reason = refused.get(queue)
-        if reason is not None and not isinstance(reason, errors.DestinationRefused):
+        if reason is not None and not isinstance(reason, errors.TableRefused):
             read, here = connection.printed(queue), connection.printed(replace(queue, catalog=None))
             if here != read or names.is_of_other_database(text):
                 reason = errors.QueueElsewhere(queue=text, errors=own)
@@ -253,7 +252,7 @@ def give_back(
         left = len(chosen)
         for part in parts(chosen, batch):
             work = partial(return_batch, source=source, destination=destination, chosen=part)
-            done = session.run_with_retries(partial(work, options=session.options))
+            done = session.run_with_retries(work)
             if isinstance(done, errors.SqlQueueError):
                 yield Returned(destination, 0, left=left, reason=done)
                 break
@@ -281,7 +280,6 @@ def return_batch(
     source: QueueAddress,
     destination: QueueAddress,
     chosen: Sequence[Failed],
-    options: DatabaseOptions,
 ) -> int | errors.DatabaseFailure:
     """
     Move messages from the error queue to where they failed, in one transaction.
@@ -295,16 +293,16 @@ def return_batch(
     rows = None
     try:
         with transaction(connection):
+            use(connection, [source], DELETE)
             check_types(connection, source)
             listed = json.dumps([(each.seq, each.id) for each in chosen])
             found = connection.arrow("take", tables={"queue": source}, chosen=listed)
             taken = sort_by_seq(found)
             if taken.num_rows:
                 rows = to_source(connection, source, chosen, taken)
-                known = Destinations(connection, options.allowed, source=source, by_header=True)
+                known = Destinations(connection, source=source, by_header=True)
                 known.lock_and_check([destination], RETURNED)
                 connection.load(destination, rows)
-                known.confirm()
             return int(taken.num_rows)
     except REFUSALS as error:
         if rows is None:  # it is the error queue's

@@ -1,8 +1,7 @@
 """
 Finds the queues of a database; reads what waits and what streams hold. Locks nothing.
 
-A name in the catalogue is untrusted, and so is a table: its owner decides what code a SELECT runs.
-A table that was found, and that nobody named, is read only if it is a plain one without such code.
+A name in the catalogue is untrusted, and so is a table: database/trust.py says whose is read.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, check_types, endpoint_zone, read_clock
-from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.trust import find_code
-from sqlq_spark.errors import BadAddress, MissingOption, RightMissing
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.database.trust import READ, use, use_delayed
+from sqlq_spark.errors import BadAddress, MissingOption, RightMissing, TableRefused
+from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.dialects import split_canonical
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
 
 LOCK_WAIT = 2.0  # seconds that a queue that nobody named is waited for
-ABSENT = "it is a view, or a table that this login may not read"
 # bytes of a table whose rows a look counts; it took 13.8 s for a table of 3.5 GB
 LARGEST_COUNTED_TABLE = 256 << 20
 
@@ -38,7 +35,6 @@ class Table:
     """A table with the columns of a queue."""
 
     address: QueueAddress
-    danger: str | None  # the first code of another owner that a SELECT could run
     messages: int  # an estimate
     bytes: int
 
@@ -130,34 +126,17 @@ class Message:
 # ---------------------------------------------------------------- queues
 
 
-def tables(connection: Connection, only: QueueAddress | None = None) -> list[Table]:
+def tables(connection: Connection) -> list[Table]:
     """
-    The tables of queues that this login may read, by schema and name.
+    The tables of queues that this login may read, by schema and name, whoever owns them.
 
-    `only` is one of them, or of delayed messages. Reads the catalogue only. On SQL Server it waits
-    for a session that changes a table.
+    Reads the catalogue only. On SQL Server it waits for a session that changes a table.
     """
-    schema = connection.names.qualify(only).schema if only else None
-    table = only.table if only else None
-    rows = connection.rows("queue_tables", schema_name=schema, table_name=table)
-    identities = {QueueAddress(name, place): identity for place, name, identity, *_ in rows}
-    code = find_code(connection, identities, "select")
+    rows = connection.rows("queue_tables")
     return [
-        Table(address, code.get(identity), int(messages), int(size))
-        for (address, identity), (*_, messages, size) in zip(identities.items(), rows, strict=True)
+        Table(QueueAddress(name, schema), int(messages), int(size))
+        for schema, name, messages, size in rows
     ]
-
-
-def danger(connection: Connection, table: QueueAddress) -> str | None:
-    """
-    The code of another owner that reading a table could run; None if there is none.
-
-    To be called in the transaction that reads a table that nobody named. It then waits for no lock
-    longer than LOCK_WAIT.
-    """
-    connection.set_lock_timeout(LOCK_WAIT)
-    found = tables(connection, table)
-    return found[0].danger if found else ABSENT
 
 
 def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = None) -> Depth:
@@ -167,32 +146,46 @@ def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = 
     Those of a table of more than `largest` bytes are estimated.
 
     Raises:
-        QueueNotFound, RightMissing, NotAQueue.
+        QueueNotFound, RightMissing, NotAQueue, TableRefused.
     """
+    use(connection, [queue], READ)
     name = connection.printed(queue)
     check_types(connection, queue)
     row = connection.rows("stats", tables={"queue": queue}, table_name=name, largest=largest)[0]
     return Depth(name, *row)
 
 
-def delayed(connection: Connection, table: QueueAddress, zone: str | None) -> Delayed | None:
+def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> Delayed | None:
     """
-    Measure a table of delayed messages; `zone` is endpointTimeZone.
+    Measure a queue's table of delayed messages; `zone` is endpointTimeZone.
 
     Returns:
-        None if this login may not read it.
+        None if there is none, or if this login may not read it.
+
+    Raises:
+        TableRefused: it has another owner than its queue, or other code.
     """
+    if "due" not in connection.columns(delayed_of(queue)):
+        return None
     with suppress(MissingOption):  # this session cannot see it
         zone = endpoint_zone(connection, zone)
+    refused: TableRefused | None = None
     with suppress(RightMissing), attempt(connection):
-        row = connection.rows(
-            "stats_delayed",
-            tables={"queue": table},
-            table_name=connection.printed(table),
-            zone=zone,
-            largest=LARGEST_COUNTED_TABLE,
-        )[0]
-        return Delayed(*row)
+        try:
+            table = use_delayed(connection, queue, READ)
+        except TableRefused as error:  # no statement failed, so nothing is undone
+            refused = error
+        else:
+            row = connection.rows(
+                "stats_delayed",
+                tables={"queue": table},
+                table_name=connection.printed(table),
+                zone=zone,
+                largest=LARGEST_COUNTED_TABLE,
+            )[0]
+            return Delayed(*row)
+    if refused is not None:
+        raise refused
     return None
 
 

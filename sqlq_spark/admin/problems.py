@@ -17,9 +17,9 @@ from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import part
 from sqlq_spark.database import check_types
-from sqlq_spark.database.schema import delayed_of
+from sqlq_spark.database.trust import DELETE, READ, look, use
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.address import QueueAddress, delayed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,16 +77,10 @@ def blockers(connection: Connection) -> dict[str, list[Finding]]:
     return locks
 
 
-def refusal(where: str, danger: str, *, name: str = "not_read") -> Finding:
-    """The finding for a table that is not read, because nobody named its queue."""
-    problem = f"it is not read, because it could run code of its owner: {danger}"
-    fix = "name the queue in the command, if you trust its owner"
-    return Finding(where, name, "warning", problem, fix)
-
-
 def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
     """Make a finding of the reason why a queue cannot be read."""
     name, found, facts = "unreadable", str(error), vars(error)
+    severity: Severity = "error"
     fix = facts.get("fix") or facts.get("reason", "")
     match error:
         case errors.QueueNotFound():
@@ -94,7 +88,10 @@ def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
         case errors.TimedOut():
             name, found = "locked", f"it is not read: {error.reason}"
             fix = "end the session that locks it; or name the queue, and raise --query-timeout"
-    return Finding(where, name, "error", found, fix)
+        case errors.TableRefused():
+            name, fix = "not_read", "do what is said there, or leave it out"
+            severity = "warning"
+    return Finding(where, name, severity, found, fix)
 
 
 # ---------------------------------------------------------------- tables
@@ -110,7 +107,9 @@ def of_queue(
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` says why.
+        TableRefused: it must not be read.
     """
+    use(connection, [queue], READ)
     check_types(connection, queue)
     rows = connection.rows("check_rows", tables={"queue": queue})
     (last, *_, seq, size), where = rows[0], connection.printed(queue)
@@ -164,6 +163,24 @@ def _without_grants(
             fix = errors.StateRightMissing.fix_of(state, roles)
             found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
     return found
+
+
+def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
+    """Report what keeps a queue that may be read from being received or named by others."""
+    where, trusted = connection.printed(queue), connection.trusted
+    for reason in look(connection, [queue], DELETE)[1].values():  # a foreign key
+        fix = "do what is said there"
+        return [Finding(where, "not_received", "error", str(reason), fix)]
+    connection.trusted = replace(trusted, named=())
+    try:
+        refused = look(connection, [queue], READ)[1].get(queue)
+    finally:
+        connection.trusted = trusted
+    if not isinstance(refused, errors.OwnerNotTrusted):
+        return []
+    problem = f"{refused.found}, who is trusted only where an option or an argument names the queue"
+    fix = f"set trustedOwners={refused.value} to send replies and events there too"
+    return [Finding(where, "owner", "note", problem, fix)]
 
 
 # ---------------------------------------------------------------- messages

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.database import check_types, transaction
 from sqlq_spark.database.schema import record_action
+from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.errors import Deadlock
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _delete(
 
     for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):
         with attempt, transaction(connection):
+            use(connection, [queue], DELETE)
             check_types(connection, queue)
             gone = int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
             if recorded and gone:

@@ -21,6 +21,7 @@ from sqlq_spark import errors
 from sqlq_spark.admin import formats, inspect, watch
 from sqlq_spark.admin.problems import CUT
 from sqlq_spark.database import transaction
+from sqlq_spark.database.trust import READ, use
 from sqlq_spark.options.names import parse_table
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import Headers
@@ -41,7 +42,7 @@ LONGEST_SHOWN = 300  # and that the page shows
 BARS = 12  # of one chart
 NONE = "(none)"
 # what may have happened to a queue that nobody named since the look; it stops no other
-LATER = (errors.QueueNotFound, errors.RightMissing, errors.TimedOut)
+LATER = (errors.QueueNotFound, errors.RightMissing, errors.TableRefused, errors.TimedOut)
 FAILURE = (
     f"{wire.EXCEPTION_INFO}ExceptionType",
     f"{wire.EXCEPTION_INFO}Message",
@@ -81,14 +82,15 @@ def read_headers(
     """
     Read the headers FAILURE of a queue's lowest messages, each page in its own transaction.
 
-    A queue that nobody named is read as long as that runs no code of its owner.
+    It raises TableRefused if the queue's table must no longer be used.
     """
     queue = parse_table("queue", depth.queue, connection.names)
     first, stop = depth.first or 0, (depth.last or 0) + 1
     for _ in range(0, MOST, PAGE):
         with transaction(connection):
-            if not is_named and inspect.danger(connection, queue) is not None:
-                return
+            if not is_named:
+                connection.set_lock_timeout(inspect.LOCK_WAIT)
+            use(connection, [queue], READ)
             page = connection.arrow(
                 "browse_headers", tables={"queue": queue}, first=first, stop=stop, messages=PAGE
             )

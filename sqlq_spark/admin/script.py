@@ -9,18 +9,18 @@ An endpoint's queues have the names that the transport gives them; `sqlqueue cre
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import names_of, parse_queue
-from sqlq_spark.wire.address import DELAYED, QueueAddress
+from sqlq_spark.wire.address import DELAYED, QueueAddress, delayed_of
 from sqlq_spark.wire.dialects import DEFAULT_DIALECT, DIALECTS
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def script(
     roles: Roles | None = None,
     body_string: bool = False,
     delayed: bool = False,
+    trusted: Sequence[str] = (),
     dialect: str = DEFAULT_DIALECT,
 ) -> str:
     """
@@ -108,6 +109,7 @@ def script(
         roles: which roles to grant to.
         body_string: also add the column BodyString to each queue.
         delayed: also create the tables of delayed messages; the reader may move due messages.
+        trusted: roles whose tables may be there already.
         dialect: the name of the dialect.
 
     Raises:
@@ -135,6 +137,12 @@ def script(
             raise BadAddress(text=names.print_address(each), reason=reason)
     for name in given:
         names.check_for_script(name)
+    created = [
+        names.quote_address(queue)
+        for kind in ("own", "shared", "delayed", "subscriptions")
+        for its in tables[kind]
+        for queue in its.values()
+    ]
     bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
     writer = dialect_named(dialect)
 
@@ -142,6 +150,8 @@ def script(
         quoted = names.quote_name(role)
         words = {"role": quoted, "role_escaped": quoted.replace("'", "''"), "roles": roles}
         words["role_name"] = role.replace("'", "''")
+        words["owners_escaped"] = json.dumps([*trusted]).replace("'", "''")
+        words["made_escaped"] = json.dumps(created).replace("'", "''")
         return writer.fill_names(text, state, its or {}, **words)
 
     parts = [write(commented[name]) for name in BEGIN]

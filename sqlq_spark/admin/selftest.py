@@ -33,7 +33,7 @@ from sqlq_spark.options.names import names_of, with_login
 from sqlq_spark.receive import driver, offset, receipts
 from sqlq_spark.receive import task as tasks
 from sqlq_spark.send import dispatch, insert, sender, subscriptions
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, MESSAGE_ID, dumps
 from sqlq_spark.wire.rows import NO_STREAM
 
@@ -209,7 +209,7 @@ def statements(bench: Bench) -> Seen:
             connection.run_script(text.format(queue=connection.names.quote_address(each.queue)))
         its.send([b"x"] * FILLED, delay=[None, 1] * (FILLED // 2))
         tables = {"queue": its.queue, "table": its.queue, "errors": bad.queue}
-        tables |= {"delayed": schema.delayed_of(its.queue), "subscriptions": events}
+        tables |= {"delayed": delayed_of(its.queue), "subscriptions": events}
         yield shape, bench.open().explain(tables), []
 
 

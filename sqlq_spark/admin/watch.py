@@ -11,17 +11,16 @@ rolled back counts as in and out. Over several intervals the figures are correct
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect
 from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, rate, span
-from sqlq_spark.admin.problems import Finding, blockers, of_head, of_table, refusal, unreadable
+from sqlq_spark.admin.problems import Finding, blockers, of_head, of_table, unreadable
 from sqlq_spark.database import read_clock, transaction
-from sqlq_spark.database.schema import check_state, delayed_of
-from sqlq_spark.database.trust import LOST
+from sqlq_spark.database.destinations import LOST
+from sqlq_spark.database.schema import check_state
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.receive.peek import seconds_since
 
@@ -157,17 +156,25 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     cannot be read does not stop the others.
 
     Raises:
-        QueueNotFound, RightMissing: of a queue that was named.
+        QueueNotFound, RightMissing, TableRefused: of a queue that was named.
     """
     streams: list[inspect.Stream] | None = None  # this login may see no state tables
     receipts: list[inspect.Receipt] = []
-    with suppress(errors.StateNotInstalled, errors.RightMissing):
+    state_problems: list[Finding] = []
+    try:
         check_state(connection)
         with transaction(connection):
             streams, receipts = inspect.streams(connection), inspect.receipts(connection)
+    except errors.StateOfOther as refused:
+        fix = "do what is said there"
+        finding = Finding(connection.server, "state_owner", "error", str(refused), fix)
+        state_problems = [finding]
+    except (errors.StateNotInstalled, errors.RightMissing):
+        pass
     locks = blockers(connection)
     if names:
         named = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
+        connection.trusted = options.trusted.with_named(named)
         queues = [look_at(connection, each, options, locks) for each in named]
         asked = {each.queue for each in queues}
         streams = streams and [each for each in streams if not asked.isdisjoint(each.queues)]
@@ -186,7 +193,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     waiting = {each.queue: each.depth.messages for each in queues}
     for stream in streams or ():
         stream.lag = sum(waiting.get(name, 0) for name in stream.queues) + stream.held
-    server = [each for each in checks.of_server(connection) if each.is_problem]
+    server = [each for each in checks.of_server(connection) if each.is_problem] + state_problems
     return Look(at=read_clock(connection), queues=queues, streams=streams, server_problems=server)
 
 
@@ -208,19 +215,18 @@ def look_at(
     unnamed: inspect.Table | None = None,
 ) -> QueueLook:
     """
-    Look at a queue that is not locked; at one that nobody named only if that is safe.
+    Look at a queue that is not locked and may be used.
 
     Rights are left out, because who looks at a queue need not receive from it.
     """
-    name, table = connection.printed(queue), delayed_of(queue)
+    name = connection.printed(queue)
     its = unread(name, unnamed, *locks.get(name, ()))
     if "locked" in {each.name for each in its.problems}:
         return its
     try:
         with transaction(connection):
-            if unnamed and (danger := inspect.danger(connection, queue)) is not None:
-                its.problems.append(refusal(name, danger))
-                return its
+            if unnamed:
+                connection.set_lock_timeout(inspect.LOCK_WAIT)
             depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
             found = of_table(connection, queue, last=depth.last)
             found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
@@ -231,12 +237,12 @@ def look_at(
             elif given := connection.rows("seq_given", tables={"queue": queue}, table_name=name):
                 highest = given[0][0]
             delayed = inspect.delayed_name(connection, queue)
-            if delayed is not None and "due" in connection.columns(table):
-                danger = inspect.danger(connection, table) if unnamed else None
-                if danger is None:
-                    its.delayed = inspect.delayed(connection, table, options.endpoint_time_zone)
-                elif danger != inspect.ABSENT:
-                    found.append(refusal(delayed, danger, name="delayed_not_read"))
+            if delayed is not None:
+                try:
+                    its.delayed = inspect.delayed(connection, queue, options.endpoint_time_zone)
+                except errors.TableRefused as error:
+                    refused = unreadable(delayed, error)
+                    found.append(replace(refused, name="delayed_not_read"))
             its.at, its.depth, its.kind = read_clock(connection), depth, kind
             its.highest, its.oldest = highest, seconds_since(sent, its.at)
             its.problems += [*found, *poison]

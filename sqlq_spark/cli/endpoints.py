@@ -29,9 +29,11 @@ from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
-from sqlq_spark.database.trust import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.trust import READ, use_delayed
 from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.send import subscriptions
+from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.dialects import DEFAULT_DIALECT, DIALECTS
 
 if TYPE_CHECKING:
@@ -47,10 +49,11 @@ app = Typer()
 @app.command(cls=cli.StateCommand)
 def install(context: Context, *, domain: str | None = None) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
-    state = context.obj.state_schema or scripts.of_domain(domain)[0]
-    options = replace(context.obj, state_schema=state).database()
+    own = context.obj.state_schema or (domain and scripts.of_domain(domain)[0])
+    options = replace(context.obj, state_schema=own).database()
     connection = context.connect(options)
     schema.install(connection)
+    state = options.state_schema
     result = {"stateSchema": state, "server": connection.server}
     context.answer(result, f"the state tables are in schema {state} of {connection.server}")
 
@@ -88,13 +91,13 @@ def create(context: Context, queue: str) -> None:
     names = [connection.printed(each) for each in made.queues]
     if shared.delayed:
         schema.create_delayed(connection, made.primary)
-        waiting = connection.printed(schema.delayed_of(made.primary))
+        waiting = connection.printed(delayed_of(made.primary))
     result = {"queues": names, "delayed": waiting, "server": connection.server}
     places = ", ".join(filter(None, (*names, waiting)))
     context.answer(result, f"in {connection.server}: {places}")
 
 
-@app.command(cls=cli.OfflineCommand.having(*QUEUES, "state_schema"))
+@app.command(cls=cli.OfflineCommand.having(*QUEUES, "state_schema", "trusted_owners"))
 def script(
     context: Context,
     queues: Annotated[
@@ -144,6 +147,7 @@ def script(
         ),
         delayed=shared.delayed,
         body_string=shared.body_string,
+        trusted=options.trusted_owners,
         dialect=dialect,
     )
     if shared.as_json:
@@ -254,9 +258,8 @@ def retire(context: Context, queue: str, *, discard_messages: bool = False) -> N
     options, state_schema = context.obj.sink(), context.obj.state_schema
     address = parse_table("QUEUE", queue, options.naming)
     connection = context.connect(options)
-    # code that an INSERT would run does not matter here
-    known = Destinations(connection, [connection.names.qualify(address)])
-    known.check([address], RETURNED)
+    connection.trusted = options.trusted.with_named([address])
+    Destinations(connection).check([address], RETURNED)
     name, table = connection.printed(address), options.subscription_address
     with transaction(connection):
         ended = subscriptions_of(connection, table, address)
@@ -326,9 +329,10 @@ def look_at(
     It ends the command if the queue is used, or if more than the expected messages would be lost;
     None expects any.
     """
-    delayed, name = schema.delayed_of(queue), inspect.delayed_name(connection, queue)
+    name = inspect.delayed_name(connection, queue)
     tables, waiting, depth = [queue], 0, inspect.depth(connection, queue)
-    if name is not None and "due" in connection.columns(delayed):
+    if name is not None and "due" in connection.columns(delayed_of(queue)):
+        delayed = use_delayed(connection, queue, READ)
         values = {"table_name": name, "zone": None, "largest": None}
         waiting = connection.rows("stats_delayed", tables={"queue": delayed}, **values)[0][0]
         tables = [delayed, queue]
@@ -339,6 +343,7 @@ def look_at(
     ]
     for state in states:
         with schema.use_state(connection, state):
+            schema.check_state_owners(connection)
             receipts = inspect.receipts(connection)
         same = find_same(connection, queue, {each.queue for each in receipts})
         reasons += [

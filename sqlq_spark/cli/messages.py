@@ -21,7 +21,7 @@ from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.database.trust import SENT, find_destinations, is_allowed
+from sqlq_spark.database.trust import INSERT, look
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.wire.headers import full_name, has_blank
@@ -193,7 +193,7 @@ def retry(
     session = context.session(options)
     connection = session.open()
     name = connection.printed(options.address)
-    planned = plan(connection, options.address, choice, options, limit=limit)
+    planned = plan(connection, options.address, choice, limit=limit)
     groups = [
         {"messages": messages, "failedQueue": failed, "exception": kind}
         for failed, kind, messages in planned.groups
@@ -334,7 +334,7 @@ def return_(context: Context, *, stream: cli.Required, without: list[str] | None
 
     def give(its: Receipt) -> int:
         queue = parse_queue("queue", its.queue, options.naming)
-        return give_back(connection, its.key, queue, without=without or (), allowed=options.allowed)
+        return give_back(connection, its.key, queue, without=without or ())
 
     names = [each.name for each in settled]
     end(context, connection, left, "return", give, without=without, settled=names)
@@ -381,10 +381,10 @@ def check_logins(
         if not each.entitled
     }
     with transaction(connection):
-        tables = find_destinations(connection, [*foreign], SENT)
+        tables, _ = look(connection, [*foreign], INSERT)
     for queue, table in tables.items():
         its = foreign[queue]
-        if not is_allowed(table, options.allowed):
+        if not options.trusted.allows(table.catalog, table.schema, table.table, here=table.here):
             raise ReceiptRefused(receipt=its.name, login=its.login, queue=its.queue)
 
 

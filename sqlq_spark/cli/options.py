@@ -68,7 +68,9 @@ HELP = {
     "state_schema": "Schema of the state tables, sqlqueue by default.",
     "subscription_table": f"A table, or {ADDRESS_FORMS[0]}; SubscriptionRouting by default.",
     "endpoint_time_zone": "Time zone of the .NET endpoints' database sessions.",
-    "allowed_destinations": "Also return to this table of another owner; * and ? are wildcards.",
+    "trusted_owners": "A role whose tables are used, beside yours, a superuser's and the database "
+    "owner's.",
+    "allowed_destinations": "Also return to this table of another owner.",
     "instance": "NAME of an instance's queue QUEUE.NAME, or its address.",
     "qualifier": "NAME of a satellite's queue QUEUE.NAME, or its address.",
     "error": "The error queue, also for poison messages.",
@@ -106,6 +108,7 @@ class Shared:
     state_schema: str | None = None
     subscription_table: str | None = None
     endpoint_time_zone: str | None = None
+    trusted_owners: Annotated[list[str] | None, Option("--trust")] = None
     allowed_destinations: Annotated[list[str] | None, Option("--allow")] = None
     topics: Annotated[list[str] | None, Option("--topic")] = None
     message_type: str | None = None
@@ -250,7 +253,9 @@ class Command(TyperCommand):
     """A command that connects, with the shared options that it needs for that."""
 
     context_class = Context
-    shared: ClassVar[tuple[str, ...]] = ("as_json", "query_timeout", "url", "credentials")
+    shared: ClassVar[tuple[str, ...]] = (
+        *("as_json", "query_timeout", "url", "credentials", "trusted_owners"),
+    )
 
     @classmethod
     def having(cls, *names: str) -> type[Command]:

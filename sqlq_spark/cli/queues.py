@@ -312,6 +312,7 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
     options = context.obj.sink()
     asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
     connection = context.connect(options)
+    connection.trusted = options.trusted.with_named(asked)
     states, unread = ([], {}) if context.obj.state_schema else find_states(connection)
     states = states or ([] if unread else [options.state_schema])
     unnamed, found = ([], []) if asked else checks.queues_of_streams(connection, states)

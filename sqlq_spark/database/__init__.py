@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from sqlq_spark import errors
-from sqlq_spark.options.connection import ZONE
+from sqlq_spark.options.connection import ZONE, Trusted
 from sqlq_spark.options.names import names_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import Names, QueueAddress
 
+T = TypeVar("T")
+Access: TypeAlias = Literal["read", "insert", "delete"]  # to a table
+# how a table is used → what keeps it as it is
+LOCKS: dict[Access, StatementName] = {
+    "read": "lock_read",
+    "insert": "lock_insert",
+    "delete": "lock_delete",
+}
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Row: TypeAlias = "tuple[Any, ...]"
 Tables: TypeAlias = "dict[str, QueueAddress]"  # by their names in a statement
@@ -73,12 +81,19 @@ class Connection(ABC):
         self.application = application  # what the DBA sees while a transaction is open
         self.timeout = timeout  # seconds for each statement and wait of a transaction
         self.checked_queues: set[QueueAddress] = set()  # whose columns have the transport's types
+        self.trusted = Trusted()  # whose tables it uses
+        # what the open transaction does last: looks once more at tables that no lock keeps
+        self.before_commit: list[Callable[[], None]] = []
 
     @abstractmethod
     def rows(
         self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> list[Row]:
         """Execute a statement and return the rows of its results; none where it has none."""
+
+    @abstractmethod
+    def records(self, statement: StatementName, kind: type[T], **values: Value) -> list[T]:
+        """Execute a statement as `rows`; return dataclasses whose fields are its columns."""
 
     @abstractmethod
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
@@ -271,6 +286,7 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     default the connection's.
     """
     own = connection.timeout
+    connection.before_commit.clear()
     connection.rows("begin")
     try:
         connection.timeout = own if timeout is None else timeout
@@ -280,6 +296,8 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
             application=connection.application,
         )
         yield
+        for look_again in connection.before_commit:
+            look_again()
     except BaseException:
         rollback(connection)
         raise
@@ -320,6 +338,26 @@ def check_types_once(connection: Connection, queue: QueueAddress) -> None:
     if queue not in connection.checked_queues:
         check_types(connection, queue)
         connection.checked_queues.add(queue)
+
+
+def lock_table(
+    connection: Connection, queue: QueueAddress, how: Access, *, role: str = "queue"
+) -> None:
+    """
+    Keep a table as it is until the commit, if it can; fails if it is absent or locked.
+
+    `role` is its name in the statements that use it, for the rights that an error asks for.
+    """
+    if LOCKS[how] in connection.lacks:
+        return
+    try:
+        connection.rows(LOCKS[how], tables={"queue": queue, role: queue})
+    except errors.StatementRefused as error:
+        raise errors.NotAQueue(
+            queue=connection.printed(queue),
+            reason=error.reason,
+            columns=connection.names.queue_columns,
+        ) from None
 
 
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:

@@ -12,26 +12,27 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from sqlq_spark import errors
 from sqlq_spark.database import dialect_named, transaction
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.database.trust import find_state_faults
-from sqlq_spark.wire.address import DELAYED, QueueAddress
+from sqlq_spark.database.trust import INSERT, Fault, advise, look
+from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
+    from sqlq_spark.wire.address import QueueAddress
 
 VERSION = 4  # of the state tables; both dialects' `install_state` and `script_check` name it
 # seconds that an install waits for a lock; `script_begin` names it
 LOCK_WAIT = 3.0
 NO_TRAIL = (
-    "no entry in the audit trail: schema {0} of {1} has no table `trail` that this login may use. "
+    "no entry in the audit trail: schema {0} of {1} has no table `trail` that this login may use, "
+    "or has an owner who is not trusted. "
     "`sqlqueue install` creates it"
 )
 
@@ -54,10 +55,7 @@ def install(connection: Connection) -> None:
         connection.set_lock_timeout(wait)
         try:
             connection.rows("install_schema")
-            if found := find_state_faults(connection):
-                raise errors.StateOfOther(
-                    schema=connection.state, server=connection.server, found=found
-                )
+            check_state_owners(connection)
             connection.rows("install_state")
             check_state(connection)
         except errors.TimedOut as error:
@@ -70,7 +68,15 @@ def install(connection: Connection) -> None:
 
 
 def check_state(connection: Connection) -> None:
-    """Raise StateNotInstalled, StateTooOld or StateTooNew, or find this version's state tables."""
+    """
+    Make sure that the state tables may be used, and are of this version.
+
+    Whose they are is asked before anything is read.
+
+    Raises:
+        StateOfOther, StateNotInstalled, StateTooOld, StateTooNew.
+    """
+    check_state_owners(connection)
     rows = connection.rows("version")
     if not rows:
         raise errors.StateNotInstalled(schema=connection.state, server=connection.server)
@@ -78,6 +84,23 @@ def check_state(connection: Connection) -> None:
     if found != VERSION:
         kind = errors.StateTooOld if found < VERSION else errors.StateTooNew
         raise kind(schema=connection.state, found=found, known=VERSION)
+
+
+def check_state_owners(connection: Connection) -> None:
+    """Raise StateOfOther for a state schema that must not be used; reads only the catalogue."""
+    faults = connection.records(
+        "state_faults", Fault, **connection.trusted.values(connection.names)
+    )
+    if faults:
+        found = "; ".join(str(each.fault) for each in faults)
+        advice, value = advise(connection, faults)
+        raise errors.StateOfOther(
+            schema=connection.state,
+            server=connection.server,
+            found=found,
+            advice=advice,
+            value=value,
+        )
 
 
 def state_parts(connection: Connection) -> dict[str, str]:
@@ -100,10 +123,11 @@ def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
         if not may_enter:
             unread[state] = f"this login may not enter it{f' (roles {roles})' if roles else ''}"
             continue
-        with use_state(connection, state):
-            faults = find_state_faults(connection)
-        if faults:
-            unread[state] = f"{faults}. Name it in --state-schema, if you trust its owner"
+        try:
+            with use_state(connection, state):
+                check_state_owners(connection)
+        except errors.StateOfOther as error:
+            unread[state] = str(error)
         else:
             states.append(state)
     return states, unread
@@ -120,10 +144,14 @@ def use_state(connection: Connection, state: str) -> Iterator[None]:
 
 def has_trail(connection: Connection) -> bool:
     """
-    Whether actions are recorded: there is a trail, in a schema that this login may use.
+    Whether actions are recorded: there is a trail, in a schema that this login may and does use.
 
     A login that may use the schema and may not insert there fails when it records an action.
     """
+    try:
+        check_state_owners(connection)
+    except errors.StateOfOther:
+        return False
     return bool(connection.rows("trail_kept", state_name=connection.state))
 
 
@@ -152,11 +180,6 @@ def record_action(
     )
 
 
-def delayed_of(queue: QueueAddress) -> QueueAddress:
-    """Return the table in which a queue's delayed messages wait."""
-    return replace(queue, table=queue.table + DELAYED)
-
-
 def create_queue(connection: Connection, queue: QueueAddress, *, body_string: bool = False) -> None:
     """
     Create a queue's table where it is absent; the second of two creators waits for the first.
@@ -174,6 +197,12 @@ def create_delayed(connection: Connection, queue: QueueAddress) -> None:
 def create_subscriptions(connection: Connection, table: QueueAddress) -> None:
     """Create the table of subscriptions where it is absent."""
     _create(connection, "create_subscriptions", table)
+
+
+def check_owner(connection: Connection, table: QueueAddress) -> None:
+    """Raise TableRefused for a table that was there, and whose owner is not trusted."""
+    for reason in look(connection, [table], INSERT)[1].values():
+        raise reason
 
 
 def _create(
@@ -195,6 +224,7 @@ def _create(
         with transaction(connection):
             connection.rows("create_lock", tables={"table": table})
             connection.rows(statement, tables={name: table})
+            check_owner(connection, table)
             if body_string:
                 connection.rows("add_body_string", tables={"queue": table})
 

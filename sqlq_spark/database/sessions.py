@@ -123,6 +123,7 @@ class Session:
             kept = idle.take(self._key) if self._worker else None
             self._connection = kept or self._connect()
             self._connection.application = f"sqlqueue {self.application}"
+            self._connection.trusted = self.options.trusted
         return self._connection
 
     def close(self) -> None:
@@ -134,8 +135,10 @@ class Session:
     def _key(self) -> object:
         """Sessions with equal keys may share a connection; never beyond a fork."""
         options = self.options
-        place = options.url, options.credentials, options.state_schema, options.query_timeout
-        return os.getpid(), place, type(self)
+        place = options.url, options.credentials, options.query_timeout
+        # whose state schema was accepted when the session was opened
+        state = options.state_schema, options.trusted.state_schema, options.trusted_owners
+        return os.getpid(), place, state, type(self)
 
     def _retry_rule(self) -> Callable[[Exception], bool]:
         """Return whether another attempt may follow an error, for all errors of one work."""
@@ -164,11 +167,12 @@ class Session:
             state=options.state_schema,
         )
         reached.add(options.url)
+        connection.trusted = options.trusted
         return connection
 
 
 class StateSession(Session):
-    """A session that makes sure, after connecting, that the state tables are there."""
+    """A session that makes sure, after connecting, that the state tables may be used."""
 
     def _connect(self) -> Connection:
         connection = super()._connect()

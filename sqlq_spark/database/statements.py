@@ -46,11 +46,12 @@ StatementName = Literal[
     "begin", "timeouts", "set_lock_timeout", "commit", "rollback", "savepoint", "release",
     "check_deferred", "end_frozen", "clock",
     # trust.sql
-    "state_faults", "lock_destination", "destinations", "table_code", "destination_locks",
+    "table_owners",
     # schema.sql
-    "install_lock", "install_schema", "install_state", "state_parts", "version", "create_lock",
-    "create_queue", "add_body_string", "create_subscriptions", "create_delayed", "queue_columns",
-    "wrong_types", "lock_queue", "drop_queue",
+    "install_lock", "install_schema", "install_state", "state_parts", "state_faults", "version",
+    "create_lock", "create_queue", "add_body_string", "create_subscriptions", "create_delayed",
+    "queue_columns", "wrong_types", "lock_read", "lock_insert", "lock_delete", "lock_queue",
+    "drop_queue",
     # peek.sql
     "waiting", "peek", "sample", "top",
     # receive.sql
@@ -90,12 +91,12 @@ LACKS: dict[str, frozenset[StatementName]] = {
     # `receive` weighs the rows that it locks. The server keeps no costs by statement.
     "postgresql": frozenset({"weigh", "selftest_costs"}),
     # It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
-    # The right to INSERT gives no lock of a table: what an INSERT runs is checked before and after.
+    # The right to INSERT gives no lock of a table: whose it is, is asked before and after the use.
     # Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the
     # whole server.
     "sqlserver": frozenset(
         {
-            *("check_deferred", "receive_range", "lock_destination", "destination_locks"),
+            *("check_deferred", "receive_range", "lock_read", "lock_insert", "lock_delete"),
             *("endpoint_zone", "end_frozen"),
         }
     ),

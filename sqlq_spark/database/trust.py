@@ -1,60 +1,54 @@
 """
-May this table run foreign code? One decision for what is sent to, read, and used as state tables.
+Whose table is it? One rule for all tables that are read or written.
 
-The owner of a table decides what code its use runs, with the rights of the login that uses it. Both
-databases have one list of the kinds of code, `code_parts` in trust.sql. The action decides what of
-it counts: `insert` all of it, `select` what a look at the rows can run, and for a state table even
-the code of a trusted owner.
+The owner of a table can add code to it at any moment, which runs with the rights of the login that
+uses the table. So a table is used only if the statement `table_owners` finds no fault: it is an
+ordinary table, as its descendants are; its owner and its schema's owner are trusted; nobody else
+has added a trigger or, where rows are deleted, a foreign key.
 
-Addresses of destinations come from messages, columns and subscriptions. They have two rules:
-
-    code     an INSERT must run no code of an owner other than this login, a superuser (on SQL
-             Server dbo), or the owner of the queue that is read
-    place    a message that only a header directs (ForwardDestination, FailedQ) goes only to tables
-             with the same owner as the queue that it came from
-
-The option allowedDestinations lists tables that are exempt from both.
-
-A transaction locks a table, checks it, and inserts. If the owner of its schema is not trusted, the
-transaction checks the table once more before the commit. The lock keeps triggers and rules as they
-are. The last check finds a schema that was renamed. SQL Server has no such lock, and the last check
-finds any change. A change undoes the transaction.
+The order is lock, look, use, in one transaction. The lock keeps the table as the look found it. A
+database without such a lock looks again before the commit. `Connection.trusted` says whom the user
+trusts, and which tables are used whoever owns them.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from sqlq_spark import errors
-from sqlq_spark.database import TRANSIENT, attempt
+from sqlq_spark.database import LOCKS, lock_table
+from sqlq_spark.options.names import print_roles
+from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from sqlq_spark.database import Connection
-    from sqlq_spark.wire.address import Names, QueueAddress
+    from sqlq_spark.database import Access, Connection
+    from sqlq_spark.wire.address import QueueAddress
 
-# columns as the transport's CREATE TABLE writes them, which a database may compare by case
-SENT = ("Id", "Expires", "Headers", "Body")  # of a queue
-RETURNED = (*SENT, "Seq")  # of a table that only a header names; on SQL Server RowVersion
-DELAYED = ("Headers", "Body", "Due")  # of a table of delayed messages
-PATIENCE = 2.0  # seconds that one task waits for all destinations that others lock
-# failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
-PASSING = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
-# of those, what passes where only a header names the destination: all else is undone alone
-LOST = (errors.ConnectionLost, errors.Cancelled)
-Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # why tables cannot be sent to
+SUPERUSER = (
+    "This login has the rights of a superuser, so it trusts only superusers and the roles of that "
+    "setting. Use an ordinary login with the operator's role. "
+)
+Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # why tables are not used
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """What the database knows of a table that messages are to go to."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why a table or the state schema must not be used: a row of `state_faults`."""
 
+    fault: str | None
+    role: str | None  # who is not trusted, if that is the fault
+    is_super: bool  # whether this session can become a superuser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Fault):
+    """What the database knows of a table: a row of `table_owners`."""
+
+    place: int  # in the list that was asked for
     identity: int  # while it exists
     catalog: str | None
     here: bool  # whether it is in the database of the connection
@@ -63,244 +57,110 @@ class Destination:
     missing: str | None  # what is wrong with its first column that no queue has so
     may_insert: bool
     owner: str
-    same_owner: bool  # whether its owner is that of the queue that is read
-    trusted: bool  # whether, once locked, no untrusted owner can replace it by another table
-    code: str | None = None  # the first code of an untrusted owner that an INSERT would run
-    locks: str | None = None  # what this transaction has locked by this name; None: not read
 
 
-class Destinations:
-    """The tables that one transaction sends to."""
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What tables are used for, and what is asked of them beside whose they are."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        allowed: Sequence[QueueAddress] = (),
-        *,
-        source: QueueAddress | None = None,
-        by_header: bool = False,
-    ) -> None:
-        self.connection = connection  # in the transaction that sends
-        self.allowed = allowed  # the option allowedDestinations
-        self.source = source  # the queue that is read, if one is; its owner is trusted
-        self.by_header = by_header  # whether only a header directs messages there
-        self.patience = PATIENCE  # seconds that are left to wait for tables that others lock
-        self._held: dict[tuple[str, ...], dict[QueueAddress, Destination]] = {}
-
-    def find_refused(
-        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
-    ) -> Reasons:
-        """Return what cannot be sent to, and why; locks nothing, and runs no code of a table."""
-        return self._look(list(dict.fromkeys(queues)), columns)[1]
-
-    def check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
-        """Raise why one cannot be sent to, as `find_refused`."""
-        for reason in self.find_refused(queues, columns).values():
-            raise reason
-
-    def lock(self, queue: QueueAddress) -> None:
-        """Keep a table as it is until the transaction ends; fails if it is absent or locked."""
-        if "lock_destination" in self.connection.lacks:
-            return
-        try:
-            self.connection.rows("lock_destination", tables={"queue": queue})
-        except errors.StatementRefused as error:
-            raise errors.NotAQueue(
-                queue=self.connection.printed(queue),
-                reason=error.reason,
-                columns=self.connection.names.queue_columns,
-            ) from None
-
-    def lock_and_check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
-        """Lock tables; raise why one cannot be sent to."""
-        new = self.undecided(queues, columns)
-        for queue in new:
-            self.lock(queue)
-        for reason in self._check_locked(new, columns).values():
-            raise reason
-
-    def lock_each(self, queues: Iterable[QueueAddress], columns: Sequence[str]) -> Reasons:
-        """Lock and check tables, each apart from the others; return why some cannot be sent to."""
-        new = self.undecided(queues, columns)
-        reasons = self.find_refused(new, columns)
-        for queue in [each for each in new if each not in reasons]:
-            reason = self.isolate(partial(self.lock, queue))
-            if isinstance(reason, errors.TimedOut):
-                name = self.connection.printed(queue)
-                reason = errors.DestinationLocked(queue=name, seconds=PATIENCE)
-            if reason is not None:
-                reasons[queue] = reason
-        locked = [each for each in new if each not in reasons]
-        return reasons | self._check_locked(locked, columns)
-
-    def isolate(self, work: Callable[[], None]) -> errors.DatabaseFailure | None:
-        """
-        Do something to a destination, or undo that alone; return why it failed.
-
-        Raises what is no fault of the destination. Those that only headers name are waited for no
-        longer than PATIENCE together.
-        """
-        started = time.monotonic()
-        try:
-            with attempt(self.connection):
-                work()
-        except errors.DatabaseFailure as error:
-            if isinstance(error, LOST if self.by_header else PASSING):
-                raise
-            if isinstance(error, errors.TimedOut):
-                self.patience = max(0.0, self.patience - (time.monotonic() - started))
-                self.connection.set_lock_timeout(self.patience)
-            return error
-        return None
-
-    def undecided(
-        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
-    ) -> list[QueueAddress]:
-        held = self._held.get(tuple(columns), {})
-        return [queue for queue in dict.fromkeys(queues) if queue not in held]
-
-    def confirm(self) -> None:
-        """After the inserts, raise DestinationChanged for a table that is not as it was checked."""
-        for columns, held in self._held.items():
-            open_ = [queue for queue, each in held.items() if not each.trusted]
-            if not open_:
-                continue
-            found, reasons = self._look(open_, columns)
-            locks = self._locks([*found.values()])
-            for queue in open_:
-                before = held[queue]
-                if (
-                    queue in reasons
-                    or found[queue].identity != before.identity
-                    or locks.get(before.identity, (False, ""))[1] != before.locks
-                ):
-                    raise errors.DestinationChanged(queue=self.connection.printed(queue))
-
-    def _check_locked(self, queues: Sequence[QueueAddress], columns: Sequence[str]) -> Reasons:
-        """Return which of the locked tables must not be sent to, and why; `confirm` looks again."""
-        found, reasons = self._look(queues, columns)
-        new = {queue: found[queue] for queue in queues if queue not in reasons}
-        open_ = {queue: each for queue, each in new.items() if not each.trusted}
-        locks = self._locks([*open_.values()])
-        for queue, each in open_.items():
-            locked, text = locks.get(each.identity, (False, ""))
-            if not locked:
-                raise errors.DestinationChanged(queue=self.connection.printed(queue))
-            new[queue] = replace(each, locks=text)
-        self._held.setdefault(tuple(columns), {}).update(new)
-        return reasons
-
-    def _locks(self, found: Sequence[Destination]) -> dict[int, tuple[bool, str]]:
-        """Return by identity: whether this transaction has locked it, and all of its name."""
-        if not found or "destination_locks" in self.connection.lacks:
-            return {each.identity: (True, "") for each in found}
-        places = json.dumps([each.identity for each in found])
-        rows = self.connection.rows("destination_locks", places=places)
-        return {identity: (locked, others) for identity, locked, others in rows}
-
-    def _look(
-        self, queues: Sequence[QueueAddress], columns: Sequence[str]
-    ) -> tuple[dict[QueueAddress, Destination], Reasons]:
-        found = find_destinations(self.connection, queues, columns, self.source)
-        return found, {
-            queue: reason
-            for queue in queues
-            if (reason := self._reason(queue, found.get(queue))) is not None
-        }
-
-    def _reason(  # noqa: PLR0911 - each return is one kind of error
-        self, queue: QueueAddress, found: Destination | None
-    ) -> errors.SqlQueueError | None:
-        name, server = self.connection.printed(queue), self.connection.server
-        if self.by_header and (not found or found.missing is not None or not found.may_insert):
-            return errors.QueueNotWritable(queue=name, server=server)
-        if found is None:
-            return errors.QueueNotFound(queue=name, server=server)
-        allowed = is_allowed(found, self.allowed)
-        # before the columns: a type of an untrusted owner is code too
-        if found.code is not None and not allowed:
-            return errors.DestinationRefused(queue=name, owner=found.owner, found=found.code)
-        if found.missing is not None:
-            return errors.NotAQueue(
-                queue=name,
-                reason=found.missing,
-                columns=self.connection.names.queue_columns,
-            )
-        if allowed:
-            return None
-        if self.by_header and self.source is not None and not found.same_owner:
-            return errors.DestinationOfOther(
-                queue=name, owner=found.owner, found=self.connection.printed(self.source)
-            )
-        return None
+    how: Access
+    columns: Sequence[str] = ()  # that they must have
+    source: QueueAddress | None = None  # whose owner they must have
+    by_header: bool = False  # whether only a header names them
 
 
-def find_destinations(
-    connection: Connection,
-    queues: Sequence[QueueAddress],
-    columns: Sequence[str],
-    source: QueueAddress | None = None,
-) -> dict[QueueAddress, Destination]:
-    """Return what is known of tables; those that are not there are left out. Fails for none."""
+READ, INSERT, DELETE = Use("read"), Use("insert"), Use("delete")
+
+
+def use(
+    connection: Connection, queues: Iterable[QueueAddress], wanted: Use, role: str = "queue"
+) -> None:
+    """
+    Lock tables, and make sure that they may be used, in the transaction that uses them.
+
+    Raises:
+        QueueNotFound, RightMissing, NotAQueue, TableRefused.
+    """
+    asked = list(dict.fromkeys(queues))
+    for queue in asked:
+        lock_table(connection, queue, wanted.how, role=role)
+    for reason in check_locked(connection, asked, wanted).values():
+        raise reason
+
+
+def use_delayed(connection: Connection, queue: QueueAddress, wanted: Use) -> QueueAddress:
+    """Return a queue's table of delayed messages, as `use`. Nothing reaches it in another way."""
+    table = delayed_of(queue)
+    use(connection, [table], replace(wanted, source=queue))
+    return table
+
+
+def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted: Use) -> Reasons:
+    """Return which of the locked tables must not be used, and why."""
+    before, reasons = look(connection, queues, wanted)
+
+    def look_again() -> None:
+        after, refused = look(connection, queues, wanted)
+        for queue in before.keys() - reasons.keys():
+            if queue in refused or after[queue].identity != before[queue].identity:
+                raise errors.DestinationChanged(queue=connection.printed(queue))
+
+    if LOCKS[wanted.how] in connection.lacks:
+        connection.before_commit.append(look_again)
+    return reasons
+
+
+def look(
+    connection: Connection, queues: Sequence[QueueAddress], wanted: Use
+) -> tuple[dict[QueueAddress, Table], Reasons]:
+    """Return what is known of the tables that are there, and why some must not be used."""
     if not queues:
-        return {}
-    places = [{**place, "columns": list(columns)} for place in places_of(connection.names, queues)]
-    read = None if source is None else connection.names.quote_address(source)
-    rows = connection.rows("destinations", places=json.dumps(places), source_table=read)
-    found = {queues[at]: Destination(*facts) for at, *facts in rows}
-    identities = {queue: each.identity for queue, each in found.items()}
-    code = find_code(connection, identities, "insert", read)
-    return {queue: replace(each, code=code.get(each.identity)) for queue, each in found.items()}
-
-
-def find_code(
-    connection: Connection,
-    tables: Mapping[QueueAddress, int],
-    action: Literal["insert", "select"],
-    source: str | None = None,
-) -> dict[int, str]:
-    """
-    Return the first code of an owner who is not trusted that an action on tables would run.
-
-    Returned by identity; nothing for tables that may be used. `source` is the queue that is read,
-    quoted; its owner is trusted.
-    """
-    if not tables:
-        return {}
-    identified = zip(places_of(connection.names, [*tables]), tables.values(), strict=True)
-    asked = json.dumps([place | {"identity": identity} for place, identity in identified])
-    return dict(connection.rows("table_code", places=asked, action=action, source_table=source))
-
-
-def find_state_faults(connection: Connection) -> str:
-    """Return why the connection's state tables are not trusted; empty where they are."""
-    return "; ".join(text for (text,) in connection.rows("state_faults"))
-
-
-def places_of(names: Names, queues: Sequence[QueueAddress]) -> list[dict[str, Any]]:
-    """Return tables as the statements `destinations` and `table_code` take them."""
-    return [
-        {
-            "place": at,
-            "catalog": queue.catalog,
-            "schema_name": names.qualify(queue).schema,
-            "table_name": queue.table,
-            "name": names.quote_address(queue),
-        }
-        for at, queue in enumerate(queues)
-    ]
-
-
-def is_allowed(found: Destination, allowed: Iterable[QueueAddress]) -> bool:
-    """Whether a pattern of the option matches a table, part by part."""
-    return any(
-        fits(each.table, found.table)
-        and fits(each.schema or "", found.schema)
-        and (found.here if each.catalog is None else fits(each.catalog, found.catalog or ""))
-        for each in allowed
+        return {}, {}
+    names, more = connection.names, {"columns": [*wanted.columns]}
+    asked = list(dict.fromkeys([*queues, *filter(None, [wanted.source])]))
+    places = [names.place_of(queue) | more | {"place": at} for at, queue in enumerate(asked)]
+    found = connection.records(
+        "table_owners",
+        Table,
+        places=json.dumps(places),
+        deletes=wanted.how == "delete",
+        **connection.trusted.values(names),
     )
+    tables = {asked[table.place]: table for table in found}
+    reasons = {queue: reason_of(connection, queue, tables, wanted) for queue in queues}
+    return tables, {queue: reason for queue, reason in reasons.items() if reason is not None}
 
 
-def fits(pattern: str, name: str) -> bool:
-    """Whether a name is as a pattern, in which `*` is any text and `?` any character."""
-    return fnmatchcase(name, pattern.replace("[", "[[]"))  # a bracket is a character like others
+def reason_of(  # noqa: PLR0911 - each return is one kind of error
+    connection: Connection, queue: QueueAddress, tables: dict[QueueAddress, Table], wanted: Use
+) -> errors.SqlQueueError | None:
+    name, table = connection.printed(queue), tables.get(queue)
+    if wanted.by_header and (table is None or table.missing is not None or not table.may_insert):
+        return errors.QueueNotWritable(queue=name, server=connection.server)
+    if table is None:
+        return errors.QueueNotFound(queue=name, server=connection.server)
+    if table.missing is not None:
+        return errors.NotAQueue(
+            queue=name, reason=table.missing, columns=connection.names.queue_columns
+        )
+    if connection.trusted.allows(table.catalog, table.schema, table.table, here=table.here):
+        return None
+    if table.role is not None:
+        advice, value = advise(connection, [table])
+        return errors.OwnerNotTrusted(
+            table=name, found=table.fault or "", owner=table.role, advice=advice, value=value
+        )
+    if table.fault is not None:
+        return errors.TableRefused(table=name, found=table.fault)
+    source = tables.get(wanted.source) if wanted.source else table
+    if source is None or source.owner != table.owner:
+        found = connection.printed(wanted.source or queue)
+        return errors.TableOfOther(table=name, owner=table.owner, found=found)
+    return None
+
+
+def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:
+    """Return what a superuser should do first, and the setting that trusts the roles of faults."""
+    roles = [*connection.trusted.roles, *(each.role for each in faults if each.role is not None)]
+    value = print_roles(dict.fromkeys(roles), connection.names)
+    return SUPERUSER if faults[0].is_super else "", value

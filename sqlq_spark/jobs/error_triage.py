@@ -141,8 +141,7 @@ class Settings(DatabaseSettings, StreamSettings):
         "With mode collect: the folder of the stream's checkpoint.", default=None
     )
     allowed_destinations: str | None = setting(
-        "Tables of other owners to which messages may be returned, separated by commas; * and ? "
-        "are wildcards.",
+        "Tables of other owners to which messages may be returned, separated by commas.",
         default=None,
     )
     source: dict[str, str] = setting("Options of the data source.", pairs)
@@ -400,11 +399,13 @@ class Retry:
 
     def sources(self, texts: Iterable[str | None]) -> tuple[dict[str, str], dict[str, str]]:
         """The canonical addresses of failed queues, and the reasons why others have none."""
-        source = SourceOptions.parse(self.settings.read())
-        with Session(source, "triage") as session:
+        source = SourceOptions.parse(self.settings.read()).address
+        # whom the write trusts, whose rows name the queues
+        options = SinkOptions.parse(self.settings.write("check"))
+        with Session(options, "triage") as session:
             connection = session.open()
             wanted = [text for text in texts if text]
-            found = failed_messages.sources(connection, source.address, wanted, source)
+            found = failed_messages.sources(connection, source, wanted)
             there, reasons = dict[str, str](), dict[str, str]()
             for text, each in found.items():
                 if isinstance(each, str):

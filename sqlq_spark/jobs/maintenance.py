@@ -12,24 +12,23 @@ It also deletes what killed writes without `txnAppId` staged more than a week ag
 send.
 
 A stream's row is untrusted: whoever holds a role writes it. A queue that only such a row names is
-skipped, with a finding, if its table could run code of its owner.
+skipped, with a finding, if its owner is not trusted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect, purge
-from sqlq_spark.admin.problems import Finding, unreadable
+from sqlq_spark.admin.problems import Finding, Severity, unreadable
 from sqlq_spark.database import transaction
-from sqlq_spark.database.schema import delayed_of
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.database.trust import DELAYED, RETURNED, Destinations
+from sqlq_spark.database.trust import READ, look
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import DatabaseSettings, Opened, days, pairs, setting
 from sqlq_spark.options import SourceOptions
@@ -85,15 +84,16 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
         repeat = session.run_with_retries
         queues, findings = repeat(partial(choose_queues, settings=settings))
         for queue, where in queues.items():
-            if where is None:
-                continue
             try:
                 done.update(repeat(partial(maintain, queue=queue, settings=settings)))
             except errors.DatabaseFailure as error:
                 if named or isinstance(error, errors.ConnectionLost):
                     raise
                 fix = "fix the queue, or list the queues to maintain in the setting queues"
-                findings.append(Finding(where, "not_maintained", "error", str(error), fix))
+                # anybody who may write a stream's row can name another owner's queue
+                refused = isinstance(error, errors.TableRefused)
+                severity: Severity = "warning" if refused else "error"
+                findings.append(Finding(where, "not_maintained", severity, str(error), fix))
         work = partial(keep_state, days=settings.receipts_days)
         receipts = [] if repeat(checks.of_state) else repeat(work)
         check = partial(checks.run_all_checks, queues=[*queues])
@@ -111,54 +111,34 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
 
 def choose_queues(
     connection: Connection, settings: Settings
-) -> tuple[dict[QueueAddress, str | None], list[Finding]]:
+) -> tuple[dict[QueueAddress, str], list[Finding]]:
     """
     Choose the named queues, or those of all streams; without state tables there are none.
 
     Returns:
-        The queues that exist, with their names for people, or None if they are not trusted; and
-        findings, for a stream's queue that does not exist, is no address, or is not trusted.
+        The queues that exist, with their names for people; and findings, for a stream's queue that
+        does not exist or is no address.
     """
     options = settings.database
     if isinstance(options, SourceOptions):
         return dict.fromkeys(options.addresses, ""), []
-    there: dict[QueueAddress, str | None] = {}
+    there: dict[QueueAddress, str] = {}
     queues, findings = checks.queues_of_streams(connection, [connection.state])
+    found, _ = look(connection, queues, READ)
     for queue in queues:
         where = connection.printed(queue)
-        if connection.columns(queue):
-            with transaction(connection):
-                reason = distrust(connection, queue)
-            there[queue] = where if reason is None else None
-            if reason is not None:
-                problem = f"the job skips it: {reason.rstrip('.')}"
-                fix = "name the queue in the setting queues, if you trust its owner"
-                findings.append(Finding(where, "not_maintained", "warning", problem, fix))
+        if queue in found:
+            there[queue] = where
         else:
             error = errors.QueueNotFound(queue=where, server=connection.server)
             findings.append(unreadable(where, error))
     return there, findings
 
 
-def distrust(connection: Connection, queue: QueueAddress) -> str | None:
-    """Why code of an owner could run in a step on a queue that nobody named; None: none could."""
-    danger = inspect.danger(connection, queue)
-    if danger is not None:
-        return f"it could run code of its owner: {danger}"
-    delayed, known = delayed_of(queue), Destinations(connection)
-    reasons = known.find_refused([queue], RETURNED)
-    if connection.columns(delayed):
-        reasons |= known.find_refused([delayed], DELAYED)
-    return next((str(reason) for reason in reasons.values()), None)
-
-
 def maintain(connection: Connection, queue: QueueAddress, settings: Settings) -> dict[str, int]:
     """Do the steps on a queue, a batch a transaction; a lost answer loses only their counts."""
-    options = settings.database
     expired, moved = sum(purge.purge_expired(connection, queue)), 0
-    if not settings.queues:
-        options = replace(options, allowed=())
-    mover = Mover(queue, options)
+    mover = Mover(queue, settings.database)
     if connection.columns(mover.delayed):
         moved = mover.move_all(connection).messages
     return {"expired": expired, "moved": moved}

@@ -19,8 +19,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import RETURNED, Destinations
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.database.trust import RETURNED, Destinations
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
@@ -94,7 +94,7 @@ def check(settings: Settings) -> dict[str, str]:
 
     Raises:
         QueueNotWritable: a target is not a queue, or this login may not send to it.
-        DestinationRefused: an INSERT would run code of an owner that is not trusted.
+        TableRefused: a target's owner is not trusted.
         BadSettings: [targets] names a queue that is not read, or a queue is sent to itself.
     """
     source, target = SourceOptions.parse(settings.read()), SinkOptions.parse(settings.write())
@@ -120,7 +120,7 @@ def check(settings: Settings) -> dict[str, str]:
                 "set another target_url, target_schema or [targets]"
             )
         with transaction(sent):
-            Destinations(sent, target.allowed, by_header=True).check(routes.values(), RETURNED)
+            Destinations(sent, by_header=True).check(routes.values(), RETURNED)
         return {received.canonical(queue): sent.canonical(to) for queue, to in routes.items()}
 
 

@@ -153,6 +153,7 @@ class Settings:
             BadSettings: an option is not known, or is set by the job.
         """
         own |= {name: getattr(self, side + name) for name in LOGIN}
+        own["trustedOwners"] = getattr(self, f"{side}trusted_owners")
         ours, raw = {CHECKPOINT, *map(str.lower, own)}, {}
         known = option_names(SinkOptions if title == "sink" else SourceOptions)
         for name, text in getattr(self, title).items():
@@ -194,6 +195,9 @@ class DatabaseSettings(Settings):
         "What gives the password at each connect: azure, aws or package.module:function.",
         default=None,
         environment="SQLQUEUE_CREDENTIALS",
+    )
+    trusted_owners: str | None = setting(
+        "Roles whose tables are used, separated by commas.", default=None
     )
     password: str | None = setting(
         "The password.",

@@ -30,6 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from sqlq_spark import checkpoints, errors, register, spark_api, versions
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.database.trust import READ, use
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
@@ -264,6 +265,7 @@ def look(source: SourceOptions) -> list[tuple[Any, ...]]:
     with Session(source, "job") as session:
         connection = session.open()
         with transaction(connection):
+            use(connection, source.addresses, READ)
             return [
                 connection.rows("top", tables={"queue": queue})[0] for queue in source.addresses
             ]

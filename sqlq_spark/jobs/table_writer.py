@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import checkpoints, functions
 from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import PATIENCE, Destinations
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.database.trust import PATIENCE, Destinations
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.jobs import streams
 from sqlq_spark.send.insert import Inserts
@@ -174,15 +174,11 @@ def send_to(source: str, queue: str, headers: list[str], options: SinkOptions) -
         answers = Sender(options=options, partition=0).messages(pa.RecordBatch.from_pylist(rows), 0)
         with Session(options, "acknowledge") as session:
             connection = session.open()
-            trusted = Destinations(
-                connection,
-                options.allowed,
-                source=connection.names.parse_address(source),
-                by_header=True,
-            )
+            received_from = connection.names.parse_address(source)
+            connection.trusted = options.trusted.with_named([received_from])
+            answered = Destinations(connection, source=received_from, by_header=True)
             with transaction(connection, timeout=min(PATIENCE, options.query_timeout)):
-                Inserts(connection, options, trusted).insert(answers)
-                trusted.confirm()
+                Inserts(connection, options, answered).insert(answers)
     except SqlQueueError as error:
         log.warning("%s: retries cannot be acknowledged in %.200r: %s", source, queue, error)
         return 0

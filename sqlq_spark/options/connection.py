@@ -6,8 +6,10 @@ How options are parsed, and those that all have: the database and how to reach i
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -33,12 +35,13 @@ from sqlq_spark.options.names import (
     OWN_PASSWORD,
     STATE,
     names_of,
+    parse_roles,
     parse_tables,
     with_login,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sqlq_spark.wire.address import Names, QueueAddress
 
@@ -96,6 +99,41 @@ def _read_credentials(text: str) -> str:
 credentials = Reader("azure, aws or package.module:function", _read_credentials)
 
 
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """Whose tables a session uses, beside those of itself, superusers and the database's owner."""
+
+    roles: tuple[str, ...] = ()  # the option trustedOwners
+    named: tuple[QueueAddress, ...] = ()  # tables of options and arguments: their owners' too
+    state_schema: str | None = None  # if the option names it: its owner's too
+    allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations: whoever owns them
+
+    def values(self, names: Names) -> dict[str, str]:
+        """Return what statements ask that look whose tables are trusted."""
+        named = [names.place_of(queue) for queue in self.named]
+        if self.state_schema is not None:
+            named.append({"schema_name": self.state_schema})
+        return {"owners": json.dumps(self.roles), "named": json.dumps(named)}
+
+    def with_named(self, queues: Iterable[QueueAddress]) -> Trusted:
+        """Return it with tables that an argument names."""
+        return replace(self, named=(*self.named, *queues))
+
+    def allows(self, catalog: str | None, schema: str, table: str, *, here: bool) -> bool:
+        """Whether the option allowedDestinations lists a table; `here`: in the url's database."""
+        return any(
+            _fits(each.table, table)
+            and _fits(each.schema or "", schema)
+            and (here if each.catalog is None else _fits(each.catalog, catalog or ""))
+            for each in self.allowed
+        )
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Whether a name is as a pattern, in which `*` is any text and `?` any character."""
+    return fnmatchcase(name, pattern.replace("[", "[[]"))  # a bracket is a character like others
+
+
 @dataclass(frozen=True, kw_only=True)
 class DatabaseOptions:
     """Where the database is, how long to wait for it, and which names it uses."""
@@ -110,18 +148,39 @@ class DatabaseOptions:
     query_timeout: float = option(
         "queryTimeout", duration(1, 86400, "a time from 1s to 1d, as 30s"), default=30.0
     )  # seconds
-    # tables that are trusted as destinations, whoever owns them; `*` and `?` are wildcards
+    # roles whose tables are used
+    trusted_owners: tuple[str, ...] = option(
+        "trustedOwners", parse_roles, "names of roles, separated by commas", default=()
+    )
+    # tables that are used whoever owns them; `*` and `?` are wildcards
     allowed: tuple[QueueAddress, ...] = option(
         "allowedDestinations",
         parse_tables,
-        "names of tables, in which * and ? may stand",
+        "names of tables, separated by commas",
         default=(),
     )
     endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE)
 
+    given: frozenset[str] = frozenset()  # names of options that are set, in lower case
+
     @cached_property
     def naming(self) -> Names:
         return names_of(self.url)
+
+    @property
+    def named_tables(self) -> tuple[QueueAddress, ...]:
+        """The tables that options name, their defaults apart."""
+        return ()
+
+    @property
+    def trusted(self) -> Trusted:
+        """Whose tables a session with these options uses."""
+        return Trusted(
+            roles=self.trusted_owners,
+            named=self.named_tables,
+            state_schema=self.state_schema if "stateschema" in self.given else None,
+            allowed=self.allowed,
+        )
 
     @classmethod
     def parse(cls, raw: Mapping[str, str], **others: Any) -> Self:  # noqa: ANN401
@@ -150,7 +209,7 @@ class DatabaseOptions:
         url = with_login(values["url"], given.get("user"), given.get("password"))
         if "credentials" in values:
             _refuse_password(url, values["credentials"], naming)
-        return cls(**values | {"url": url}, **others)
+        return cls(**values | {"url": url}, given=frozenset(given), **others)
 
     @classmethod
     def _refuse_strays(cls, given: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from sqlq_spark.wire.address import SHOWN, Names, QueueAddress
 from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ EXAMPLES = " or ".join(names.example_url for names in DIALECTS.values())
 STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sqlqueue_NAME
 
 LIST = "names of queues, separated by commas"
+ROLES = "names of roles, separated by commas"
 
 SCHEMES = {scheme: names for names in DIALECTS.values() for scheme in names.schemes}
 
@@ -128,6 +129,21 @@ def parse_tables(option: str, text: str, naming: Names) -> tuple[QueueAddress, .
     """Read the names of existing tables that commas separate; each result has its schema."""
     names = _parse(option, text, naming.split_list, LIST)
     return tuple(naming.qualify(parse_table(option, name, naming)) for name in names)
+
+
+def parse_roles(option: str, text: str, naming: Names) -> tuple[str, ...]:
+    """Read the names of roles that commas separate; one with a comma or a quote is in quotes."""
+    parts = _parse(option, text, naming.split_list, ROLES)
+    return tuple(map(naming.unquote_name, parts))
+
+
+def print_roles(roles: Iterable[str], naming: Names) -> str:
+    """Write names of roles as `parse_roles` reads them."""
+    special = {",", naming.opening}
+    return ",".join(
+        naming.quote_name(role) if special & {*role} or role != role.strip() else role
+        for role in roles
+    )
 
 
 def _parse(option: str, text: str, parse: Callable[[str], T], what: str = "a queue's name") -> T:

@@ -130,6 +130,13 @@ class SinkOptions(DatabaseOptions):
         return self.legacy_columns and self.naming.has_legacy_columns
 
     @property
+    def named_tables(self) -> tuple[QueueAddress, ...]:
+        named = [self.address, self.delayed_address, self.undeliverable_address]
+        if "subscriptiontable" in self.given:
+            named.append(self.subscription_address)
+        return tuple(filter(None, named))
+
+    @property
     def names_subscriptions(self) -> bool:
         """Whether an option needs the table of subscriptions, whatever the rows say."""
         named = self.subscription_address != QueueAddress(SUBSCRIPTION_TABLE)

@@ -101,6 +101,10 @@ class SourceOptions(DatabaseOptions):
             raise BadOption(option="queues", found=", ".join(names), expected=expected)
         return (self.queue,)
 
+    @property
+    def named_tables(self) -> tuple[QueueAddress, ...]:
+        return tuple(filter(None, (self.queue, *self.queues, self.error_address)))
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The canonical addresses of the queues to read."""

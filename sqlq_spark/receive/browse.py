@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import check_types, transaction
+from sqlq_spark.database.trust import READ, use
 from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.pace import apportion
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
@@ -109,6 +110,7 @@ def parts(
         queues = [queue for queue in queues if connection.canonical(queue) in wanted.queues]
     ends = []
     with transaction(connection):
+        use(connection, queues, READ)
         for queue in queues:
             check_types(connection, queue)
             ends += connection.rows("top", tables={"queue": queue})
@@ -184,6 +186,7 @@ def read_page(
     def read(first: int, stop: int, messages: int, size: int, *, narrow: bool) -> pa.Table:
         # its own transaction: a page that is cut at its bytes ends it
         with transaction(connection):
+            use(connection, [queue], READ)
             return connection.arrow(
                 "browse_seq" if narrow else "browse",
                 tables={"queue": queue},

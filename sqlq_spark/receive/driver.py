@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sqlq_spark.database import check_types, transaction
 from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.database.trust import DELETE, READ, use
 from sqlq_spark.errors import (
     ConnectionLost,
     DatabaseFailure,
@@ -170,6 +171,7 @@ class StreamDriver:
         for poller in self.due_pollers.values():
             poller.finish(connection)
         with transaction(connection):
+            use(connection, self.queues.values(), READ)
             for name, queue in self.queues.items():
                 _, last = connection.rows("top", tables={"queue": queue})[0]
                 self.looks[name] = peek.freeze(self.looks[name], last)
@@ -308,12 +310,13 @@ class StreamDriver:
         """
         See what waits in the queues that do not rest, and where to cut it.
 
-        These are plain reads that lock and wait for nothing. One statement asks for all queues that
+        These are plain reads that lock and wait for no row. One statement asks for all queues that
         had nothing at the last look.
         """
         options = self.options
         grain = max(1, options.max_messages // MARKS)
         awake = {name: look for name, look in self.looks.items() if look.is_awake(now)}
+        use(connection, [self.queues[name] for name in awake], READ)
         idle = [name for name, look in awake.items() if not look.found.messages]
         tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
         waiting = connection.rows("waiting", tables=tables) if idle else []
@@ -457,6 +460,7 @@ def purge(connection: Connection, queues: Sequence[QueueAddress]) -> int:
     """
     with transaction(connection):
         recorded, total = has_trail(connection), 0
+        use(connection, queues, DELETE)
         for each in queues:
             check_types(connection, each)
             gone = int(connection.rows("purge", tables={"queue": each})[0][0])

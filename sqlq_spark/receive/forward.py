@@ -7,7 +7,7 @@ is removed. A message that cannot be sent on goes to the error queue, from where
 Without an error queue it is delivered here as it is.
 
 The addresses are untrusted. They are parsed, looked up all at once, and receive messages only if
-database/trust.py allows it. Any other failure of one destination is undone alone.
+database/destinations.py allows it. Any other failure of one destination is undone alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database import find_same, load_checked
-from sqlq_spark.database.trust import PATIENCE, RETURNED, Destinations
+from sqlq_spark.database.destinations import PATIENCE, RETURNED, SENT, Destinations
+from sqlq_spark.database.trust import Use, use
 from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
@@ -51,7 +52,7 @@ def forward(connection: Connection, task: Task, rows: pa.Table) -> tuple[pa.Tabl
         went to the error queue.
 
     Raises:
-        DestinationRefused: a table is not trusted, and there is no error queue.
+        TableRefused: a table must not be used, and there is no error queue.
     """
     marked = find_marked(rows["headers"])
     if marked is None:
@@ -76,9 +77,7 @@ class Forwarding:
         # of the rows that belong elsewhere, without ForwardDestination
         self.headers: dict[int, dict[str, str | None]] = {}
         self.away: dict[str, list[int]] = {}  # destination → its rows
-        self.destinations = Destinations(
-            connection, task.options.allowed, source=task.queue, by_header=True
-        )
+        self.destinations = Destinations(connection, source=task.queue, by_header=True)
         self._read()
 
     def _read(self) -> None:
@@ -112,7 +111,7 @@ class Forwarding:
         self.connection.set_lock_timeout(PATIENCE)
         failed = self.destinations.lock_each(addresses.values(), RETURNED)
         for refusal in failed.values():  # a trap stops a stream that has no error queue
-            refused = isinstance(refusal, errors.DestinationRefused)
+            refused = isinstance(refusal, errors.TableRefused)
             if refused and self.task.options.error_address is None:
                 raise refusal
         for text, address in addresses.items():
@@ -123,14 +122,13 @@ class Forwarding:
                 reason = self.destinations.isolate(load)
             if reason is not None:
                 reasons[text] = reason
-        self.destinations.confirm()
         self.connection.set_lock_timeout(None)
         return reasons
 
     def give_up(self, reasons: dict[str, errors.SqlQueueError]) -> list[int]:
         """Put rows into the error queue all at once, or leave them here; which are gone."""
-        rows, options = self.rows_for(reasons), self.task.options
-        place = options.error_address
+        rows = self.rows_for(reasons)
+        place = self.task.options.error_address
         log.warning(
             "%s: %d delayed messages cannot be forwarded and %s: %s",
             self.connection.printed(self.task.queue),
@@ -142,14 +140,12 @@ class Forwarding:
         )
         if place is None:
             return []
-        known = Destinations(self.connection, options.allowed, source=self.task.queue)
-        known.lock_and_check([place])
+        use(self.connection, [place], Use("insert", SENT))
         for destination, reason in reasons.items():
             more = failure_headers(self.connection, destination, reason)
             for row in self.away[destination]:
                 self.headers[row] |= more
         self.connection.load(place, self._to_send(rows))
-        known.confirm()
         return rows
 
     def _to_send(self, rows: list[int]) -> pa.Table:

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import attempt
-from sqlq_spark.database.trust import Destinations
+from sqlq_spark.database.destinations import SENT
+from sqlq_spark.database.trust import Use, use
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
 from sqlq_spark.wire.header_columns import Headers
 from sqlq_spark.wire.rows import find_undecodable, rising_ids, with_readable_texts
@@ -77,7 +78,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
         ids = rising_ids(bad.num_rows) if renamed else bad["id"]
         connection.load(errors, bad.set_column(0, "id", ids))
 
-    store_in_error_queue(connection, task, errors, store)
+    store_in_error_queue(connection, errors, store)
     log.warning(
         "%s: %d poison messages moved to the error queue",
         connection.printed(task.queue),
@@ -87,7 +88,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
 
 
 def store_in_error_queue(
-    connection: Connection, task: Task, errors: QueueAddress, store: Callable[[bool], T]
+    connection: Connection, errors: QueueAddress, store: Callable[[bool], T]
 ) -> T:
     """
     Store messages in the error queue under their ids, or, if one is there already, new ones.
@@ -96,10 +97,9 @@ def store_in_error_queue(
 
     Raises:
         StatementFailed: the error queue takes them under no id; nothing was received.
-        DestinationRefused, DestinationChanged.
+        TableRefused.
     """
-    destinations = Destinations(connection, task.options.allowed, source=task.queue)
-    destinations.lock_and_check([errors])
+    use(connection, [errors], Use("insert", SENT))
     try:
         with attempt(connection):
             stored = store(False)  # noqa: FBT003
@@ -111,7 +111,6 @@ def store_in_error_queue(
             reason = f"{error.reason}: {connection.printed(errors)} takes no poison: {fix}"
             kind = StatementFailed(statement=error.statement, code=error.code, reason=reason)
             raise kind from None
-    destinations.confirm()
     return stored
 
 
@@ -191,4 +190,4 @@ def move(
         listed = json.dumps(chosen)
         return connection.rows("divert_large", tables=tables, chosen=listed, renamed=renamed)[0]
 
-    return store_in_error_queue(connection, task, errors, divert)
+    return store_in_error_queue(connection, errors, divert)

@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.database.trust import Destinations
+from sqlq_spark.database.destinations import SENT
+from sqlq_spark.database.trust import Use, use
 from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.wire.dialects import split_canonical
@@ -412,18 +413,16 @@ def return_(
     queue: QueueAddress,
     *,
     without: Sequence[str] = (),
-    allowed: Sequence[QueueAddress] = (),
 ) -> int:
     """
     Put the messages of a receipt back into their queue; how many.
 
     They keep their ids, headers, bodies and expiry, and get new seqs, behind all others. `without`
-    are ids of messages that are deleted instead, see `has_id`; `allowed` is the option
-    allowedDestinations.
+    are ids of messages that are deleted instead, see `has_id`.
 
     Raises:
         ReceiptSettled: they were already sent on.
-        QueueNotFound, NotAQueue, DestinationRefused: the queue would not take them.
+        QueueNotFound, NotAQueue, TableRefused: the queue would not take them.
     """
     removed = delete_receipt(connection, receipt, returns=True)
     if removed is None or not removed.messages:
@@ -432,10 +431,8 @@ def return_(
     if without:
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:
-        destinations = Destinations(connection, allowed)
-        destinations.lock_and_check([queue])
+        use(connection, [queue], Use("insert", SENT))
         connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
-        destinations.confirm()
     return int(rows.num_rows)
 
 

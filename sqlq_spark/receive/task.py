@@ -9,6 +9,7 @@ One receive task: a database transaction that takes messages and leaves a receip
                   already, and would drop new messages; else CheckpointIncomplete
     begin_receipt its key is the lock of an attempt: another attempt waits here for the first one's
                   commit, fails, starts again and finds the receipt
+    use           lock the queue's table, and ask whose it is
     receive       delete what no one else holds, step by step, up to the ceiling
     divert        expired rows are counted and dropped; poison, and what is too large to be fetched,
                   goes to the error queue; what was delayed for another queue is forwarded there
@@ -28,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import check_types_once, transaction
+from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.forward import forward
@@ -96,6 +98,7 @@ def receive(connection: Connection, task: Task, *, origin: Origin) -> pa.Table:
         ReceiptExists: another attempt has just left its receipt: call again.
         CheckpointIncomplete: Spark's query has received for this batch before, by another plan.
         QueueReadTwice: another stream of Spark's query receives from this queue.
+        TableRefused: the queue's table has another owner than the options name, or other code.
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
     rows = receive_as_reader(connection, task, origin)
@@ -129,6 +132,7 @@ def receive_as_reader(connection: Connection, task: Task, origin: Origin) -> pa.
             connection.rows("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
         if allowed:
+            use(connection, [task.queue], DELETE)
             check_types_once(connection, task.queue)
             result = divert(connection, task, take(connection, task))
         if task.stream is not None:

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import endpoint_zone, transaction
-from sqlq_spark.database.schema import delayed_of
-from sqlq_spark.database.trust import DELAYED, Destinations
+from sqlq_spark.database.destinations import DELAYED, Destinations
+from sqlq_spark.database.trust import INSERT, Use, use, use_delayed
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
 from sqlq_spark.send import DUE_BATCH
 from sqlq_spark.send.frame import MOMENT
 from sqlq_spark.send.sender import CHUNK_DELAYS
+from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -57,7 +58,7 @@ def store_delayed(
     `delayedQueue`, for all queues, must be there. `chosen` says which rows are for which queue.
 
     Raises:
-        DelayedQueueNotFound, DestinationRefused, BadOption, MissingOption.
+        DelayedQueueNotFound, TableRefused, BadOption, MissingOption.
     """
     connection, options = inserts.connection, inserts.options
     zone = endpoint_zone(connection, options.endpoint_time_zone)
@@ -74,7 +75,7 @@ def store_delayed(
     for queue, mine in chosen.items():
         table = delayed_of(queue)
         try:
-            reason = inserts.lock([table], DELAYED).get(table)
+            reason = inserts.lock([table], DELAYED, source=queue).get(table)
         except (QueueNotFound, NotAQueue) as error:
             raise _with_queue(connection, error, table, queue) from None
         if reason is None:
@@ -161,14 +162,13 @@ class Mover:
         could lose a message. If it is a copy, a receiver sees that by its MessageId.
 
         Raises:
-            DelayedQueueNotFound, QueueNotFound, DestinationRefused, BadOption, MissingOption.
+            DelayedQueueNotFound, QueueNotFound, TableRefused, BadOption, MissingOption.
         """
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
             with transaction(connection):
-                known = Destinations(connection, self.options.allowed, source=self.queue)
-                # what leaves the delayed table must run no code of an untrusted owner
-                known.check([self.delayed], DELAYED)
+                use_delayed(connection, self.queue, Use("delete", DELAYED))
+                use(connection, [self.queue], INSERT)
                 zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
                 ((moved, renamed),) = connection.rows(
                     "move_due", tables=tables, zone=zone, messages=most

@@ -144,7 +144,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         How many messages were sent now; 0 where the batch was sent before.
 
     Raises:
-        ChunksMissing, QueueNotFound, DestinationRefused, SubscriberUnreachable, NothingToSettle,
+        ChunksMissing, QueueNotFound, TableRefused, SubscriberUnreachable, NothingToSettle,
         SubscriptionsNotFound, BatchClosed, DispatchLogAhead, OtherDestination: nothing was sent.
     """
     sink, batch = staged[0].sink, staged[0].batch

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database import load_checked, transaction, unite
-from sqlq_spark.database.trust import PASSING, SENT, Destinations
+from sqlq_spark.database.destinations import PASSING, SENT, Destinations
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish, subscriptions
 from sqlq_spark.send.sender import CHUNK_FAULT, CHUNK_ID, CHUNK_LEGACY
@@ -67,7 +67,6 @@ def send_in_transaction(
         try:
             with transaction(connection):
                 work(inserts)
-                inserts.destinations.confirm()
         except errors.DatabaseFailure as error:
             if isolate or options.undeliverable_address is None or isinstance(error, PASSING):
                 raise
@@ -105,7 +104,7 @@ class Inserts:
         self.connection = connection  # in a transaction
         self.options = options
         # which tables may be sent to
-        self.destinations = destinations or Destinations(connection, options.allowed)
+        self.destinations = destinations or Destinations(connection)
         # whether the messages for a destination that refuses are set aside, and the others sent
         self.isolate_failures = isolate_failures
         # lists of topics without a subscriber, and how many messages had them
@@ -147,12 +146,21 @@ class Inserts:
 
     # ------------------------------------------------------------ destinations
 
-    def lock(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> Reasons:
-        """Lock destinations; return or, if failures are not isolated, raise why one is refused."""
+    def lock(
+        self,
+        queues: Iterable[QueueAddress],
+        columns: Sequence[str] = SENT,
+        source: QueueAddress | None = None,
+    ) -> Reasons:
+        """
+        Lock destinations; return or, if failures are not isolated, raise why one is refused.
+
+        They must have the owner of the source, if there is one.
+        """
         if not self.isolate_failures:
-            self.destinations.lock_and_check(queues, columns)
+            self.destinations.lock_and_check(queues, columns, source)
             return {}
-        return self.destinations.lock_each(queues, columns)
+        return self.destinations.lock_each(queues, columns, source)
 
     def copy_rows(self, queue: QueueAddress, rows: pa.Table) -> SqlQueueError | None:
         """Insert rows; return or, if failures are not isolated, raise why they are refused."""
@@ -298,11 +306,11 @@ def check_tables(connection: Connection, options: SinkOptions) -> None:
     Raise why a table that the options name cannot be used; no transaction is open.
 
     Raises:
-        QueueNotFound, NotAQueue, DestinationRefused, DelayedQueueNotFound, SubscriptionsNotFound.
+        QueueNotFound, NotAQueue, TableRefused, DelayedQueueNotFound, SubscriptionsNotFound.
     """
     named = filter(None, (options.address, options.undeliverable_address))
     with transaction(connection):
-        destinations = Destinations(connection, options.allowed)
+        destinations = Destinations(connection)
         destinations.check(named)
         if options.delayed_address is not None:
             delayed.check_table(destinations, options.delayed_address)

@@ -5,8 +5,8 @@ An endpoint subscribes to a topic, the full name of a type, with the address of 
 is the transport's own, shared by all endpoints of a system: they read our rows, and we read theirs.
 It is read as a whole and kept for five seconds, as the transport does.
 
-Addresses in the table are untrusted. They are parsed before use, and quoted. So is the table. It is
-used only if a SELECT runs no code of an owner who is not trusted.
+Addresses in the table are untrusted. They are parsed before use, and quoted. So is the table, until
+database/trust.py has said whose it is.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database import find_same, transaction
+from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.schema import create_subscriptions
-from sqlq_spark.database.trust import find_code
-from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound, SubscriptionsRefused
+from sqlq_spark.database.trust import DELETE, INSERT, READ, use
+from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound
 from sqlq_spark.wire.headers import full_name, topic_problem
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection, Row
     from sqlq_spark.database.statements import StatementName
+    from sqlq_spark.database.trust import Use
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
@@ -113,7 +115,7 @@ def subscribe(
     Raises:
         BadOption: the table cannot hold it, or a topic is no full name.
         QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
-        SubscriptionsRefused.
+        TableRefused.
     """
     address = connection.canonical(queue)
     new = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
@@ -124,7 +126,7 @@ def subscribe(
     if not connection.columns(table):
         create_subscriptions(connection, table)
     with transaction(connection):
-        refuse_code(connection, table)
+        use(connection, [table], INSERT, role="subscriptions")
         before = {each.topic: _replace(connection, table, each) for each in new}
         texts = {text for text in before.values() if text is not None}
         same = find_same(connection, queue, texts)
@@ -145,7 +147,7 @@ def _replace(connection: Connection, table: QueueAddress, new: Subscription) -> 
 def unsubscribe(connection: Connection, table: QueueAddress, topic: str, endpoint: str) -> bool:
     """End an endpoint's subscription to a topic, if there is one; return whether there was."""
     with transaction(connection):
-        return bool(_rows(connection, "unsubscribe", table, topic=topic, endpoint=endpoint))
+        return bool(_rows(connection, "unsubscribe", table, DELETE, topic=topic, endpoint=endpoint))
 
 
 def list_subscriptions(
@@ -155,38 +157,30 @@ def list_subscriptions(
     Return the subscriptions to one topic, or to any, by topic and endpoint.
 
     Raises:
-        SubscriptionsNotFound, SubscriptionsRefused.
+        SubscriptionsNotFound, TableRefused.
     """
-    return [Subscription(*row) for row in _rows(connection, "subscribers", table, topic=topic)]
+    return [
+        Subscription(*row) for row in _rows(connection, "subscribers", table, READ, topic=topic)
+    ]
 
 
 def check_table(connection: Connection, table: QueueAddress) -> None:
-    """Raise SubscriptionsNotFound or SubscriptionsRefused if the table cannot be used."""
-    if not connection.columns(table):
-        raise SubscriptionsNotFound(table=connection.printed(table), server=connection.server)
-    refuse_code(connection, table)
-
-
-def refuse_code(connection: Connection, table: QueueAddress) -> None:
-    """
-    Raise SubscriptionsRefused if a SELECT of the table would run code of another owner.
-
-    Only a superuser, and this login, may make a view of it or give it policies.
-    """
-    if table.catalog is not None:
-        return  # of SQL Server, whose catalogue shows only this database
-    place = connection.names.qualify(table)
-    rows = connection.rows("queue_tables", schema_name=place.schema, table_name=place.table)
-    for _, _, identity, *_ in rows:
-        for code in find_code(connection, {place: identity}, "select").values():
-            raise SubscriptionsRefused(table=connection.printed(table), code=code)
+    """Raise SubscriptionsNotFound or TableRefused if the table cannot be used; lock nothing."""
+    try:
+        Destinations(connection).check([table], ())
+    except QueueNotFound as error:
+        raise SubscriptionsNotFound(table=error.queue, server=error.server) from None
 
 
 def _rows(
-    connection: Connection, statement: StatementName, table: QueueAddress, **values: str | None
+    connection: Connection,
+    statement: StatementName,
+    table: QueueAddress,
+    wanted: Use,
+    **values: str | None,
 ) -> list[Row]:
-    refuse_code(connection, table)
     try:
+        use(connection, [table], wanted, role="subscriptions")
         return connection.rows(statement, tables={"subscriptions": table}, **values)
     except QueueNotFound as error:
         raise SubscriptionsNotFound(table=error.queue, server=error.server) from None

@@ -25,8 +25,10 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import RETURNED
+from sqlq_spark.database.schema import check_state
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.database.trust import RETURNED, Destinations, find_destinations
+from sqlq_spark.database.trust import INSERT, Use, look, use
 from sqlq_spark.send import publish, subscriptions
 from sqlq_spark.send.delayed import find_waiting
 from sqlq_spark.send.dispatch import last_sent
@@ -240,10 +242,11 @@ def check_source(connection: Connection, options: SinkOptions, names: Names, que
     `query` is Spark's id.
     """
     try:
+        check_state(connection)
         with transaction(connection):
             rows = connection.rows("query_queues", query_id=query)
             queues = _find_queues(connection, options, names) if rows else []
-    except (errors.RightMissing, errors.StateNotInstalled):
+    except (errors.RightMissing, errors.StateNotInstalled, errors.StateOfOther):
         return
     own = set(connection.identities([connection.names.parse_address(queue) for (queue,) in rows]))
     for queue, identity in zip(queues, connection.identities(queues), strict=True):
@@ -268,7 +271,7 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
     with transaction(connection):
         queues = _find_queues(connection, options, names)
     for queue in queues:
-        messages = _count_waiting(connection, queue, options, most)
+        messages = _count_waiting(connection, queue, most)
         if messages > limit:
             counted = f"{messages}{' or more' if messages >= most else ''}"
             where = connection.printed(queue)
@@ -276,18 +279,16 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
     return None
 
 
-def _count_waiting(
-    connection: Connection, queue: QueueAddress, options: SinkOptions, most: int
-) -> int:
+def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> int:
     """
     Count what waits in a queue, up to `most`; 0 for one that cannot be sent to.
 
-    Rows name queues that are untrusted, so a table is checked as before an INSERT: a SELECT from a
-    view would run its owner's code. RightMissing: this login may send to it, but not read it.
+    Rows name queues that are untrusted, so a table is checked as before an INSERT.
+    RightMissing: this login may send to it, but not read it.
     """
     try:
         with transaction(connection):
-            Destinations(connection, options.allowed).lock_and_check([queue], RETURNED)
+            use(connection, [queue], Use("insert", RETURNED))
             (row,) = connection.rows(
                 "peek",
                 tables={"queue": queue},
@@ -297,11 +298,11 @@ def _count_waiting(
                 grain=most,
             )
             return row[0] or 0
-    except (errors.QueueNotFound, errors.NotAQueue, errors.DestinationRefused):
+    except (errors.QueueNotFound, errors.NotAQueue, errors.TableRefused):
         return 0  # the dispatch reports it
     except errors.RightMissing:
         with transaction(connection):
-            found = find_destinations(connection, [queue], RETURNED).get(queue)
-        if found is not None and found.may_insert:
+            tables, _ = look(connection, [queue], INSERT)
+        if queue in tables and tables[queue].may_insert:
             raise
         return 0

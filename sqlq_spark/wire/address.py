@@ -137,8 +137,23 @@ class Names(ABC):
         """Write the SQL identifier; no name can end its quotes early."""
         return ".".join(self.quote_name(name) for name in reversed(self._names_of(address)))
 
+    def place_of(self, address: QueueAddress) -> dict[str, object]:
+        """Return the names of a table, as statements take them that are about many tables."""
+        return {
+            "catalog": address.catalog,
+            "schema_name": self.qualify(address).schema,
+            "table_name": address.table,
+            "name": self.quote_address(address),
+        }
+
     def quote_name(self, name: str) -> str:
         return self.opening + name.replace(self.closing, self.closing * 2) + self.closing
+
+    def unquote_name(self, text: str) -> str:
+        """Read one name, which may be in quotes."""
+        if not self.quoted.fullmatch(text):
+            return text
+        return text[1:-1].replace(self.closing * 2, self.closing)
 
     def qualify(self, address: QueueAddress) -> QueueAddress:
         return address if address.schema else replace(address, schema=self.default_schema)
@@ -226,6 +241,11 @@ class Names(ABC):
             reason = "holds half of a surrogate pair"
         if reason is not None:
             raise BadAddress(text=text, reason=f"the {label} {reason}")
+
+
+def delayed_of(queue: QueueAddress) -> QueueAddress:
+    """Return the table in which a queue's delayed messages wait."""
+    return replace(queue, table=queue.table + DELAYED)
 
 
 def split_at(text: str, places: Iterable[int]) -> list[str]:

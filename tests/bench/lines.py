@@ -121,6 +121,7 @@ LINES = (
     Line("jdbc-append-rewrite", _sent, yardsticks.append_rewritten),
     Line("queue-to-queue", _both, ours.queue_to_queue),
     Line("small-batch", _few(25), ours.small_batches, "ms"),
+    Line("lock-and-look", _nothing, ours.lock_and_look, "ms"),
     Line("python-batch", _nothing, yardsticks.python_batch, "ms"),
     Line("rate-batch", _nothing, yardsticks.rate_batch, "ms"),
     Line("small-batch-of-64", ours.fill_many, ours.many_small, "ms"),

@@ -15,8 +15,10 @@ import processes
 from pyspark.sql import functions
 from waiting import until
 
-from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.options import SinkOptions
+from sqlq_spark.database import transaction
+from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.database.trust import DELETE, use
+from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.send.dispatch import NAMELESS, dispatch, stage
 from sqlq_spark.send.sender import Sender
 
@@ -103,6 +105,18 @@ def browse(headers: str, stand: Stand) -> list[float]:
 def small_batches(stand: Stand) -> list[float]:
     """Micro-batches of one message to noop. Milliseconds each."""
     return durations(_drain(stand, _stream(stand, 1).writeStream.format("noop")))
+
+
+def lock_and_look(stand: Stand) -> list[float]:
+    """What each receive transaction does to ask whose its queue is. Milliseconds each."""
+    options, samples = SourceOptions.parse({"url": stand.url, "queue": "orders"}), []
+    with Session(options, "bench") as session:
+        for _ in range(SMALL_BATCHES):
+            with transaction(session.open()):
+                start = time.perf_counter()
+                use(session.open(), options.addresses, DELETE)
+                samples.append(1000 * (time.perf_counter() - start))
+    return samples
 
 
 def backlog(stand: Stand) -> list[float]:

@@ -95,7 +95,9 @@ def own_database(server: str, schema: str = "public", more: str = "") -> Iterato
         url = uri(server, name)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
-            yield Place(url=url, schema=schema, state="sqlqueue", connection=connection)
+            yield Place(
+                url=url, superuser=url, schema=schema, state="sqlqueue", connection=connection
+            )
         dba.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
         made = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s)"
         for (role,) in dba.execute(made, [f"{name}_"]).fetchall():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import prometheus_client.openmetrics.parser as openmetrics
 import psycopg
+from conftest import ORDINARY
 from waiting import until
 
 from sqlq_spark.admin import inspect
@@ -188,7 +189,8 @@ def test_doctor_creates_what_is_missing_and_shortens_names(run: Run, place: Plac
     place.sql(f"""
         CREATE TABLE {wide[:-1]}.Delayed"
             (id uuid DEFAULT gen_random_uuid(), headers text, body bytea, due timestamptz);
-        CREATE INDEX ON {wide[:-1]}.Delayed" (due)
+        CREATE INDEX ON {wide[:-1]}.Delayed" (due);
+        ALTER TABLE {wide[:-1]}.Delayed" OWNER TO {ORDINARY}
     """)
     assert run("send", wide, stdin='{"body": "1", "delay": "00:00:00"}').code == 0
 

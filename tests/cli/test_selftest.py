@@ -45,6 +45,13 @@ CREATE FUNCTION {schema}.{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {
 CREATE TRIGGER broken BEFORE INSERT ON {queue} FOR EACH ROW EXECUTE FUNCTION {schema}.{name}()"""
 
 
+@pytest.fixture(autouse=True)
+def _may_make_roles(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the command as a superuser: another login may not check what roles are for."""
+    del run  # which sets the url of an ordinary login
+    monkeypatch.setenv("SQLQUEUE_URL", place.superuser)
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is done to a check's queue, and the word of the promise that the check then misses."""
@@ -93,9 +100,9 @@ def test_every_check_passes_and_nothing_is_left(
     run: Run, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file has neither host nor password."""
-    file, facts = tmp_path / "report.json", psycopg.conninfo.conninfo_to_dict(place.url)
+    file, facts = tmp_path / "report.json", psycopg.conninfo.conninfo_to_dict(place.superuser)
     password = str(facts.get("password", "none"))
-    monkeypatch.setenv("SQLQUEUE_URL", place.url.replace(f":{password}@", "@"))
+    monkeypatch.setenv("SQLQUEUE_URL", place.superuser.replace(f":{password}@", "@"))
     monkeypatch.setenv("SQLQUEUE_PASSWORD", password)
 
     done = run("selftest", "--roles", "--yes", "--file", str(file))
@@ -120,7 +127,7 @@ def test_a_check_sees_what_was_broken(
     fault, name, send = FAULTS[case], case.split(maxsplit=1)[0], selftest.Bench.send
     check = getattr(selftest, name)
     monkeypatch.setattr(selftest, "WAIT", 2.0)
-    with psycopg.connect(place.url, autocommit=True) as other:
+    with psycopg.connect(place.superuser, autocommit=True) as other:
 
         def act(text: str, bench: selftest.Bench) -> None:
             schema = str(bench.queue.schema)
@@ -149,7 +156,7 @@ def test_a_check_sees_what_was_broken(
         monkeypatch.setattr(selftest, "drop", dropped)
         monkeypatch.setattr(selftest.Bench, "send", sent)
 
-        found = run_one(place.url, name)
+        found = run_one(place.superuser, name)
 
     assert found["outcome"] == "failed"
     assert fault.missed in found["seen"]
@@ -164,7 +171,7 @@ def test_a_cut_that_did_not_happen_is_found(
     rows.number_parameters.cache_clear()
     request.addfinalizer(rows.number_parameters.cache_clear)
 
-    found = run_one(place.url, "cut_connection")
+    found = run_one(place.superuser, "cut_connection")
 
     assert found["seen"].startswith("send cut in a statement, connected again: False (promised")
 
@@ -174,7 +181,7 @@ def test_a_database_that_is_not_utf8_is_found(place: Place) -> None:
     name = f"latin_{secrets.token_hex(4)}"
     place.sql(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 LOCALE 'C'")
 
-    found = run_one(urlsplit(place.url)._replace(path=f"/{name}").geturl(), "facts")
+    found = run_one(urlsplit(place.superuser)._replace(path=f"/{name}").geturl(), "facts")
     place.sql(f"DROP DATABASE {name} WITH (FORCE)")
 
     assert found["outcome"] == "failed"
@@ -187,8 +194,8 @@ def test_an_error_of_the_server_is_found(place: Place) -> None:
     def seen(change: str, wanted: str) -> str:
         place.sql(f"ALTER SYSTEM {change}")
         place.sql("SELECT pg_reload_conf()")
-        until(lambda: run_one(place.url, "facts")["outcome"], wanted)
-        return str(run_one(place.url, "facts")["seen"])
+        until(lambda: run_one(place.superuser, "facts")["outcome"], wanted)
+        return str(run_one(place.superuser, "facts")["seen"])
 
     try:
         assert "errors: ['autovacuum is off on this" in seen("SET autovacuum = off", "failed")
@@ -228,7 +235,7 @@ def test_a_statement_without_its_index_is_found(
     shapes = {"bare": f"ALTER TABLE {{queue}} {drops}"}
     monkeypatch.setattr(connection.Connection, "shapes", shapes)
 
-    found = run_one(place.url, "statements")
+    found = run_one(place.superuser, "statements")
 
     assert found["outcome"] == "failed"
     assert found["seen"].startswith("as created: [], bare: [")
@@ -252,7 +259,7 @@ def test_a_right_that_the_script_forgot_is_found(
 
     monkeypatch.setattr(selftest.Bench, "as_login", revoked)
 
-    found = run_one(place.url, "roles")
+    found = run_one(place.superuser, "roles")
 
     assert found["outcome"] == "failed"
     assert "GRANT DELETE" in found["seen"] or "permission denied" in found["seen"]
@@ -320,7 +327,7 @@ def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None
         place.sql(f"CREATE SCHEMA {name}; CREATE TABLE {name}.t (); CREATE ROLE {name}")
         place.sql(f"GRANT USAGE ON SCHEMA {name} TO {name}")
 
-    run_one(place.url, "facts")
+    run_one(place.superuser, "facts")
     left = {name for (name,) in place.sql(LEFT)}
     place.sql(f"DROP SCHEMA {young} CASCADE; DROP ROLE {young}")
 
@@ -329,7 +336,7 @@ def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None
 
 def test_a_run_that_is_stopped_drops_what_it_made(place: Place) -> None:
     """As Ctrl-C does, between two checks."""
-    running = selftest.run({"url": place.url}, [selftest.facts, selftest.figures])
+    running = selftest.run({"url": place.superuser}, [selftest.facts, selftest.figures])
     next(running)
     next(running)
     before = place.sql(LEFT)

@@ -39,7 +39,7 @@ from sqlq_spark.receive.receipts import (
     save,
 )
 from sqlq_spark.receive.task import Task, divert, fence, receive, take
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.rows import NO_STREAM, Origin
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Bench:
     @property
     def delayed(self) -> QueueAddress:
         """The queue's table of delayed messages, which need not be there."""
-        return schema.delayed_of(self.queue)
+        return delayed_of(self.queue)
 
     def beside(self, table: str) -> QueueAddress:
         """A table beside the queue, which need not be there."""

@@ -13,12 +13,12 @@ import pytest
 from cli.database import own_database
 from servers import only
 
-from sqlq_spark.database import schema
 from sqlq_spark.errors import BadOption, DelayedQueueNotFound, MissingOption
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert
 from sqlq_spark.send.delayed import Moved, Mover
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW
+from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
 from .conftest import TIMEOUT, Bench, Clock, bench_of, bodies
@@ -103,7 +103,7 @@ def test_a_delayed_row_waits_and_the_others_are_sent(bench: Bench, way: Callable
 def test_each_destination_has_its_own_table(bench: Bench) -> None:
     """Named after it, in its schema; the option delayedQueue names one table for all."""
     other, common = bench.another("the other"), bench.beside("x" * 55 + ".Delayed")
-    for table in (schema.delayed_of(other), common):
+    for table in (delayed_of(other), common):
         bench.dotnet.create_delayed(table)
     printed = bench.desk.printed(other)
     rows = chunk({"delay": 5}, {"delay": 6, "queue": printed}, {"queue": printed})
@@ -111,7 +111,7 @@ def test_each_destination_has_its_own_table(bench: Bench) -> None:
     dispatch(bench, rows)
     dispatch(bench, rows, delayedQueue=bench.desk.printed(common))
 
-    tables = (bench.delayed, schema.delayed_of(other), common)
+    tables = (bench.delayed, delayed_of(other), common)
     stored = [[row.body for row in bench.dotnet.delayed_rows(each)] for each in tables]
     assert stored == [[b"0"], [b"1"], [b"0", b"1"]]
     assert bench.bodies(other) == [b"2", b"2"]
@@ -243,7 +243,7 @@ def test_the_queue_of_an_instance_needs_no_delayed_table(bench: Bench) -> None:
     for name in ("orders.web1", "orders.web2"):
         bench.another(name)
         names.append(bench.address(name))
-    web2 = schema.delayed_of(bench.beside("orders.web2"))
+    web2 = delayed_of(bench.beside("orders.web2"))
     bench.dotnet.create_delayed(web2)
     bench.dotnet.store(bench.delayed, body=b"endpoint", delay=-1)
     bench.dotnet.store(web2, body=b"web2", delay=-1)

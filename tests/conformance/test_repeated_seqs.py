@@ -137,7 +137,7 @@ def test_a_failed_message_is_returned_and_its_twin_stays(twins: Bench) -> None:
     chosen = send_at(twins, 5, b"chosen", headers, queue=twins.errors)
     send_at(twins, 5, b"twin", headers, queue=twins.errors)
     choice = failed_messages.Choice(ids=frozenset({chosen}))
-    planned = failed_messages.plan(twins.desk, twins.errors, choice, twins.source())
+    planned = failed_messages.plan(twins.desk, twins.errors, choice)
 
     (done,) = failed_messages.give_back(twins.session("retry"), twins.errors, planned, batch=9)
 
@@ -153,7 +153,7 @@ def test_both_twins_can_be_returned(twins: Bench) -> None:
     for body in (b"a", b"b"):
         send_at(twins, 5, body, headers, queue=twins.errors)
     choice = failed_messages.Choice()
-    planned = failed_messages.plan(twins.desk, twins.errors, choice, twins.source())
+    planned = failed_messages.plan(twins.desk, twins.errors, choice)
 
     (done,) = failed_messages.give_back(twins.session("retry"), twins.errors, planned, batch=9)
 

@@ -166,6 +166,7 @@ POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transacti
 def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
     """What is prepared might be gone by then; a statement that fails leaves no transaction open."""
     topics = bench.beside("SubscriptionRouting")
+    bench.dotnet.dba.do("own", bench.queue)
     bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
     with relayed(bench.dotnet.url) as (url, relay):

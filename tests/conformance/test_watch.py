@@ -258,7 +258,7 @@ def fail(bench: Bench, body: bytes = b"{}", /, **headers: str | None) -> uuid.UU
 
 def planned(bench: Bench, **choice: Any) -> Plan:
     """Look at the error queue."""
-    return failed_messages.plan(bench.desk, bench.errors, Choice(**choice), bench.source())
+    return failed_messages.plan(bench.desk, bench.errors, Choice(**choice))
 
 
 def give_back(bench: Bench, found: Plan, application: str = "retry", batch: int = 2) -> list[Any]:

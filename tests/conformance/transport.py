@@ -422,6 +422,7 @@ _DBA = {
         f"{_REFUSE} CREATE CONSTRAINT TRIGGER t AFTER INSERT ON {{queue}}"
         " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {refuse}()"
     ),
+    "own": "ALTER TABLE {queue} OWNER TO sqlq_tests",  # let the login of our sessions own it
     "archive": "CREATE TABLE {queue} (id uuid, headers text, body bytea)",
     "view": "CREATE VIEW {queue} AS SELECT * FROM {to}",
 }

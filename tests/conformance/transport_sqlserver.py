@@ -189,6 +189,7 @@ _DBA = {
     "unindex_expires": "DROP INDEX IF EXISTS Index_Expires ON {queue}",
     # a trigger would undo the whole transaction; no constraint waits for the commit
     "refuse": "ALTER TABLE {queue} ADD CONSTRAINT [not today] CHECK (1 = 0)",
+    "own": "SELECT 1",  # our sessions are dbo's
     "archive": (
         "CREATE TABLE {queue} (Id uniqueidentifier, Headers nvarchar(max), Body varbinary(max))"
     ),

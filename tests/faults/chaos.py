@@ -157,7 +157,7 @@ class Round:
         self.ground.ask(f"CREATE TABLE {self.name}.taken (number int)")
         url, state = self.ground.server.url, f"{self.name}_state"
         with psycopg.connect(url, autocommit=True) as one:
-            place = Place(url=url, schema=self.name, state=state, connection=one)
+            place = Place(url=url, superuser=url, schema=self.name, state=state, connection=one)
             orders = Queue(place, "orders").prepared()
             out = orders.another("out")
         given = {"maxMessagesPerTrigger": "400", "maxConcurrency": "3", "peekDelay": "100ms"}

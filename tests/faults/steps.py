@@ -124,6 +124,10 @@ def expected(error: BaseException | None, *kinds: type[BaseException]) -> None:
         raise error
 
 
+# functions that lock a table and ask whose it is, for whoever uses it
+ASKING = {"lock_table", "look", "check_locked", "use", "use_delayed"}
+
+
 class Stage:
     """Where work is done: sessions that are used again, and an eye on the server's locks."""
 
@@ -209,6 +213,8 @@ class Gated(RecordedConnection):
         if statement in self.stage.passed:
             return "go"
         code = sys._getframe(3)  # noqa: SLF001 - who runs the statement
+        while code.f_code.co_name in ASKING and code.f_back is not None:
+            code = code.f_back  # who uses the table
         order = work.gate(statement, self.pid, (code.f_code.co_filename, code.f_lineno))
         if order in {"go", "mute"} or (order == "late" and statement == "commit"):
             return order

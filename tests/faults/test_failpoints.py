@@ -24,7 +24,7 @@ from recorded_connection import METHODS
 
 import sqlq_spark
 from sqlq_spark.admin import failed_messages
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ChunksMissing
 from sqlq_spark.options import SinkOptions
@@ -33,6 +33,7 @@ from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert, subscriptions
 from sqlq_spark.send.dispatch import NAMELESS
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
@@ -55,7 +56,6 @@ PACKAGE = Path(sqlq_spark.__file__).parent
 ELSEWHERE = {
     *("receive.browse", "receive.driver._freeze", "receive.driver._check_owner", "send.throttle"),
     "send.dispatch.last_sent",
-    *("send.subscriptions.check_table", "send.subscriptions.refuse_code"),
     "receive.driver.purge",  # … take what is meant to be lost
     "send.dispatch.give_up",  # … are one transaction of a job
     *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # … touch no message
@@ -81,7 +81,7 @@ def sites() -> dict[tuple[str, int], str]:
         for at, line in enumerate(path.read_text().splitlines(), 1):
             if owner := re.match(r" *def (\w+)", line):
                 name = f"{module}.{owner[1]}"
-            elif re.search(rf"connection\.({'|'.join(METHODS)})\(", line):
+            elif re.search(rf"connection\.({'|'.join(METHODS)})\(|\buse\w*\(connection", line):
                 stale -= {module, name}
                 if ELSEWHERE.isdisjoint({module, name}):
                     found[str(path), at] = name
@@ -273,7 +273,7 @@ def retry(walk: Walk) -> None:
     def give_back() -> None:
         with Session(world.source, "retry") as session:
             choice = failed_messages.Choice()
-            planned = failed_messages.plan(session.open(), errors, choice, session.options)
+            planned = failed_messages.plan(session.open(), errors, choice)
             returned = failed_messages.give_back(session, errors, planned, batch=2)
             assert not [each for each in returned if each.reason]
 
@@ -284,7 +284,7 @@ def retry(walk: Walk) -> None:
 def walk(world: World, monkeypatch: pytest.MonkeyPatch) -> Walk:
     """Give a walk in a world with delayed messages and subscriptions."""
     monkeypatch.setattr(receiving, "STEP", 220)  # a task receives in several statements
-    world.queues["delayed"] = schema.delayed_of(world.queues["orders"])
+    world.queues["delayed"] = delayed_of(world.queues["orders"])
     world.dotnet.create_delayed(world.queues["delayed"])
     world.source = replace(world.source, delayed_delivery=True)
     made = Walk(world)

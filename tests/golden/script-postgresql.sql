@@ -9,52 +9,87 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 SET LOCAL lock_timeout = 3000;
 CREATE SCHEMA IF NOT EXISTS "sqlqueue_orders";
 
--- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
--- login, superusers and the owner of the database.
+-- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
+-- Trusted are superusers and the roles of --trust; and, if this login is no superuser, itself and the owner
+-- of the database.
 DO $do$
 DECLARE
     faults text;
     known  integer;
 BEGIN
+    WITH RECURSIVE given (owners, named, deletes) AS (
+        SELECT '[]'::json, '[]'::json, true
+    ), roles AS MATERIALIZED (
+        SELECT oid, rolname,
+               rolsuper OR rolname IN (SELECT json_array_elements_text(owners) FROM given) AS is_superior,
+               bool_or((rolsuper OR rolname IN ('pg_execute_server_program', 'pg_write_server_files'))
+                       AND (pg_has_role(current_user, oid, 'MEMBER')
+                            OR pg_has_role(session_user, oid, 'MEMBER'))) OVER () AS is_super
+          FROM pg_roles
+    ), named (owner) AS (
+        SELECT unnest(ARRAY[n.nspowner, c.relowner])
+          FROM given, json_to_recordset(given.named) AS t (schema_name text, table_name text)
+          JOIN pg_namespace AS n ON n.nspname = t.schema_name::name
+          LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.table_name::name
+    ), trusted (owner) AS MATERIALIZED (
+        SELECT r.oid
+          FROM roles AS r
+          JOIN pg_database AS d ON d.datname = current_database()
+          JOIN roles AS o ON o.oid = d.datdba
+         WHERE r.is_superior
+            OR r.rolname = 'pg_database_owner' AND (o.is_superior OR NOT r.is_super)
+            OR NOT r.is_super
+               AND (r.rolname = current_user OR r.oid = o.oid OR r.oid IN (SELECT owner FROM named))
+    ), asked (place, id, what) AS (
+        SELECT 0, c.oid, 'table ' || c.oid::regclass
+          FROM pg_class AS c
+         WHERE c.relnamespace = to_regnamespace('"sqlqueue_orders"') AND c.relkind NOT IN ('i', 'I', 'S')
+            OR c.oid IN (SELECT to_regclass(name)
+                           FROM json_array_elements_text('["\"public\".\"Shop.Orders\"", "\"public\".\"Shop.Orders.web1\"", "\"public\".\"error\"", "\"public\".\"audit\"", "\"public\".\"Shop.Orders\"", "\"public\".\"Shop.Orders.Delayed\"", "\"public\".\"SubscriptionRouting\""]'::json) AS made (name))
+    ), tables (place, id, what) AS (
+        SELECT place, id, what FROM asked
+         UNION
+        SELECT t.place, i.inhrelid, 'descendant ' || i.inhrelid::regclass
+          FROM tables AS t
+          JOIN pg_inherits AS i ON i.inhparent = t.id
+    ), faults (place, rank, fault, role) AS (
+        SELECT t.place, o.rank, format(o.fault, t.what, quote_ident(pg_get_userbyid(o.role))), o.role
+          FROM tables AS t
+          JOIN pg_class AS c ON c.oid = t.id
+          JOIN pg_namespace AS n ON n.oid = c.relnamespace
+         CROSS JOIN LATERAL (VALUES
+            (1, CASE WHEN c.relkind NOT IN ('r', 'p') THEN '%s is no ordinary table' END, NULL::oid),
+            (2, '%s belongs to %s', c.relowner),
+            (3, 'the schema of %s belongs to %s', n.nspowner)) AS o (rank, fault, role)
+         WHERE o.fault IS NOT NULL AND (o.role IS NULL OR o.role NOT IN (SELECT owner FROM trusted))
+        UNION ALL
+        SELECT t.place, 4,
+               format('trigger %I of %s %s', g.tgname, t.what,
+                      coalesce('calls a function of ' || quote_ident(pg_get_userbyid(f.proowner)),
+                               'has a condition or arguments')), f.proowner
+          FROM tables AS t
+          JOIN pg_trigger AS g ON g.tgrelid = t.id
+          LEFT JOIN pg_proc AS f ON f.oid = g.tgfoid AND f.proowner NOT IN (SELECT owner FROM trusted)
+         WHERE g.tgenabled <> 'D' AND (f.proowner IS NOT NULL OR g.tgqual IS NOT NULL OR g.tgnargs > 0)
+        UNION ALL
+        SELECT t.place, 5,
+               format('foreign key %I of %s, which belongs to %s, points at %s', k.conname, c.oid::regclass,
+                      quote_ident(pg_get_userbyid(c.relowner)), t.what), c.relowner
+          FROM given, tables AS t
+          JOIN pg_constraint AS k ON k.confrelid = t.id
+          JOIN pg_class AS c ON c.oid = k.conrelid
+         WHERE given.deletes AND c.relowner NOT IN (SELECT owner FROM trusted)
+    )
     SELECT string_agg(fault, '; ') INTO faults FROM (
-        WITH RECURSIVE tables (named, id, owner, kind) AS (
-            SELECT 'the schema', 0::oid, nspowner, 'r'::"char"
-              FROM pg_namespace WHERE nspname = 'sqlqueue_orders'
-            UNION ALL
-            SELECT 'table ' || oid::regclass, oid, relowner, relkind
-              FROM pg_class
-             WHERE relnamespace = to_regnamespace('"sqlqueue_orders"') AND relkind NOT IN ('i', 'S')
-        ), parts (id, class, part) AS (
-            SELECT t.id, 'pg_class'::regclass::oid, t.id FROM tables AS t
-            UNION
-            SELECT p.id, d.class, d.part
-              FROM parts AS p
-             CROSS JOIN LATERAL (
-                    SELECT classid, objid FROM pg_depend
-                     WHERE refclassid = p.class AND refobjid = p.part AND deptype <> 'n'
-                    UNION ALL
-                    SELECT refclassid, refobjid FROM pg_depend
-                     WHERE classid = p.class AND objid = p.part AND refclassid = 'pg_type'::regclass
-                   ) AS d (class, part)
-        )
-        SELECT format('%s belongs to %I', named, pg_get_userbyid(owner)) AS fault
-          FROM tables
-         WHERE owner NOT IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user
-                             UNION SELECT datdba FROM pg_database WHERE datname = current_database())
-        UNION ALL
-        SELECT format('%s is no plain table', named) FROM tables WHERE kind <> 'r'
-        UNION ALL
-        SELECT format('%s has the %s', named, pg_describe_object(class, part, 0))
-          FROM tables JOIN parts USING (id) WHERE class IN ('pg_trigger'::regclass, 'pg_rewrite'::regclass)
-        UNION ALL
-        SELECT format('%s uses %s', named, pg_describe_object(refclassid, refobjid, 0))
-          FROM tables JOIN parts USING (id)
-          JOIN pg_depend ON classid = class AND objid = part AND deptype = 'n'
-         WHERE refclassid IN ('pg_proc'::regclass, 'pg_type'::regclass, 'pg_operator'::regclass)
-    ) AS found;
+        SELECT fault FROM faults
+         UNION
+        SELECT 'schema ' || nspname || ' belongs to ' || quote_ident(pg_get_userbyid(nspowner))
+          FROM pg_namespace
+         WHERE nspname = 'sqlqueue_orders' AND nspowner NOT IN (SELECT owner FROM trusted)) AS found;
     IF faults IS NOT NULL THEN
         RAISE EXCEPTION 'nothing is installed in schema %: %', '"sqlqueue_orders"', faults
-              USING HINT = 'Find out who made this, drop or rename it, or use another schema.';
+              USING HINT = 'Find out who made this, drop or rename it, or use another schema. If you trust'
+                           ' the owner, print the script with --trust.';
     END IF;
     IF to_regclass('"sqlqueue_orders".version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM "sqlqueue_orders".version;

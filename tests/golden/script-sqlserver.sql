@@ -12,53 +12,75 @@ BEGIN TRANSACTION;
 IF SCHEMA_ID(N'sqlqueue_orders') IS NULL
     EXEC (N'CREATE SCHEMA [sqlqueue_orders]');
 
--- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
--- user and dbo. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
+-- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
+-- Trusted are dbo, this user and the principals of --trust. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
 -- Rights are granted one by one, because each waits for the sessions that use the table.
-DECLARE @fault nvarchar(2000), @known int;
+DECLARE @fault nvarchar(2000), @known int, @owners nvarchar(max) = N'[]',
+        @named nvarchar(max) = N'[]';
 SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders]: ', f.fault)
   FROM (
-        SELECT CONCAT(N'the schema belongs to ', QUOTENAME(USER_NAME(s.principal_id))) AS fault
-          FROM sys.schemas AS s
-         WHERE s.name = N'sqlqueue_orders' AND USER_NAME(s.principal_id) NOT IN (USER_NAME(), N'dbo')
+        SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
+                             + ISNULL(USER_NAME(NULLIF(f.owner_id, 0)), N'an owner that cannot be seen') END AS fault,
+               CASE WHEN f.is_fault = 0 THEN USER_NAME(NULLIF(f.owner_id, 0)) END AS role,
+               CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
+          FROM (SELECT N'the schema' AS what, 0 AS is_fault, ISNULL(s.principal_id, 0) AS owner_id
+                  FROM sys.schemas AS s
+                 WHERE s.name = N'sqlqueue_orders'
+                UNION ALL
+                SELECT CONCAT(N'table ', QUOTENAME(o.name),
+                              CASE WHEN o.type <> N'U' THEN N' is no table' WHEN p.policies > 0 THEN N' has a policy' END),
+                       CASE WHEN o.type <> N'U' OR p.policies > 0 THEN 1 ELSE 0 END,
+                       ISNULL(OBJECTPROPERTY(o.object_id, N'OwnerId'), 0)
+                  FROM sys.objects AS o
+                 CROSS APPLY (SELECT COUNT(*) AS policies FROM sys.security_predicates AS s
+                               WHERE s.target_object_id = o.object_id) AS p
+                 WHERE o.schema_id = SCHEMA_ID(N'sqlqueue_orders') AND o.type IN (N'U', N'V', N'SN')) AS f
+         WHERE f.is_fault = 1
+            OR f.owner_id NOT IN (
+               SELECT t.id
+                 FROM (SELECT 1 AS id
+                       UNION ALL
+                       SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
+                       UNION ALL
+                       SELECT o.id
+                         FROM (SELECT DATABASE_PRINCIPAL_ID()
+                               UNION ALL
+                               SELECT n.id
+                                 FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                                             name nvarchar(776) '$.name',
+                                                             catalog nvarchar(128) '$.catalog') AS w
+                                CROSS APPLY (SELECT OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId')
+                                             UNION ALL
+                                             SELECT principal_id FROM sys.schemas WHERE name = w.schema_name) AS n (id)
+                                WHERE w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()) AS o (id)
+                        WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
+                WHERE ISNULL(t.id, 0) > 0
+               )
         UNION ALL
-        SELECT CONCAT(N'table ', QUOTENAME(o.name), N' belongs to ', QUOTENAME(USER_NAME(o.principal_id)))
-          FROM sys.objects AS o
-         WHERE o.schema_id = SCHEMA_ID(N'sqlqueue_orders')
-           AND USER_NAME(o.principal_id) NOT IN (USER_NAME(), N'dbo')
-        UNION ALL
-        SELECT CONCAT(QUOTENAME(o.name), N' is no table')
-          FROM sys.objects AS o
-         WHERE o.schema_id = SCHEMA_ID(N'sqlqueue_orders') AND o.type IN ('V', 'SN')
-        UNION ALL
-        SELECT CONCAT(N'table ', QUOTENAME(o.name), N' has the ', p.kind, N' ', QUOTENAME(p.name))
-          FROM sys.objects AS o
-          JOIN (
-                SELECT t.parent_id AS id, t.name, CAST(NULL AS nvarchar(max)) AS expression,
-                       CASE WHEN t.is_disabled = 1 OR t.is_ms_shipped = 1
-                            THEN N'idle trigger' ELSE N'trigger' END AS kind
-                  FROM sys.triggers AS t
-                UNION ALL
-                SELECT s.target_object_id, o.name, NULL, N'security policy'
-                  FROM sys.security_predicates AS s JOIN sys.objects AS o ON o.object_id = s.object_id
-                UNION ALL
-                SELECT parent_object_id, name, NULL, N'foreign key' FROM sys.foreign_keys
-                UNION ALL
-                SELECT object_id, name, NULL, N'external table' FROM sys.tables WHERE is_external = 1
-                UNION ALL
-                SELECT c.object_id, c.name, QUOTENAME(SCHEMA_NAME(t.schema_id)) + N'.' + QUOTENAME(t.name),
-                       N'column'
-                  FROM sys.columns AS c JOIN sys.types AS t ON t.user_type_id = c.user_type_id
-                 WHERE t.is_user_defined = 1 OR c.rule_object_id <> 0
-                UNION ALL
-                SELECT parent_object_id, name, [definition], N'check constraint' FROM sys.check_constraints
-                UNION ALL
-                SELECT parent_object_id, name, [definition], N'default' FROM sys.default_constraints
-                UNION ALL
-                SELECT object_id, name, [definition], N'computed column' FROM sys.computed_columns
-               ) AS p ON p.id = o.object_id
-         WHERE o.schema_id = SCHEMA_ID(N'sqlqueue_orders')
-           AND (p.kind LIKE N'%trigger' OR CHARINDEX(N'].[', p.expression) > 0)
+        SELECT CONCAT(N'table ', m.value, N' belongs to ', QUOTENAME(USER_NAME(o.id))), NULL, NULL
+          FROM OPENJSON(N'["[dbo].[Shop.Orders]", "[dbo].[Shop.Orders.web1]", "[dbo].[error]", "[dbo].[audit]", "[dbo].[Shop.Orders]", "[dbo].[Shop.Orders.Delayed]", "[dbo].[SubscriptionRouting]"]') AS m
+         CROSS APPLY (SELECT ISNULL(OBJECTPROPERTY(OBJECT_ID(m.value), N'OwnerId'), 0) AS id) AS o
+         WHERE OBJECT_ID(m.value) IS NOT NULL
+           AND o.id NOT IN (
+               SELECT t.id
+                 FROM (SELECT 1 AS id
+                       UNION ALL
+                       SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
+                       UNION ALL
+                       SELECT o.id
+                         FROM (SELECT DATABASE_PRINCIPAL_ID()
+                               UNION ALL
+                               SELECT n.id
+                                 FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                                             name nvarchar(776) '$.name',
+                                                             catalog nvarchar(128) '$.catalog') AS w
+                                CROSS APPLY (SELECT OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId')
+                                             UNION ALL
+                                             SELECT principal_id FROM sys.schemas WHERE name = w.schema_name) AS n (id)
+                                WHERE w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()) AS o (id)
+                        WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
+                WHERE ISNULL(t.id, 0) > 0
+               )
        ) AS f;
 IF @fault IS NULL AND OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
 BEGIN

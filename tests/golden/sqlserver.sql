@@ -120,6 +120,124 @@ DELETE FROM [sqlqueue].receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch;
 GO
 
+-- table_owners
+SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
+       ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],
+       ISNULL(CASE WHEN t.here = 1 THEN OBJECT_NAME(t.id) END, PARSENAME(t.name, 1)) AS [table],
+       (SELECT MIN(w.fault)
+          FROM (SELECT CASE WHEN COL_LENGTH(t.name, j.name) IS NULL
+                            THEN CONCAT(N'it has no column ', j.name)
+                            WHEN t.here = 1 AND NOT EXISTS (
+                                    SELECT 1
+                                      FROM sys.columns AS c
+                                      JOIN sys.types AS t ON t.user_type_id = c.system_type_id
+                                      JOIN (SELECT types.name, types.kind, types.wanted
+                                        FROM (VALUES (N'Id', N'uniqueidentifier', N'uniqueidentifier'),
+                                                     (N'Expires', N'datetime', N'datetime'),
+                                                     (N'Expires', N'datetime2', N'datetime'),
+                                                     (N'Expires', N'smalldatetime', N'datetime'),
+                                                     (N'Expires', N'date', N'datetime'),
+                                                     (N'Headers', N'nvarchar', N'nvarchar(max)'),
+                                                     (N'Headers', N'varchar', N'nvarchar(max)'),
+                                                     (N'Body', N'varbinary', N'varbinary(max)'),
+                                                     (N'RowVersion', N'bigint', N'bigint'),
+                                                     (N'RowVersion', N'int', N'bigint'),
+                                                     (N'RowVersion', N'numeric', N'bigint'),
+                                                     (N'RowVersion', N'decimal', N'bigint'),
+                                                     (N'Due', N'datetime', N'datetime'),
+                                                     (N'Due', N'datetime2', N'datetime')) AS types (name, kind, wanted)) AS k
+                                        ON k.name = j.name
+                                       AND k.kind = t.name COLLATE DATABASE_DEFAULT
+                                     WHERE c.object_id = t.id
+                                       AND c.name = j.name COLLATE DATABASE_DEFAULT)
+                            THEN CONCAT(N'column ', j.name, N' has another type than that of a queue')
+                            END AS fault
+                  FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
+                          FROM OPENJSON(t.columns)) AS j) AS w) AS missing,
+       CAST(ISNULL(HAS_PERMS_BY_NAME(t.name, N'OBJECT', N'INSERT'), 1) * t.is_table AS bit) AS may_insert,
+       ISNULL(USER_NAME(t.owner_id), N'an owner that cannot be seen') AS owner,
+       CASE WHEN t.here = 0 THEN N'it is in another database, whose owners cannot be seen'
+            WHEN t.is_table = 0 THEN N'it is no ordinary table'
+            WHEN u.found IS NOT NULL
+            THEN N'it belongs to ' + ISNULL(USER_NAME(t.owner_id), N'an owner that cannot be seen')
+       END AS fault,
+       CASE WHEN t.here = 1 AND t.is_table = 1 AND u.found IS NOT NULL THEN USER_NAME(t.owner_id) END AS role,
+       CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
+  FROM (SELECT a.*,
+               NULLIF(CASE WHEN a.here = 1 THEN OBJECTPROPERTY(a.id, N'OwnerId') END, 0) AS owner_id,
+               CASE WHEN a.here = 0 OR EXISTS (SELECT * FROM sys.tables AS s
+                                                WHERE s.object_id = a.id AND s.is_external = 0)
+                    THEN 1 ELSE 0 END AS is_table
+          FROM (SELECT w.place, w.name, w.columns, OBJECT_ID(w.name) AS id,
+                       COALESCE(DB_NAME(DB_ID(w.catalog)), w.catalog, DB_NAME()) AS catalog,
+                       CASE WHEN w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()
+                            THEN 1 ELSE 0 END AS here
+                  FROM OPENJSON(@places) WITH (place bigint '$.place', name nvarchar(776) '$.name',
+                                               catalog nvarchar(128) '$.catalog',
+                                               columns nvarchar(max) '$.columns' AS JSON) AS w) AS a
+         WHERE a.id IS NOT NULL) AS t
+  LEFT JOIN (SELECT 1 AS found) AS u ON ISNULL(t.owner_id, 0) NOT IN (
+       SELECT t.id
+         FROM (SELECT 1 AS id
+               UNION ALL
+               SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
+               UNION ALL
+               SELECT o.id
+                 FROM (SELECT DATABASE_PRINCIPAL_ID()
+                       UNION ALL
+                       SELECT n.id
+                         FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                                     name nvarchar(776) '$.name',
+                                                     catalog nvarchar(128) '$.catalog') AS w
+                        CROSS APPLY (SELECT OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId')
+                                     UNION ALL
+                                     SELECT principal_id FROM sys.schemas WHERE name = w.schema_name) AS n (id)
+                        WHERE w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()) AS o (id)
+                WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
+        WHERE ISNULL(t.id, 0) > 0
+       );
+GO
+
+-- state_faults
+SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
+                     + ISNULL(USER_NAME(NULLIF(f.owner_id, 0)), N'an owner that cannot be seen') END AS fault,
+       CASE WHEN f.is_fault = 0 THEN USER_NAME(NULLIF(f.owner_id, 0)) END AS role,
+       CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
+  FROM (SELECT N'the schema' AS what, 0 AS is_fault, ISNULL(s.principal_id, 0) AS owner_id
+          FROM sys.schemas AS s
+         WHERE s.name = N'sqlqueue'
+        UNION ALL
+        SELECT CONCAT(N'table ', QUOTENAME(o.name),
+                      CASE WHEN o.type <> N'U' THEN N' is no table' WHEN p.policies > 0 THEN N' has a policy' END),
+               CASE WHEN o.type <> N'U' OR p.policies > 0 THEN 1 ELSE 0 END,
+               ISNULL(OBJECTPROPERTY(o.object_id, N'OwnerId'), 0)
+          FROM sys.objects AS o
+         CROSS APPLY (SELECT COUNT(*) AS policies FROM sys.security_predicates AS s
+                       WHERE s.target_object_id = o.object_id) AS p
+         WHERE o.schema_id = SCHEMA_ID(N'sqlqueue') AND o.type IN (N'U', N'V', N'SN')) AS f
+ WHERE f.is_fault = 1
+    OR f.owner_id NOT IN (
+       SELECT t.id
+         FROM (SELECT 1 AS id
+               UNION ALL
+               SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
+               UNION ALL
+               SELECT o.id
+                 FROM (SELECT DATABASE_PRINCIPAL_ID()
+                       UNION ALL
+                       SELECT n.id
+                         FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                                     name nvarchar(776) '$.name',
+                                                     catalog nvarchar(128) '$.catalog') AS w
+                        CROSS APPLY (SELECT OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId')
+                                     UNION ALL
+                                     SELECT principal_id FROM sys.schemas WHERE name = w.schema_name) AS n (id)
+                        WHERE w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()) AS o (id)
+                WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
+        WHERE ISNULL(t.id, 0) > 0
+       );
+GO
+
 -- sink_close
 UPDATE [sqlqueue].dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages

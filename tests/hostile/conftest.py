@@ -27,7 +27,7 @@ def make_login(place: Place, name: str, *rights: str) -> str:
     place.sql(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
     for right in rights:
         place.sql(f"GRANT {right} TO {name}")
-    return as_login(place.url, name, "secret").url
+    return as_login(place.superuser, name, "secret").url
 
 
 def drop_roles(place: Place, *names: str) -> None:
@@ -60,7 +60,7 @@ def tenant(place: Place) -> Iterator[Tenants]:
         address = f'"{place.schema}"."{queue}"'
         errors = f'"{place.schema}"."{error}"' if error else None
         text = script(
-            endpoint(place.url, address, error=errors),
+            endpoint(place.superuser, address, error=errors),
             state=place.state,
             roles=Roles(reader=reader, sender=sender),
             delayed=delayed,

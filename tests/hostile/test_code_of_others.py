@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,10 @@ from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.errors import SubscriptionsRefused
+from sqlq_spark.datasource.write import look_ahead
+from sqlq_spark.errors import StateOfOther, TableRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send.subscriptions import Subscription, check_table, list_subscriptions, unsubscribe
 from sqlq_spark.wire.postgresql import POSTGRESQL
@@ -155,7 +158,7 @@ def test_no_function_or_operator_of_another_login_runs(
     with pytest.raises(psycopg.errors.RaiseException, match=RAN):
         place.sql("SELECT cardinality(ARRAY[1::bigint])")  # they would run
 
-    assert (streamed(place, place.url), sent(place, place.url)) == (3, 1)
+    assert (streamed(place, place.superuser), sent(place, place.superuser)) == (3, 1)
     for name, call in CALLS.items():
         ended = run(*name.split(), *filled(call, ready), "--json")
         assert ended.code in {0, 1}, (name, ended)
@@ -169,7 +172,7 @@ def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
     assert ready
     trap(intruder, without=OF_DRIVER)
 
-    with relayed(place.url, options=False) as (url, relay):
+    with relayed(place.superuser, options=False) as (url, relay):
         assert (streamed(place, url), sent(place, url)) == (3, 1)
     assert relay.refused == 1
 
@@ -223,10 +226,9 @@ INSERT INTO {0}.trap (id, headers) VALUES (gen_random_uuid(), '{{}}');
 CREATE INDEX ON {0}.trap (({0}.code()));
 TRUNCATE {0}.loot; GRANT EXECUTE ON FUNCTION {0}.code() TO PUBLIC
 """
-DELAYED = 'CREATE TABLE {0}."{1}.Delayed" (headers text NOT NULL, body bytea, due timestamptz)'
 DELAYED_VIEW = (
     """CREATE VIEW {0}."good.Delayed" AS SELECT '{{}}'::text AS headers, NULL::bytea AS body, """
-    "now() AS due WHERE {0}.steal()"
+    "now() AS due WHERE {1}.steal()"
 )
 
 
@@ -236,15 +238,6 @@ def mallory(tenant: Tenants) -> Tenant:
     made = tenant("Mallory")
     made.sql(SPY.format(made.login))
     return made
-
-
-@pytest.fixture
-def good(mallory: Tenant, place: Place) -> str:
-    """Give a queue of the attacker's without any code, which a stream reads."""
-    mallory.sql(QUEUE.format(mallory.login, "good"))
-    name = f'"{mallory.login}"."good"'
-    add_stream(mallory, place, name)
-    return name
 
 
 def add_stream(reader: Tenant, place: Place, queue: str) -> None:
@@ -258,39 +251,59 @@ def loot(tenant: Tenant) -> list[str]:
     return [who for (who,) in tenant.sql(f"SELECT who FROM {tenant.login}.loot")]
 
 
-def test_queues_and_delayed_messages_that_run_code_are_not_read(
-    run: Run, place: Place, mallory: Tenant, good: str
-) -> None:
-    """stats, doctor and report say why; who names the queue reads it."""
+def test_tables_of_others_are_listed_and_not_read(run: Run, place: Place, mallory: Tenant) -> None:
+    """stats, doctor and report name the owner and the setting; who trusts the owner reads them."""
+    login = mallory.login
     for name in ("trap", "sound"):
-        mallory.sql(QUEUE.format(mallory.login, name))
-    mallory.sql(TRAP.format(mallory.login))
-    mallory.sql(DELAYED_VIEW.format(mallory.login))
-    mallory.sql(DELAYED.format(mallory.login, "sound"))
-    mallory.sql(f"INSERT INTO {mallory.login}.\"sound.Delayed\" VALUES ('{{}}', NULL, now())")
+        mallory.sql(QUEUE.format(login, name))
+    mallory.sql(TRAP.format(login))
+    add_stream(mallory, place, f'"{login}"."trap"')
+    add_stream(mallory, place, '"a')  # no address
 
     (look,) = run("stats", "--json").objects
     run("report", "--json")
-    add_stream(mallory, place, '"a')  # no address
     doctor = run("doctor", "--json").objects
 
     assert loot(mallory) == []
-    names = {f'"{mallory.login}"."{name}"': name for name in ("good", "trap", "sound")}
-    found = {names[each["queue"]]: each for each in look["queues"] if each["queue"] in names}
-    assert {name: (its["read"], its["delayed"], its["state"]) for name, its in found.items()} == {
-        "good": (True, None, "delayed not read"),
-        "trap": (False, None, "not read"),
-        "sound": (True, 1, "ok"),
-    }
-    assert any("a view" in each["found"] for each in look["problems"])
+    for name in ("trap", "sound"):
+        (its,) = [each for each in look["queues"] if each["queue"] == f'"{login}"."{name}"']
+        assert (its["read"], its["state"]) == (False, "not read")
+    (reason,) = [each["found"] for each in look["problems"] if each["where"].endswith('"trap"')]
+    assert f"belongs to {login}" in reason
+    assert f"set trustedOwners to {login}" in reason
     reasons = {each["where"]: (each["name"], each["found"]) for each in doctor}
     assert reasons['"a'][0] == "no_address"
-    name, reason = reasons[f'"{mallory.login}"."trap"']
-    assert (name, "it could run code of its owner" in reason) == ("not_read", True)
-    for name in (good, f'"{mallory.login}"."trap"'):
-        run("stats", name)
+    name, found = reasons[f'"{login}"."trap"']
+    assert (name, f"set trustedOwners to {login}" in found) == ("not_read", True)
+    for words in (["--trust", login], [f'"{login}"."trap"', "--trust", login]):
+        run("stats", *words)
         assert loot(mallory) != []
-        mallory.sql(f"TRUNCATE {mallory.login}.loot")
+        mallory.sql(f"TRUNCATE {login}.loot")
+
+
+@pytest.mark.parametrize("command", ["stats", "report", "retire"])
+def test_a_view_beside_a_queue_is_not_its_table_of_delayed_messages(
+    run: Run, place: Place, mallory: Tenant, command: str
+) -> None:
+    """Who may create there can give it that name; a named queue is read all the same."""
+    queue = f'"{place.schema}"."good"'
+    place.sql(QUEUE.format(f'"{place.schema}"', '"good"'))
+    place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')
+    view = DELAYED_VIEW.format(f'"{place.schema}"', mallory.login)
+    mallory.sql(view)
+    words = {"stats": ["--json"], "report": ["--json"]}.get(
+        command, ["--yes", "--discard-messages"]
+    )
+
+    ended = run(command, queue, *words)
+
+    assert loot(mallory) == []
+    if command == "retire":
+        assert (ended.code, "good.Delayed" in str(ended)) == (3, True)
+        return
+    (look,) = ended.objects
+    (its,) = look["queues"]
+    assert (its["read"], its["delayed"], its["state"]) == (True, None, "delayed not read")
 
 
 def test_state_tables_of_an_untrusted_owner_are_not_read(
@@ -299,20 +312,58 @@ def test_state_tables_of_an_untrusted_owner_are_not_read(
     """`doctor` and `retire` name their schema; it runs no code, and keeps no queue."""
     queue = f'"{place.schema}"."gone"'
     place.sql(QUEUE.format(f'"{place.schema}"', '"gone"'))
-    text = "CREATE VIEW {0}.{1} AS SELECT 1 AS version WHERE {0}.steal()"
-    for table in ("version", "stream", "receipt", "receipt_page", "staging_page", "trail"):
-        mallory.sql(text.format(mallory.login, table))
-        mallory.sql(f"GRANT ALL ON {mallory.login}.{table} TO PUBLIC")
+    make_state(mallory, mallory.login)
 
     found = run("doctor", "--json", own=False).objects
     (retired,) = run("retire", queue, "--yes", "--json", own=False).objects
 
     assert loot(mallory) == []
     (unread,) = [each["found"] for each in found if each["name"] == "state_unread"]
-    assert mallory.login in unread
-    assert f"belongs to {mallory.login}; " in unread
+    assert f"the schema belongs to {mallory.login}" in unread
+    assert f"set trustedOwners to {mallory.login}" in unread
     assert retired["dropped"] == [queue]
     assert retired["unread"] == [mallory.login]
+
+
+def make_state(attacker: Tenant, state: str) -> None:
+    """Let the attacker make views that look like state tables."""
+    text = "CREATE VIEW {0}.{1} AS SELECT 3 AS version WHERE {2}.steal()"
+    for table in ("version", "stream", "receipt", "receipt_page", "staging_page", "trail"):
+        attacker.sql(text.format(state, table, attacker.login))
+        attacker.sql(f"GRANT ALL ON {state}.{table} TO PUBLIC")
+    attacker.sql(f"GRANT USAGE ON SCHEMA {state} TO PUBLIC")
+
+
+def test_a_state_schema_under_the_default_name_is_no_trap(
+    run: Run, place: Place, mallory: Tenant
+) -> None:
+    """A login that may create schemas makes it first; nothing that begins a session reads it."""
+    place.sql("DROP SCHEMA IF EXISTS sqlqueue CASCADE")
+    database = place.connection.info.dbname
+    place.sql(f"GRANT CREATE ON DATABASE {database} TO {mallory.login}")
+    mallory.sql("CREATE SCHEMA sqlqueue")
+    make_state(mallory, "sqlqueue")
+    queue = f'"{place.schema}"."mine"'
+    place.sql(QUEUE.format(f'"{place.schema}"', '"mine"'))
+    place.sql(f"INSERT INTO {queue} (id, headers) VALUES (gen_random_uuid(), '{{}}')")
+    given = {"url": place.superuser, "queue": queue}
+
+    for work in (
+        StreamDriver(SourceOptions.parse(given), lambda: 0.0, checks.at_start).freeze,
+        lambda: look_ahead(SinkOptions.parse(given)),
+    ):
+        with pytest.raises(StateOfOther, match=f"belongs to {mallory.login}"):
+            work()
+    for words in (
+        *("stats", "doctor", "receipts list", "trail", "install"),
+        *(f"purge {queue} --yes", f"stats {queue}"),
+    ):
+        ended = run(*words.split(), own=False)
+        assert "version" not in str(ended.objects if "--json" in words else "")
+    run("report", "--json", own=False)
+
+    assert loot(mallory) == []
+    assert place.sql(f"SELECT count(*) FROM {queue}") == [(0,)]
 
 
 # what an owner can put in place of the transport's table, {0} is its schema and {1} the table
@@ -322,10 +373,10 @@ SUBSCRIPTIONS = {
     "policy": "CREATE TABLE {1} (queueaddress text, endpoint text, topic text);"
     "INSERT INTO {1} VALUES ('q', 'e', 'Shop.Placed'); ALTER TABLE {1} ENABLE ROW LEVEL SECURITY;"
     "CREATE POLICY p ON {1} USING ({0}.steal());"
-    "GRANT SELECT (topic, endpoint, queueaddress) ON {1} TO PUBLIC",
+    "GRANT SELECT, DELETE ON {1} TO PUBLIC",
     "none": "CREATE TABLE {1} (queueaddress varchar(200) NOT NULL, endpoint varchar(200) NOT NULL,"
     "topic varchar(200) NOT NULL, PRIMARY KEY (endpoint, topic));"
-    "INSERT INTO {1} VALUES ('q', 'e', 'Shop.Placed'); GRANT SELECT ON {1} TO PUBLIC",
+    "INSERT INTO {1} VALUES ('q', 'e', 'Shop.Placed'); GRANT SELECT, DELETE ON {1} TO PUBLIC",
 }
 
 
@@ -338,37 +389,31 @@ def publish(place: Place, url: str, table: str) -> list[Subscription]:
 
 
 @pytest.mark.parametrize("kind", SUBSCRIPTIONS)
-def test_subscriptions_that_run_code_are_not_read(
+def test_subscriptions_of_others_are_not_read(
     run: Run, place: Place, tenant: Tenants, mallory: Tenant, kind: str
 ) -> None:
-    """Neither by a stream's start, nor by a publisher or a command; those that run nothing are."""
+    """By a stream's start, a publisher or a command, unless an option names the table."""
     shop, table = tenant("Shop"), f'"{place.schema}"."SubscriptionRouting"'
     add_stream(shop, place, shop.queue)
     place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')
     mallory.sql(SUBSCRIPTIONS[kind].format(mallory.login, table))
-    if kind == "none":
-        view = f'"{place.schema}".all_subscriptions'
-        place.sql(f"CREATE VIEW {view} AS SELECT * FROM {table}; GRANT SELECT ON {view} TO PUBLIC")
-        expected = [Subscription("Shop.Placed", "e", "q")]
-        assert publish(place, shop.url, table) == publish(place, shop.url, view) == expected
-        return
-    shop.sql(f"SELECT topic, endpoint, queueaddress FROM {table}")
-    assert loot(mallory) == [shop.login]
-    place.sql(f"TRUNCATE {mallory.login}.loot")
+    address = POSTGRESQL.parse_address(table)
 
     given = {"url": shop.url, "queue": shop.queue, "stateSchema": place.state}
     with Session(options := SourceOptions.parse(given), "test") as session:
         checks.at_start(session.open(), options)
-        with pytest.raises(SubscriptionsRefused):
-            publish(place, shop.url, table)
-        with pytest.raises(SubscriptionsRefused):
-            check_table(session.open(), POSTGRESQL.parse_address(table))
-        with pytest.raises(SubscriptionsRefused):
-            unsubscribe(session.open(), POSTGRESQL.parse_address(table), "Shop.Placed", "e")
+        for work in (
+            partial(check_table, session.open(), address),
+            partial(unsubscribe, session.open(), address, "Shop.Placed", "e"),
+            partial(publish, place, place.superuser, table),
+        ):
+            with pytest.raises(TableRefused):
+                work()
     named = [run("doctor", "--json", *more).objects for more in ([shop.queue], [])]
 
     assert loot(mallory) == []
-    if kind == "view":  # a superuser has no policies
-        for found in named:
-            (refused,) = [each for each in found if each["name"] == "subscribers_refused"]
-            assert refused["where"] == table
+    for found in named:
+        (refused,) = [each for each in found if each["name"] == "subscribers_refused"]
+        assert refused["where"] == table
+    if kind == "none":
+        assert publish(place, shop.url, table) == [Subscription("Shop.Placed", "e", "q")]

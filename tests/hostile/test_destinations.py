@@ -8,9 +8,9 @@ the rights of whoever inserts. What that code does is seen in `loot`.
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -20,17 +20,18 @@ import pyarrow as pa
 import pytest
 from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
+from waiting import until
 
-from sqlq_spark.admin import failed_messages, inspect
+from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.cli import main
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.database import lock_table, schema, transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.database.trust import Destinations, find_state_faults
+from sqlq_spark.database.trust import DELETE, INSERT, READ, use
 from sqlq_spark.errors import (
-    DestinationChanged,
-    DestinationRefused,
+    OwnerNotTrusted,
     ReceiptRefused,
     SubscriberUnreachable,
+    TableRefused,
 )
 from sqlq_spark.jobs import table_writer
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -54,92 +55,105 @@ if TYPE_CHECKING:
 
 TIMEOUT = 30.0
 COLUMNS = "id uuid, expires timestamp, headers text NOT NULL, body bytea, seq serial"
-# What mallory can put into its table trap, by the actions for which a table with it is refused: an
-# INSERT into a table of another owner, a SELECT from it, and its use as a state table, whoever
-# owns it. {0} is the schema; steal() and take() write into {0}.loot. ts_rewrite() is a built-in
-# function that runs a text as SQL, with the rights of whoever calls it.
-KINDS = {
-    "insert own": {
-        "trigger": "CREATE TRIGGER t BEFORE INSERT ON {trap} {spy}",
-        "condition of a trigger": """
-            CREATE TRIGGER t BEFORE INSERT ON {trap} FOR EACH ROW
-                WHEN ({0}.steal('x') IS NULL) {run} suppress_redundant_updates_trigger()
-        """,
-        "rule": "CREATE RULE r AS ON INSERT TO {trap} DO ALSO SELECT {0}.steal(NEW.headers)",
-        "default": "{add} extra text; ALTER TABLE {trap} ALTER extra SET DEFAULT {0}.steal('x')",
-        "generated column": "{add} extra text GENERATED ALWAYS AS ({0}.steal(headers)) STORED",
-        "policy": """
-            ALTER TABLE {trap} ENABLE ROW LEVEL SECURITY;
-            CREATE POLICY p ON {trap} WITH CHECK ({0}.steal(headers) IS NOT NULL)
-        """,
-        "definer": """
-            ALTER FUNCTION {0}.spy() SECURITY DEFINER;
-            CREATE TRIGGER t BEFORE INSERT ON {trap} {spy}
-        """,
-        "type": "CREATE TYPE {0}.e AS ENUM ('a'); {add} extra {0}.e",
-        "foreign key": """
-            CREATE TABLE {0}.other (id uuid PRIMARY KEY);
-            {add} FOREIGN KEY (id) REFERENCES {0}.other
-        """,
-        "trigger of the server": """
-            CREATE TRIGGER t BEFORE UPDATE ON {trap} FOR EACH ROW
-                {run} suppress_redundant_updates_trigger()
-        """,
-    },
-    "insert": {
-        "default that runs a text": "{add} extra tsquery DEFAULT {text}",
-        "check that runs a text": "{add} CHECK ({text} IS NOT NULL)",
-        "volatile default": "{add} extra float DEFAULT random()",
-    },
-    "insert select own": {
-        "check constraint": "{add} CHECK ({0}.steal(headers) IS NOT NULL)",
-        "operator of a check": """
-            CREATE OPERATOR {0}.!@ (RIGHTARG = text, FUNCTION = {0}.steal);
-            {add} CHECK ((OPERATOR({0}.!@) headers) IS NOT NULL)
-        """,
-        "expression index": "CREATE INDEX ON {trap} ({0}.steal(headers))",
-        "partial index": "CREATE INDEX ON {trap} (id) WHERE {0}.steal(headers) IS NOT NULL",
-        "domain": "{domain}; ALTER TABLE {trap} ALTER headers TYPE {0}.d",
-        "partition": """
-            DROP TABLE {trap}; CREATE TABLE {trap} ({columns}) PARTITION BY LIST (headers);
-            CREATE TABLE {0}.part PARTITION OF {trap} DEFAULT;
-            CREATE TRIGGER t BEFORE INSERT ON {0}.part {spy}
-        """,
-        "view": """
-            CREATE TABLE {0}.kept ({columns}); DROP TABLE {trap};
-            CREATE VIEW {trap} AS SELECT * FROM {0}.kept;
-            CREATE TRIGGER t INSTEAD OF INSERT ON {trap} {spy}
-        """,
-        "exclusion": "{add} EXCLUDE (({0}.steal(headers)) WITH =)",
-        "statistics": "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {trap}",
-        "type of headers": """
-            CREATE TYPE {0}.e AS ENUM ('a');
-            ALTER TABLE {trap} ALTER headers TYPE {0}.e USING 'a'::{0}.e
-        """,
-        "composite of a domain": "{domain}; CREATE TYPE {0}.c AS (a {0}.d); {add} extra {0}.c",
-        "array of a domain": "{domain}; {add} extra {0}.d[]",
-        "child with a trigger": """
-            CREATE TABLE {0}.child () INHERITS ({trap});
-            CREATE TRIGGER t BEFORE INSERT ON {0}.child {spy}
-        """,
-    },
-    "select": {"child": "CREATE TABLE {0}.child () INHERITS ({trap})"},
-    "own": {
-        "disabled trigger": """
-            CREATE TRIGGER t BEFORE INSERT ON {trap} {spy}; ALTER TABLE {trap} DISABLE TRIGGER t
-        """,
-        "view of it": "CREATE VIEW {0}.v AS SELECT {0}.steal(headers) FROM {trap}",
-    },
-    "": {
-        "default of a sequence": "CREATE SEQUENCE {0}.q; {add} extra int8 DEFAULT nextval('{0}.q')",
-        "what a careful DBA adds": """
-            {add} bodystring text GENERATED ALWAYS AS (encode(body, 'escape')) STORED,
-                ADD made timestamp DEFAULT (now() AT TIME ZONE 'UTC'),
-                ALTER id SET DEFAULT gen_random_uuid(), ADD extra text DEFAULT 'x',
-                ADD CHECK (length(headers) < 1000000);
-            CREATE INDEX ON {trap} (length(headers)) WHERE expires IS NOT NULL
-        """,
-    },
+# What mallory can put into its table trap; {0} is the schema. steal() and take() write into loot.
+# ts_rewrite() is a built-in function that runs a text as SQL, with the rights of whoever calls it.
+CODE = {
+    "none": "SELECT",
+    "trigger": "CREATE TRIGGER t BEFORE INSERT ON {trap} {spy}",
+    "condition of a trigger": """
+        CREATE TRIGGER t BEFORE INSERT ON {trap} FOR EACH ROW
+            WHEN ({0}.steal('x') IS NULL) {run} suppress_redundant_updates_trigger()
+    """,
+    "rule": "CREATE RULE r AS ON INSERT TO {trap} DO ALSO SELECT {0}.steal(NEW.headers)",
+    "default": "{add} extra text; ALTER TABLE {trap} ALTER extra SET DEFAULT {0}.steal('x')",
+    "generated column": "{add} extra text GENERATED ALWAYS AS ({0}.steal(headers)) STORED",
+    "policy": """
+        ALTER TABLE {trap} ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY p ON {trap} WITH CHECK ({0}.steal(headers) IS NOT NULL)
+    """,
+    "definer": """
+        ALTER FUNCTION {0}.spy() SECURITY DEFINER;
+        CREATE TRIGGER t BEFORE INSERT ON {trap} {spy}
+    """,
+    "type": "CREATE TYPE {0}.e AS ENUM ('a'); {add} extra {0}.e",
+    "foreign key": """
+        CREATE TABLE {0}.other (id uuid PRIMARY KEY);
+        {add} FOREIGN KEY (id) REFERENCES {0}.other
+    """,
+    "trigger of the server": """
+        CREATE TRIGGER t BEFORE UPDATE ON {trap} FOR EACH ROW
+            {run} suppress_redundant_updates_trigger()
+    """,
+    "default that runs a text": "{add} extra tsquery DEFAULT {text}",
+    "check that runs a text": "{add} CHECK ({text} IS NOT NULL)",
+    "volatile default": "{add} extra float DEFAULT random()",
+    "check constraint": "{add} CHECK ({0}.steal(headers) IS NOT NULL)",
+    "operator of a check": """
+        CREATE OPERATOR {0}.!@ (RIGHTARG = text, FUNCTION = {0}.steal);
+        {add} CHECK ((OPERATOR({0}.!@) headers) IS NOT NULL)
+    """,
+    "expression index": "CREATE INDEX ON {trap} ({0}.steal(headers))",
+    "partial index": "CREATE INDEX ON {trap} (id) WHERE {0}.steal(headers) IS NOT NULL",
+    "domain": "{domain}; ALTER TABLE {trap} ALTER headers TYPE {0}.d",
+    "partition": """
+        DROP TABLE {trap}; CREATE TABLE {trap} ({columns}) PARTITION BY LIST (headers);
+        CREATE TABLE {0}.part PARTITION OF {trap} DEFAULT;
+        CREATE TRIGGER t BEFORE INSERT ON {0}.part {spy}
+    """,
+    "view": """
+        CREATE TABLE {0}.kept ({columns}); DROP TABLE {trap};
+        CREATE VIEW {trap} AS SELECT * FROM {0}.kept;
+        CREATE TRIGGER t INSTEAD OF INSERT ON {trap} {spy}
+    """,
+    "exclusion": "{add} EXCLUDE (({0}.steal(headers)) WITH =)",
+    "statistics": "CREATE STATISTICS {0}.s ON ({0}.steal(headers)), id FROM {trap}",
+    "type of headers": """
+        CREATE TYPE {0}.e AS ENUM ('a');
+        ALTER TABLE {trap} ALTER headers TYPE {0}.e USING 'a'::{0}.e
+    """,
+    "composite of a domain": "{domain}; CREATE TYPE {0}.c AS (a {0}.d); {add} extra {0}.c",
+    "array of a domain": "{domain}; {add} extra {0}.d[]",
+    "child with a trigger": """
+        CREATE TABLE {0}.child () INHERITS ({trap});
+        CREATE TRIGGER t BEFORE INSERT ON {0}.child {spy}
+    """,
+    "child": "CREATE TABLE {0}.child () INHERITS ({trap})",
+    "disabled trigger": """
+        CREATE TRIGGER t BEFORE INSERT ON {trap} {spy}; ALTER TABLE {trap} DISABLE TRIGGER t
+    """,
+    "view of it": "CREATE VIEW {0}.v AS SELECT {0}.steal(headers) FROM {trap}",
+    "default of a sequence": "CREATE SEQUENCE {0}.q; {add} extra int8 DEFAULT nextval('{0}.q')",
+    "what a careful DBA adds": """
+        {add} bodystring text GENERATED ALWAYS AS (encode(body, 'escape')) STORED,
+            ADD made timestamp DEFAULT (now() AT TIME ZONE 'UTC'),
+            ALTER id SET DEFAULT gen_random_uuid(), ADD extra text DEFAULT 'x',
+            ADD CHECK (length(headers) < 1000000);
+        CREATE INDEX ON {trap} (length(headers)) WHERE expires IS NOT NULL
+    """,
+}
+# what a login with TRIGGER or REFERENCES can add to the table {1} of a superuser; it is refused
+ADDED = {
+    "trigger": "CREATE TRIGGER t BEFORE INSERT ON {1} FOR EACH ROW EXECUTE FUNCTION {0}.spy()",
+    "definer": """
+        ALTER FUNCTION {0}.spy() SECURITY DEFINER;
+        CREATE TRIGGER t BEFORE INSERT ON {1} FOR EACH ROW EXECUTE FUNCTION {0}.spy()
+    """,
+    "condition of a trigger": """
+        CREATE TRIGGER t BEFORE INSERT ON {1} FOR EACH ROW
+            WHEN (query_to_xml('SELECT {0}.take()', true, true, '') IS NULL)
+            EXECUTE FUNCTION suppress_redundant_updates_trigger()
+    """,
+    "arguments of a trigger": """
+        CREATE TRIGGER t BEFORE INSERT ON {1} FOR EACH ROW
+            EXECUTE FUNCTION tsvector_update_trigger('headers', 'pg_catalog.english', 'headers')
+    """,
+    "trigger of a statement": """
+        CREATE TRIGGER t AFTER DELETE ON {1} EXECUTE FUNCTION {0}.spy()
+    """,
+    "foreign key": """
+        CREATE TABLE {0}.refers (id uuid REFERENCES {1} ON DELETE CASCADE);
+        CREATE TRIGGER t BEFORE DELETE ON {0}.refers FOR EACH ROW EXECUTE FUNCTION {0}.spy()
+    """,
 }
 WORDS = {
     "trap": "{0}.trap",
@@ -150,7 +164,6 @@ WORDS = {
     "domain": "CREATE DOMAIN {0}.d AS text CHECK ({0}.steal(VALUE) IS NOT NULL)",
     "columns": COLUMNS,
 }
-CODE = {kind: text for group in KINDS.values() for kind, text in group.items()}
 OPEN = """
 GRANT USAGE ON SCHEMA {0} TO PUBLIC;
 GRANT INSERT ON {0}.trap TO PUBLIC;
@@ -195,11 +208,10 @@ class Scene:
         """A table beside the queue."""
         return f'"{self.place.schema}"."{name}"'
 
-    def arm(self, kind: str | None = "trigger") -> None:
+    def arm(self, kind: str = "trigger") -> None:
         """Let the attacker make the table, with some code or none."""
         login = self.mallory.login
-        made = code(kind, login) if kind else "SELECT"
-        text = f"CREATE TABLE {self.trap} ({COLUMNS}); {SPY.format(login)}; {made}"
+        text = f"CREATE TABLE {self.trap} ({COLUMNS}); {SPY.format(login)}; {code(kind, login)}"
         self.mallory.sql(f"{text}; {OPEN.format(login)}")
 
     def put(self, queue: str, body: bytes = b"secret", /, **headers: Any) -> None:
@@ -220,9 +232,9 @@ class Scene:
         given |= {"stateSchema": self.place.state, "errorQueue": self.table("error")}
         return SourceOptions.parse({**given, **raw})
 
-    def connection(self, url: str | None = None) -> Any:
+    def connection(self, url: str | None = None, **raw: str) -> Any:
         """Give a connection of the stream's login, or of another."""
-        return self.stack.enter_context(Session(self.source(url), "test")).open()
+        return self.stack.enter_context(Session(self.source(url, **raw), "test")).open()
 
     def receive(self, *, errors: bool = True, **raw: str) -> pa.Table:
         """Receive all of the queue as one task."""
@@ -237,7 +249,7 @@ class Scene:
             messages=1000,
             options=options if errors else replace(options, error_address=None),
         )
-        return receive(self.connection(), task, origin=Origin())
+        return receive(self.connection(**raw), task, origin=Origin())
 
     def send(
         self, queue: str | None, connection: Any = None, topics: Any = None, /, **raw: str
@@ -249,7 +261,9 @@ class Scene:
         chunk = pa.Table.from_pylist(rows, schema=CHUNK_ROW)
         if topics is not None:
             chunk = chunk.append_column(CHUNK_TOPICS, topics)
-        connection = connection or self.connection()
+        if connection is None:
+            session = self.stack.enter_context(Session(options, "test"))
+            connection = session.open()
         insert.send_in_transaction(connection, options, lambda inserts: inserts.insert(chunk))
 
     def errors(self) -> list[dict[str, str]]:
@@ -280,44 +294,63 @@ def scene(place: Place, tenant: Tenants) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("kind", CODE)
-def test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply(scene: Scene, kind: str) -> None:
-    """Whatever the table runs, by a header, a column or an option; others are sent to."""
+def test_a_table_of_an_attacker_is_used_for_nothing(scene: Scene, kind: str) -> None:
+    """Whatever is in it: not by a header or a column, and by a superuser not by an option."""
     scene.arm(kind)
-    connection, own = scene.connection(scene.place.url), f"own_{scene.mallory.login}"
-    scene.place.sql(f"CREATE SCHEMA {own}; CREATE TABLE {own}.trap ({COLUMNS})")
-    scene.place.sql(SPY.format(own) + ";" + code(kind, own))
-    trap = POSTGRESQL.parse_address(scene.trap)
-    with transaction(connection, timeout=TIMEOUT):
-        reasons = {
-            "insert": Destinations(connection).find_refused([trap]),
-            "select": inspect.danger(connection, trap),
-        }
-        with schema.use_state(connection, own):
-            reasons["own"] = find_state_faults(connection)
-    scene.place.sql(f"DROP SCHEMA {own} CASCADE")
-    refused = " ".join(action for action, reason in reasons.items() if reason)
-    assert kind in KINDS[refused]
-    if not reasons["insert"]:
-        scene.send(scene.trap)
-        assert (scene.rows(scene.trap), scene.loot()) == ([b"secret"], [])
-        return
+    superuser = scene.connection(scene.place.superuser)
     scene.forward(scene.trap)
 
     assert scene.receive().num_rows == 0
-    for queue, raw in ((scene.trap, {}), (None, {"queue": scene.trap})):
-        with pytest.raises(DestinationRefused, match=scene.mallory.login):
-            scene.send(queue, **raw)
+    for queue, connection, raw in (
+        (scene.trap, None, {}),
+        (None, superuser, {"queue": scene.trap, "url": scene.place.superuser}),
+    ):
+        with pytest.raises(TableRefused, match=scene.mallory.login):
+            scene.send(queue, connection, None, **raw)
     scene.send(scene.trap, undeliverable=scene.table("error"))
+    with pytest.raises(TableRefused, match=scene.mallory.login), transaction(superuser):
+        use(superuser, [POSTGRESQL.parse_address(scene.trap)], READ)
 
     assert scene.loot() == []
     forwarded, sent = scene.errors()
     assert [each[FAILED_Q] for each in (forwarded, sent)] == [scene.trap] * 2
-    assert sent[f"{EXCEPTION_INFO}ExceptionType"].endswith(".DestinationRefused")
+    kinds = {each[f"{EXCEPTION_INFO}ExceptionType"] for each in (forwarded, sent)}
+    names = {each.rpartition(".")[2] for each in kinds}
+    assert names <= {"OwnerNotTrusted", "TableRefused", "QueueNotWritable", "NotAQueue"}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_what_a_login_without_the_table_adds_is_refused(scene: Scene, kind: str) -> None:
+    """TRIGGER and REFERENCES are rights that a table's owner may have given away."""
+    scene.arm("none")
+    audit, mallory = scene.table("audit"), scene.mallory
+    scene.place.sql(f"""
+        GRANT SELECT, INSERT, DELETE, UPDATE ON {audit} TO {scene.shop.login};
+        GRANT TRIGGER, REFERENCES ON {audit} TO {mallory.login};
+        GRANT USAGE ON SCHEMA {scene.place.schema} TO {mallory.login};
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {mallory.login} TO PUBLIC
+    """)
+    scene.put(audit)
+    mallory.sql(ADDED[kind].format(mallory.login, audit))
+    connection, address = scene.connection(), POSTGRESQL.parse_address(audit)
+
+    with pytest.raises(TableRefused), transaction(connection):
+        use(connection, [address], DELETE)
+    if kind == "foreign key":  # no row is deleted
+        scene.send(audit)
+    else:
+        with pytest.raises(TableRefused):
+            scene.send(audit)
+
+    assert scene.loot() == []
+    findings = checks.of_any_queue(connection, address)
+    (found,) = [one for one in findings if one.name in {"not_read", "not_received"}]
+    assert mallory.login in found.found or "condition or arguments" in found.found
 
 
 def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> None:
     """A row names a view for its destination: it is not read, and the others are looked at."""
-    scene.arm(None)
+    scene.arm("none")
     where, view = scene.mallory.login, f'"{scene.mallory.login}"."a view"'
     scene.mallory.sql(
         f"CREATE VIEW {view} AS SELECT v.*, length({where}.steal('x')) AS seq"
@@ -329,9 +362,9 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
     scene.put(scene.trap)
     given = {"url": scene.shop.url, "stateSchema": scene.place.state, "pauseAboveBacklog": "0"}
 
-    found = find_backlog(
-        scene.connection(), SinkOptions.parse(given), {("queue", view), ("queue", scene.trap)}
-    )
+    options = SinkOptions.parse(given | {"trustedOwners": where})
+    with Session(options, "test") as session:
+        found = find_backlog(session.open(), options, {("queue", view), ("queue", scene.trap)})
 
     assert scene.loot() == []
     assert f"wait in {scene.trap} " in str(found)
@@ -339,23 +372,24 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
 
 def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene) -> None:
     """Even where it runs nothing, or the stream may insert there; the reason names the option."""
-    scene.arm(None)
-    audit = scene.table("audit")
-    scene.place.sql(f"ALTER TABLE {audit} OWNER TO {scene.shop.login}_s")
+    scene.arm("none")
+    audit, owner = scene.table("audit"), f"{scene.shop.login}_s"
+    scene.place.sql(f"ALTER TABLE {audit} OWNER TO {owner}")
     scene.forward(scene.trap)
     scene.forward(audit, b"forged")
 
-    assert scene.receive().num_rows == 0
+    assert scene.receive(trustedOwners=owner).num_rows == 0
 
     assert scene.rows(scene.trap) == scene.rows(audit) == []
-    reason, _ = (headers[f"{EXCEPTION_INFO}Message"] for headers in scene.errors())
-    assert scene.mallory.login in reason
-    assert "allowedDestinations" in reason
+    other, place = (headers[f"{EXCEPTION_INFO}Message"] for headers in scene.errors())
+    assert f"set trustedOwners to {owner},{scene.mallory.login}" in other
+    assert f"it belongs to {owner}, and {scene.shop.queue} to another owner" in place
+    assert "allowedDestinations" in place
 
 
 def test_no_retry_is_acknowledged_in_a_table_of_another_owner(scene: Scene) -> None:
     """A header names the table; the answer is left out, unless the table is listed."""
-    scene.arm(None)
+    scene.arm("none")
     places = [scene.trap, scene.table("error")]
     given = {"url": scene.shop.url, "delivery": "atLeastOnce"}
     listed = given | {"allowedDestinations": scene.trap}
@@ -376,7 +410,7 @@ def test_a_trap_stops_a_stream_without_an_error_queue_with_a_clear_error(scene: 
     scene.arm()
     scene.forward(scene.trap)
 
-    with pytest.raises(DestinationRefused, match=r"trigger t calls .*spy.*allowedDestinations"):
+    with pytest.raises(OwnerNotTrusted, match=f"it belongs to {scene.mallory.login}"):
         scene.receive(errors=False)
 
     assert scene.loot() == []
@@ -451,58 +485,108 @@ class Gap(RecordedConnection):
         return call()
 
 
-def test_code_that_is_added_after_the_first_look_does_not_run(scene: Scene) -> None:
-    """The table is locked and looked at again; from then on the attacker waits for the lock."""
-    scene.arm(None)
+def test_a_trigger_that_is_added_beside_a_send_does_not_run(scene: Scene) -> None:
+    """Before the lock it is found; behind it the attacker, who holds TRIGGER, waits."""
+    scene.arm("none")
+    audit = scene.table("audit")
+    scene.place.sql(f"""
+        GRANT INSERT ON {audit} TO {scene.shop.login};
+        GRANT TRIGGER, REFERENCES ON {audit} TO {scene.mallory.login};
+        GRANT USAGE ON SCHEMA {scene.place.schema} TO {scene.mallory.login}
+    """)
     scene.mallory.sql("SET lock_timeout = '100ms'")
-
-    def add(kind: str) -> None:
-        scene.mallory.sql(code(kind, scene.mallory.login))
+    add = [ADDED[kind].format(scene.mallory.login, audit) for kind in ("trigger", "foreign key")]
 
     def fail_to_add() -> None:
-        for kind in ("trigger", "rule", "default", "check constraint", "expression index"):
+        for text in add:
             with pytest.raises(psycopg.errors.LockNotAvailable):
-                add(kind)
+                scene.mallory.sql(text)
+            scene.mallory.connection.rollback()
 
-    scene.send(scene.trap, Gap(scene.connection(), "load", fail_to_add))
-    with pytest.raises(DestinationRefused):
-        scene.send(scene.trap, Gap(scene.connection(), "lock_destination", lambda: add("trigger")))
+    for statement in ("table_owners", "load"):
+        scene.send(audit, Gap(scene.connection(), statement, fail_to_add))
+    before = Gap(scene.connection(), "lock_insert", lambda: scene.mallory.sql(add[0]))
+    with pytest.raises(OwnerNotTrusted, match="trigger t of it calls a function of"):
+        scene.send(audit, before)
 
     assert scene.loot() == []
-    assert scene.rows(scene.trap) == [b"secret"]
+    assert scene.rows(audit) == [b"secret"] * 2
 
 
-def test_a_schema_that_is_renamed_in_the_gap_is_found_and_undone(scene: Scene) -> None:
-    """The trap takes the name of a table that was looked at; what it did is undone."""
+@pytest.mark.parametrize("statement", ["lock_insert", "table_owners", "load"])
+def test_a_schema_that_is_renamed_beside_a_send_leads_into_no_trap(
+    scene: Scene, statement: str
+) -> None:
+    """The trap takes the name of a superuser's table, in a schema that the attacker owns."""
     scene.arm()
     login, database = scene.mallory.login, scene.place.sql("SELECT current_database()")[0][0]
     clean = f"{login}_clean"
-    scene.place.sql(f"GRANT CREATE ON DATABASE {database} TO {login}")
-    scene.mallory.sql(f"""
+    scene.place.sql(f"""
+        GRANT CREATE ON DATABASE {database} TO {login};
         CREATE SCHEMA {clean} CREATE TABLE trap ({COLUMNS});
         {OPEN.format(clean)};
-        CREATE OR REPLACE FUNCTION {login}.spy() RETURNS trigger LANGUAGE plpgsql AS
-            $$BEGIN INSERT INTO {clean}.loot VALUES (current_user, 'taken'); RETURN NEW; END$$
+        ALTER SCHEMA {clean} OWNER TO {login}
     """)
 
-    def rename(*names: str) -> None:
-        for old, new in pairwise(names):
+    def swap() -> None:
+        for old, new in pairwise((f"{login}_other", clean, login)):
             scene.mallory.sql(f"ALTER SCHEMA {new} RENAME TO {old}")
 
-    class Twice(Gap):
-        def around(self, statement: str, call: Callable[[], Any]) -> Any:
-            done = super().around(statement, call)
-            if statement == "load":  # and back again, before anyone looks
-                rename(login, clean, f"{login}_other")
-            return done
+    gap = Gap(scene.connection(), statement, swap)
+    with pytest.raises(OwnerNotTrusted, match=f"belongs to {login}"):
+        scene.send(f'"{clean}"."trap"', gap)
 
-    swap = partial(rename, f"{login}_other", clean, login)
-    with pytest.raises(DestinationChanged):
-        scene.send(f'"{clean}"."trap"', Twice(scene.connection(), "load", swap))
+    if gap.before:  # it was refused before that statement
+        swap()
+    assert scene.place.sql(f"SELECT * FROM {clean}.loot") == []
+    assert scene.rows(f"{clean}.trap") == scene.rows(f"{login}_other.trap") == []
+    scene.place.sql(f"DROP SCHEMA {clean} CASCADE; DROP SCHEMA {login}_other CASCADE")
+    scene.place.sql(f"CREATE SCHEMA {login} AUTHORIZATION {login}")
+
+
+def test_a_table_that_is_swapped_beside_a_send_is_refused_or_stays(scene: Scene) -> None:
+    """Its owner may drop it before the lock, and has to wait behind it."""
+    scene.arm("none")
+    login = scene.mallory.login
+    again = f"DROP TABLE {scene.trap}; CREATE TABLE {scene.trap} ({COLUMNS}); {OPEN.format(login)}"
+    again += f"; {code('trigger', login)}"
+    scene.mallory.sql("SET lock_timeout = '100ms'")
+    given = {"trustedOwners": login}  # until the table is locked nothing else keeps it
+
+    def fail_to_swap() -> None:
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            scene.mallory.sql(again)
+        scene.mallory.connection.rollback()
+
+    for statement in ("table_owners", "load"):
+        scene.send(scene.trap, Gap(scene.connection(None, **given), statement, fail_to_swap))
+    swap = Gap(scene.connection(), "lock_insert", lambda: scene.mallory.sql(again))
+    with pytest.raises(OwnerNotTrusted):
+        scene.send(scene.trap, swap)
 
     assert scene.loot() == []
-    assert scene.rows(f"{login}.trap") == []
-    scene.mallory.sql(f"DROP SCHEMA {clean} CASCADE")
+    assert scene.rows(scene.trap) == []
+
+
+def test_an_index_that_is_built_beside_a_send_runs_nothing(scene: Scene) -> None:
+    """CREATE INDEX CONCURRENTLY waits for no INSERT, and an INSERT runs what it is to index."""
+    scene.arm("none")
+    login, table = scene.mallory.login, scene.trap
+    build = f"CREATE INDEX CONCURRENTLY built ON {table} ({login}.steal(headers))"
+    begun = f"SELECT count(*) FROM pg_index WHERE indrelid = '{table}'::regclass AND indisready"
+    with ThreadPoolExecutor(1) as pool, transaction(connection := scene.connection()):
+        lock_table(connection, POSTGRESQL.parse_address(table), "insert")
+        building = pool.submit(scene.mallory.sql, build)
+        until(lambda: scene.place.sql(f"SELECT to_regclass('{login}.built')") != [(None,)])
+        assert scene.place.sql(begun) == [(0,)]  # it waits for this transaction to end
+
+        with pytest.raises(OwnerNotTrusted):
+            use(connection, [POSTGRESQL.parse_address(table)], INSERT)
+    building.result()
+
+    with pytest.raises(OwnerNotTrusted):
+        scene.send(table)
+    assert (scene.loot(), scene.rows(table)) == ([], [])
 
 
 # ---------------------------------------------------------------- return to source
@@ -512,41 +596,38 @@ def test_a_returned_message_makes_no_superuser(scene: Scene) -> None:
     """FailedQ is the trap, and a superuser runs `retry --all`; --allow lets it through."""
     scene.arm()
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
-    words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.url]
+    words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.superuser]
 
     refused = CliRunner().invoke(main.app, words)
 
     assert refused.exit_code == 1
-    assert "allowedDestinations" in refused.output
+    assert f"set trustedOwners to {scene.mallory.login}" in refused.output
     assert (scene.loot(), len(scene.errors())) == ([], 1)
     role = f"SELECT rolsuper FROM pg_roles WHERE rolname = '{scene.mallory.login}'"
     assert scene.place.sql(role) == [(False,)]
 
     scene.mallory.sql(f"DROP TRIGGER t ON {scene.trap}")
-    allowed = CliRunner().invoke(main.app, [*words, "--allow", f'"{scene.mallory.login}".*'])
+    allowed = CliRunner().invoke(main.app, [*words, "--allow", scene.trap])
 
     assert allowed.exit_code == 0, allowed.output
     assert scene.rows(scene.trap) == [b"secret"]
 
 
 def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
-    """What became a trap after the plan was made gets nothing."""
-    scene.arm(None)
-    scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.place.sql('SELECT user')[0][0]}")
-    scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
+    """What got another owner after the plan was made gets nothing."""
+    scene.arm("none")
+    audit = scene.table("audit")
+    scene.put(scene.table("error"), **{FAILED_Q: audit})
     errors = POSTGRESQL.parse_address(scene.table("error"))
-    with Session(scene.source(scene.place.url), "retry") as session:
-        planned = failed_messages.plan(
-            session.open(), errors, failed_messages.Choice(), session.options
-        )
+    with Session(scene.source(scene.place.superuser), "retry") as session:
+        planned = failed_messages.plan(session.open(), errors, failed_messages.Choice())
         assert planned.messages == 1
-        scene.place.sql(f"ALTER TABLE {scene.trap} OWNER TO {scene.mallory.login}")
-        scene.mallory.sql(code("trigger", scene.mallory.login))
+        scene.place.sql(f"ALTER TABLE {audit} OWNER TO {scene.mallory.login}")
 
         (done,) = failed_messages.give_back(session, errors, planned, batch=9)
 
-    assert isinstance(done.reason, DestinationRefused)
-    assert scene.loot() == []
+    assert isinstance(done.reason, OwnerNotTrusted)
+    assert scene.rows(audit) == []
 
 
 def forge(scene: Scene, queue: str) -> list[str]:
@@ -564,7 +645,7 @@ def forge(scene: Scene, queue: str) -> list[str]:
         (stream, queue, payload.size, payload.bytes.to_pybytes()),
     )
     words = ["receipts", "return", "--stream", stream, "--yes"]
-    return [*words, "--url", scene.place.url, "--state-schema", state]
+    return [*words, "--url", scene.place.superuser, "--state-schema", state]
 
 
 def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: Scene) -> None:
@@ -576,7 +657,7 @@ def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: S
         CliRunner().invoke(main.app, each) for each in (forge(scene, scene.trap), words)
     )
 
-    assert isinstance(trapped.exception, DestinationRefused)
+    assert isinstance(trapped.exception, OwnerNotTrusted)
     assert isinstance(refused.exception, ReceiptRefused)
     assert scene.mallory.login in str(refused.exception)
     assert (scene.loot(), scene.rows(scene.shop.queue)) == ([], [])
@@ -589,26 +670,26 @@ def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: S
 def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
     """Any endpoint may write one; the error names it, or the message in the error queue does."""
     scene.arm()
-    connection, routing = scene.connection(scene.place.url), scene.table("Routing")
+    connection, routing = scene.connection(scene.place.superuser), scene.table("Routing")
     schema.create_subscriptions(connection, QueueAddress("Routing", scene.place.schema))
     scene.place.sql(f"INSERT INTO {routing} VALUES (%s, 'mallory', 'Shop.Placed')", scene.trap)
-    given = {"url": scene.place.url, "subscriptionTable": routing, "topics": "Shop.Placed"}
+    given = {"url": scene.place.superuser, "subscriptionTable": routing, "topics": "Shop.Placed"}
     topics = pa.array([["Shop.Placed"]], CHUNK_TOPICS.type)
 
-    with pytest.raises(SubscriberUnreachable, match="trigger t calls"):
+    with pytest.raises(SubscriberUnreachable, match="set trustedOwners to"):
         scene.send(None, connection, topics, **given)
     scene.send(None, connection, topics, **given, undeliverable=scene.table("error"))
 
     assert scene.loot() == []
     (headers,) = scene.errors()
     assert headers[FAILED_Q] == scene.trap
-    assert "trigger t calls" in headers[f"{EXCEPTION_INFO}Message"]
+    assert f"belongs to {scene.mallory.login}" in headers[f"{EXCEPTION_INFO}Message"]
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["its own trigger", "that of a child"])
 def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: bool) -> None:
     """Who may create tables beside a queue can make the one that its mover empties."""
-    scene.arm(None)
+    scene.arm("none")
     name = f'"{scene.place.schema}"."audit.Delayed"'
     scene.place.sql(f"GRANT USAGE, CREATE ON SCHEMA {scene.place.schema} TO {scene.mallory.login}")
     scene.mallory.sql(f"CREATE TABLE {name} (id uuid, headers text, body bytea, due timestamptz)")
@@ -622,15 +703,15 @@ def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: boo
     )
     mover = Mover(QueueAddress("audit", scene.place.schema), scene.source(endpointTimeZone="UTC"))
 
-    with pytest.raises(DestinationRefused):
-        mover.move(scene.connection(scene.place.url))
+    with pytest.raises(OwnerNotTrusted):
+        mover.move(scene.connection(scene.place.superuser))
 
     assert scene.loot() == []
 
 
 def test_a_trigger_of_the_queues_owner_runs(scene: Scene) -> None:
     """The DBA's audit of a queue is no attack; one that another login added to it is."""
-    scene.arm(None)
+    scene.arm("none")
     audit, schema = scene.table("audit"), scene.place.schema
     scene.place.sql(f"""
         GRANT INSERT ON {audit} TO {scene.shop.login};

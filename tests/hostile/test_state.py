@@ -196,10 +196,12 @@ CREATE TRIGGER trap BEFORE INSERT ON {schema}.version EXECUTE FUNCTION {schema}.
 OWNED = "{schema}.version OWNER TO {login}"
 
 
-def install(place: Place, url: str = "") -> None:
-    """Install, as a superuser or another login."""
-    given = {"url": url or place.url, "queue": "q", "stateSchema": place.state}
+def install(place: Place, url: str = "", *, named: bool = True) -> None:
+    """Install, as a superuser or another login; as if the schema's name were the default's."""
+    given = {"url": url or place.superuser, "queue": "q", "stateSchema": place.state}
     options = SourceOptions.parse(given)
+    if not named:
+        options = replace(options, given=options.given - {"stateschema"})
     with Session(options, "install") as session:
         schema.install(session.open())
 
@@ -209,7 +211,7 @@ def refused(place: Place, match: str) -> None:
     with pytest.raises(errors.StateOfOther, match=match):
         install(place)
     with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
-        place.sql(script(endpoint(place.url, f'"{place.schema}"."Shop"'), state=place.state))
+        place.sql(script(endpoint(place.superuser, f'"{place.schema}"."Shop"'), state=place.state))
     place.connection.rollback()
     assert place.sql("SELECT to_regclass(%s)", f'"{place.schema}"."Shop"') == [(None,)]
 
@@ -232,30 +234,40 @@ def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_ru
 
 
 @pytest.mark.parametrize(
-    "text", [TRAP, f"ALTER TABLE {OWNED}", "ALTER SCHEMA {schema} OWNER TO {login}"]
+    "text",
+    [
+        f"{TRAP}; ALTER FUNCTION {{schema}}.take() OWNER TO {{login}}",
+        f"ALTER TABLE {OWNED}",
+        "ALTER SCHEMA {schema} OWNER TO {login}",
+        "CREATE VIEW {schema}.monitor AS SELECT '{login}'",
+    ],
 )
 def test_install_and_script_refuse_tables_that_run_code(
     place: Place, login: Login, text: str
 ) -> None:
-    """Their own, too; what only uses them is no fault: a monitor's view, a sequence, a key."""
+    """A view elsewhere, a sequence, a key and a plain trigger of a superuser are no fault."""
     install(place)
     place.sql(f"""
         CREATE VIEW {place.schema}.monitor AS SELECT stream FROM {place.state}.stream;
         CREATE TABLE {place.schema}.known (v int REFERENCES {place.state}.version);
-        CREATE SEQUENCE {place.state}.numbers
+        CREATE SEQUENCE {place.state}.numbers;
+        CREATE FUNCTION {place.schema}.seen() RETURNS trigger LANGUAGE plpgsql
+            AS $$BEGIN RETURN NEW; END$$;
+        CREATE TRIGGER seen BEFORE INSERT ON {place.state}.trail
+            FOR EACH ROW EXECUTE FUNCTION {place.schema}.seen()
     """)
     install(place)
-    place.sql(script(endpoint(place.url, f'"{place.schema}"."Sound"'), state=place.state))
+    place.sql(script(endpoint(place.superuser, f'"{place.schema}"."Sound"'), state=place.state))
     name = psycopg.conninfo.conninfo_to_dict(login())["user"]
     place.sql(text.format(schema=place.state, login=name))
 
-    refused(place, "")
+    refused(place, "are not used")
 
 
 def test_an_install_beside_tables_of_another_login_trusts_the_owner_of_the_database(
     place: Place, login: Login
 ) -> None:
-    """It changes nothing, and raises for any other owner."""
+    """It changes nothing, and raises for any other owner, unless an option names the schema."""
     reader = login()
     owner, name = (psycopg.conninfo.conninfo_to_dict(url)["user"] for url in (login(), reader))
     install(place)
@@ -270,10 +282,11 @@ def test_an_install_beside_tables_of_another_login_trusts_the_owner_of_the_datab
     )
 
     with pytest.raises(errors.StateOfOther, match=f"the schema belongs to {owner}"):
-        install(place, reader)
+        install(place, reader, named=False)
+    install(place, reader)
     place.sql(f"ALTER DATABASE {database} OWNER TO {owner}")
     try:
-        install(place, reader)
+        install(place, reader, named=False)
     finally:
         place.sql(f"ALTER DATABASE {database} OWNER TO {before}")
 

@@ -240,7 +240,7 @@ def relayed(world: World) -> None:
     world.queue.put("{}", None)
     world.queue.put("no json", b"poison")
     world.queue.fill(0, 1000)
-    there = world.stack.enter_context(placed(world.place.url))
+    there = world.stack.enter_context(placed(world.place.superuser))
     world.target = Queue(there, "orders").prepared()
     to = {"target_url": there.url, "target_schema": there.schema}
     world.works("relay", world.target.count, sink={"stateSchema": there.state}, **to)
@@ -314,7 +314,7 @@ def moved(world: World) -> None:
         SELECT '{{}}', convert_to(n::text, 'UTF8'),
                timestamptz(now() AT TIME ZONE 'UTC' - interval '1 hour') + n * interval '1 ms'
           FROM generate_series(1, 250) AS n""")
-    world.target = world.stack.enter_context(psycopg.connect(world.place.url))
+    world.target = world.stack.enter_context(psycopg.connect(world.place.superuser))
     claim = f"INSERT INTO {queue.name} (id, headers) SELECT id, '' FROM {table} ORDER BY due"
     world.target.execute(f"{claim} OFFSET 149 LIMIT 1".encode())
     moving = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"

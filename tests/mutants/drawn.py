@@ -54,7 +54,7 @@ DRAWN = [
     ),
     Fault(
         id="database-12",
-        file="database/trust.py",
+        file="options/connection.py",
         old='pattern.replace("[", "[[]")',
         new='pattern.replace("*", "[*]")',
         tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
@@ -65,25 +65,6 @@ DRAWN = [
         old='for part in query.split("&") if query else ():',
         new='for part in query.split("&") if not (query) else ():',
         tests=["test_sqlserver_url.py::test_a_url_is_read"],
-    ),
-    Fault(
-        id="database-16",
-        file="database/trust.py",
-        old="""
-                if (
-                    queue in reasons
-                    or found[queue].identity != before.identity
-                    or locks.get(before.identity, (False, ""))[1] != before.locks
-                ):""",
-        new="""
-                if not (
-                    queue in reasons
-                    or found[queue].identity != before.identity
-                    or locks.get(before.identity, (False, ""))[1] != before.locks
-                ):""",
-        tests=[
-            "hostile/test_destinations.py::test_a_schema_that_is_renamed_in_the_gap_is_found_and_undone"
-        ],
     ),
     Fault(
         id="receive-2",

@@ -288,46 +288,43 @@ RETURNING""",
         tests=["tds/test_drivers.py::test_a_shortage_runs_the_transaction_again"],
     ),
     Fault(
-        id="code-of-untrusted-owner",
+        id="untrusted-owner",
         file="database/trust.py",
-        old="if found.code is not None:",
-        new="if found.code is not None and self.by_header:",
+        old="if table.role is not None:",
+        new="if table.role is not None and wanted.by_header:",
+        tests=["hostile/test_destinations.py::test_a_table_of_an_attacker_is_used_for_nothing"],
+    ),
+    Fault(
+        id="schema-of-untrusted-owner",
+        file="database/postgresql/trust.sql",
+        statement="faults",
+        old="(3, 'the schema of %s belongs to %s', n.nspowner)",
+        new="(3, NULL, n.nspowner)",
         tests=[
-            "hostile/test_destinations.py::test_no_code_of_an_attacker_runs_by_a_forward_or_a_reply"
+            "hostile/test_destinations.py::test_a_schema_that_is_renamed_beside_a_send_leads_into_no_trap"
         ],
     ),
     Fault(
-        id="schema-renamed-in-the-gap",
-        file="database/trust.py",
-        old='                    or locks.get(before.identity, (False, ""))[1] != before.locks',
-        new="",
-        tests=[
-            "hostile/test_destinations.py::test_a_schema_that_is_renamed_in_the_gap_is_found_and_undone"
-        ],
-    ),
-    Fault(
-        id="subscriptions-run-code",
+        id="subscriptions-of-others",
         file="send/subscriptions.py",
-        old="""        for code in find_code(connection, {place: identity}, "select").values():
-            raise SubscriptionsRefused""",
-        new="""        for code in find_code(connection, {}, "select").values():
-            raise SubscriptionsRefused""",
-        tests=["hostile/test_code_of_others.py::test_subscriptions_that_run_code_are_not_read"],
+        old='use(connection, [table], wanted, role="subscriptions")',
+        new="pass",
+        tests=["hostile/test_code_of_others.py::test_subscriptions_of_others_are_not_read"],
     ),
     Fault(
         id="delayed-table-of-others-read",
-        file="admin/watch.py",
-        old="danger = inspect.danger(connection, table) if unnamed else None",
-        new="danger = None",
+        file="admin/inspect.py",
+        old="table = use_delayed(connection, queue, READ)",
+        new="table = delayed_of(queue)",
         tests=[
-            "hostile/test_code_of_others.py::test_queues_and_delayed_messages_that_run_code_are_not_read"
+            "hostile/test_code_of_others.py::test_a_view_beside_a_queue_is_not_its_table_of_delayed_messages"
         ],
     ),
     Fault(
-        id="maintenance-trusts-rows",
-        file="jobs/maintenance.py",
-        old="reason = distrust(connection, queue)",
-        new="reason = None",
+        id="purge-of-others",
+        file="admin/purge.py",
+        old="use(connection, [queue], DELETE)",
+        new="pass",
         tests=[
             "jobs/test_maintenance.py::test_a_stream_names_no_queue_that_runs_code_of_its_owner"
         ],
@@ -337,15 +334,13 @@ RETURNING""",
         file="admin/checks.py",
         old="except errors.BadOption as error:",
         new="except errors.RightMissing as error:",
-        tests=[
-            "hostile/test_code_of_others.py::test_queues_and_delayed_messages_that_run_code_are_not_read"
-        ],
+        tests=["hostile/test_code_of_others.py::test_tables_of_others_are_listed_and_not_read"],
     ),
     Fault(
         id="acknowledged-anywhere",
         file="jobs/table_writer.py",
-        old="by_header=True,",
-        new="by_header=False,",
+        old="source=received_from, by_header=True",
+        new="by_header=True",
         tests=[
             "hostile/test_destinations.py::test_no_retry_is_acknowledged_in_a_table_of_another_owner"
         ],
@@ -354,7 +349,7 @@ RETURNING""",
         id="forwarded-by-header-anywhere",
         file="receive/forward.py",
         old="source=task.queue, by_header=True",
-        new="source=task.queue, by_header=False",
+        new="by_header=True",
         tests=[
             "hostile/test_destinations.py::test_a_header_directs_no_message_into_a_table_of_another_owner"
         ],
@@ -500,14 +495,34 @@ RETURNING""",
         tests=["cli/test_messages.py::test_a_browse_obeys_no_character_and_can_be_sent_again"],
     ),
     Fault(
-        id="code-of-descendants",
+        id="owner-of-descendants",
         file="database/postgresql/trust.sql",
-        statement="table_code",
+        statement="faults",
         old="""
-    UNION
-    SELECT t.root, i.inhrelid FROM tables AS t JOIN pg_inherits AS i ON i.inhparent = t.id
+     UNION
+    SELECT t.place, i.inhrelid, 'descendant ' || i.inhrelid::regclass
+      FROM tables AS t
+      JOIN pg_inherits AS i ON i.inhparent = t.id
 """,
         new="\n",
-        tests=["hostile/test_destinations.py::test_a_delayed_table_of_an_attacker_runs_nothing"],
+        tests=["hostile/test_owners.py::test_a_descendant_keeps_the_rules"],
+    ),
+    Fault(
+        id="state-of-others",
+        file="database/schema.py",
+        old="""    check_state_owners(connection)
+    rows = connection.rows("version")""",
+        new="""    rows = connection.rows("version")""",
+        tests=[
+            "hostile/test_code_of_others.py::test_a_state_schema_under_the_default_name_is_no_trap"
+        ],
+    ),
+    Fault(
+        id="superuser-trusts-the-database-owner",
+        file="database/postgresql/trust.sql",
+        statement="trusted",
+        old="OR NOT r.is_super\n",
+        new="OR true\n",
+        tests=["hostile/test_owners.py::test_a_table_is_used_if_its_owner_is_trusted"],
     ),
 ]

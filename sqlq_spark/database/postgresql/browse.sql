@@ -120,12 +120,10 @@ SELECT CASE WHEN has_sequence_privilege(sequence, 'USAGE, SELECT')
   FROM (SELECT to_regclass(pg_get_serial_sequence(:table_name::text, 'seq')) AS sequence) AS its
 
 -- name: queue_tables
--- The tables of this database that have the columns of a queue, and that this login may read. Plain
--- tables only: a view runs code of its owner. Reads only the catalogue, and waits for no lock.
--- :schema_name and :table_name limit it to one table, null to none. One that is named may also be a
--- view, a table of delayed messages, or the table of subscriptions, readable or not.
--- Returns: schema, name text; identity, messages (an estimate), bytes bigint; by schema, name
-SELECT n.nspname::text, c.relname::text, c.oid::bigint,
+-- The tables of this database that have the columns of a queue, and that this login may read, whoever
+-- owns them. Plain tables only. Reads only the catalogue, and waits for no lock.
+-- Returns: schema, name text; messages (an estimate), bytes bigint; by schema, name
+SELECT n.nspname::text, c.relname::text,
        coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint),
        c.relpages * current_setting('block_size')::bigint
   FROM pg_catalog.pg_class AS c
@@ -134,15 +132,11 @@ SELECT n.nspname::text, c.relname::text, c.oid::bigint,
         SELECT array_agg(a.attname::text) AS names
           FROM pg_catalog.pg_attribute AS a
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS its
- WHERE (c.relkind = 'r' AND NOT c.relispartition
-        OR c.relkind IN ('r', 'p', 'f', 'v', 'm') AND :table_name::text IS NOT NULL)
+ WHERE c.relkind = 'r'
+   AND NOT c.relispartition
    AND c.relpersistence <> 't'
-   AND (:schema_name::text IS NULL OR n.nspname = :schema_name::text)
-   AND (:table_name::text IS NULL OR c.relname = :table_name::text)
-   AND (its.names @> '{topic,endpoint,queueaddress}' AND :table_name::text IS NOT NULL
-        OR (its.names @> '{id,expires,headers,body,seq}'
-            OR its.names @> '{headers,body,due}' AND :table_name::text IS NOT NULL)
-           AND has_schema_privilege(c.relnamespace, 'USAGE')
-           AND has_table_privilege(c.oid, 'SELECT'))
+   AND its.names @> '{id,expires,headers,body,seq}'
+   AND has_schema_privilege(c.relnamespace, 'USAGE')
+   AND has_table_privilege(c.oid, 'SELECT')
  ORDER BY n.nspname, c.relname
  LIMIT 10000

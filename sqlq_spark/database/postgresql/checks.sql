@@ -156,6 +156,11 @@ WITH {asked_table}, queue AS (
            EXISTS (SELECT FROM columns WHERE name = 'due')
            AND NOT EXISTS (SELECT FROM columns WHERE name = 'seq') AS delayed,
            has_schema_privilege(q.relnamespace, 'USAGE') AS may_enter,
+           (SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC'
+                                       ELSE quote_ident(pg_get_userbyid(a.grantee)) END, ', ')
+              FROM aclexplode(q.relacl) AS a
+             WHERE a.privilege_type IN ('TRIGGER', 'REFERENCES')
+               AND a.grantee <> q.relowner) AS adders,
            has_table_privilege(q.oid, 'INSERT') AND coalesce(s.may_use, true) AS may_send
       FROM queue AS q
       LEFT JOIN seq AS s ON true
@@ -279,6 +284,10 @@ SELECT law.name, law.severity, law.found, law.fix
      NOT f.may_receive AND NOT f.delayed,
      format('login %s may not receive from it', f.login),
      format('GRANT SELECT, DELETE, UPDATE (seq) ON %s TO %s', f.named, f.login)),
+    ('trigger_right', 'note',
+     f.adders IS NOT NULL,
+     format('%s may add a trigger or a foreign key, and then it is no longer used', f.adders),
+     format('REVOKE TRIGGER, REFERENCES ON %s FROM %s', f.named, f.adders)),
     ('send_right', CASE WHEN f.may_receive THEN 'note' ELSE 'error' END,
      NOT f.may_send AND NOT f.delayed,
      format('login %s may not send to it', f.login),

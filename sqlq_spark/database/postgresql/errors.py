@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
 from sqlq_spark.database import Place
-from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.address import DELAYED, QueueAddress
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ RIGHTS = {
     **dict.fromkeys(("subscribed", "subscribe"), "SELECT, INSERT, UPDATE"),
     "unsubscribe": "SELECT, DELETE",
     "load": "INSERT",
-    "lock_destination": "INSERT",
+    "lock_insert": "INSERT",
+    "lock_insert subscriptions": "SELECT, INSERT, UPDATE",
+    "lock_delete": "SELECT, DELETE, UPDATE (seq)",
+    "lock_delete subscriptions": "SELECT, DELETE",
     "move_due": "SELECT, DELETE, UPDATE (due)",
     "move_due queue": "INSERT, SELECT (id)",
     "peek": "SELECT (seq)",
@@ -194,4 +197,6 @@ def missing_grant(text: str, place: Place) -> str:
         return f"GRANT USAGE ON SEQUENCE {sequence} TO the_user"
     needs = RIGHTS.get(place.statement, "SELECT")
     rights = RIGHTS.get(f"{place.statement} {place.role}", needs)
+    if queue is not None and queue.table.endswith(DELAYED):
+        rights = rights.replace("(seq)", "(due)")
     return f"GRANT {rights} ON {target} TO the_user"

@@ -155,6 +155,25 @@ SELECT relname::text
   FROM pg_catalog.pg_class
  WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind IN ('r', 'i')
 
+-- name: state_faults
+-- Why the state schema must not be used, before anything in it is read. `script` contains it.
+-- Returns: fault, role text, is_super boolean
+WITH RECURSIVE given (owners, named, deletes) AS (
+    SELECT :owners::text::json, :named::text::json, true
+), {trusted}, asked (place, id, what) AS (
+    SELECT 0, oid, 'table ' || oid::regclass
+      FROM pg_class
+     WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind NOT IN ('i', 'I', 'S')
+), {faults}
+SELECT f.fault, pg_get_userbyid(f.role)::text AS role,
+       (SELECT is_super FROM roles LIMIT 1) AS is_super
+  FROM (SELECT fault, role FROM faults WHERE rank <> 3
+              UNION
+             SELECT 'the schema belongs to ' || quote_ident(pg_get_userbyid(nspowner)), nspowner
+               FROM pg_namespace
+              WHERE nspname = {state_name} AND nspowner NOT IN (SELECT owner FROM trusted)) AS f
+ ORDER BY f.fault
+
 -- name: version
 -- Returns: version integer
 SELECT version FROM {state}.version
@@ -254,6 +273,21 @@ SELECT fault.text
  CROSS JOIN LATERAL (SELECT {column_fault}) AS fault (text)
  WHERE k.name <> 'due' AND fault.text IS NOT NULL AND to_regclass(:table_name::text) IS NOT NULL
  ORDER BY a.attnum
+
+-- name: lock_read
+-- Before the look that finds whose a table is: keeps its name, its place and its owner.
+-- Locks:   the table, as a SELECT does, until commit.
+LOCK TABLE {queue} IN ACCESS SHARE MODE
+
+-- name: lock_insert
+-- The same before an INSERT: nobody else can add a trigger or a foreign key either.
+-- Locks:   the table, as an INSERT does, until commit.
+LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
+
+-- name: lock_delete
+-- The same before a DELETE.
+-- Locks:   the table, as a DELETE does, until commit.
+LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: lock_queue
 -- For a queue, or a table of delayed messages, that is to be dropped. What was sent to it is counted

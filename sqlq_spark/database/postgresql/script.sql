@@ -11,19 +11,33 @@ SET LOCAL lock_timeout = 3000;
 CREATE SCHEMA IF NOT EXISTS {state}
 
 -- name: script_check
--- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
--- login, superusers and the owner of the database.
+-- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
+-- Trusted are superusers and the roles of --trust; and, if this login is no superuser, itself and the owner
+-- of the database.
 DO $do$
 DECLARE
     faults text;
     known  integer;
 BEGIN
+    WITH RECURSIVE given (owners, named, deletes) AS (
+        SELECT '{owners_escaped}'::json, '[]'::json, true
+    ), {trusted}, asked (place, id, what) AS (
+        SELECT 0, c.oid, 'table ' || c.oid::regclass
+          FROM pg_class AS c
+         WHERE c.relnamespace = to_regnamespace('{state_escaped}') AND c.relkind NOT IN ('i', 'I', 'S')
+            OR c.oid IN (SELECT to_regclass(name)
+                           FROM json_array_elements_text('{made_escaped}'::json) AS made (name))
+    ), {faults}
     SELECT string_agg(fault, '; ') INTO faults FROM (
-        {state_faults}
-    ) AS found;
+        SELECT fault FROM faults
+         UNION
+        SELECT 'schema ' || nspname || ' belongs to ' || quote_ident(pg_get_userbyid(nspowner))
+          FROM pg_namespace
+         WHERE nspname = {state_name} AND nspowner NOT IN (SELECT owner FROM trusted)) AS found;
     IF faults IS NOT NULL THEN
         RAISE EXCEPTION 'nothing is installed in schema %: %', '{state_escaped}', faults
-              USING HINT = 'Find out who made this, drop or rename it, or use another schema.';
+              USING HINT = 'Find out who made this, drop or rename it, or use another schema. If you trust'
+                           ' the owner, print the script with --trust.';
     END IF;
     IF to_regclass('{state_escaped}.version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM {state}.version;

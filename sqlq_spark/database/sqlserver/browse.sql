@@ -150,29 +150,23 @@ SELECT CAST(c.last_value AS bigint) AS given
  WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
 
 -- name: queue_tables
--- The tables of this database that have the columns of a queue, and that this login may read. Reads only
--- the catalogue. @schema_name and @table_name limit it to one table, null to none. One that is named may
--- also be a table of delayed messages, or the table of subscriptions. HAS_PERMS_BY_NAME returns null for
--- a name of more than 128 characters; that counts as a right.
+-- The tables of this database that have the columns of a queue, and that this login may read, whoever
+-- owns them. Reads only the catalogue. HAS_PERMS_BY_NAME returns null for a name of more than 128
+-- characters; that counts as a right.
 -- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
 --          not committed; blockers shows that session.
--- Returns: schema, name; identity, messages (an estimate), bytes bigint; by schema, name
+-- Returns: schema, name; messages (an estimate), bytes bigint; by schema, name
 WITH found AS (
-    SELECT t.object_id, t.name, s.name AS schema_name,
-           COUNT(CASE WHEN c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion') THEN 1 END)
-               AS queue_columns,
-           COUNT(CASE WHEN c.name IN (N'Headers', N'Body', N'Due') THEN 1 END) AS delayed_columns,
-           COUNT(CASE WHEN c.name IN (N'Topic', N'Endpoint', N'QueueAddress') THEN 1 END)
-               AS subscription_columns
+    SELECT t.object_id, t.name, s.name AS schema_name
       FROM sys.tables AS t
       JOIN sys.schemas AS s ON s.schema_id = t.schema_id
       JOIN sys.columns AS c ON c.object_id = t.object_id
-     WHERE (@schema_name IS NULL OR s.name = @schema_name)
-       AND (@table_name IS NULL OR t.name = @table_name)
+     WHERE c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion')
      GROUP BY t.object_id, t.name, s.name
+    HAVING COUNT(*) = 5
 )
 SELECT TOP (10000)
-       f.schema_name, f.name, CAST(f.object_id AS bigint) AS [identity], sizes.messages, sizes.bytes
+       f.schema_name, f.name, sizes.messages, sizes.bytes
   FROM found AS f
  CROSS APPLY (SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END), 0) AS messages,
                      ISNULL(SUM(a.total_pages), 0) * 8192 AS bytes
@@ -180,8 +174,6 @@ SELECT TOP (10000)
                 JOIN sys.allocation_units AS a
                   ON a.container_id = CASE a.type WHEN 2 THEN p.partition_id ELSE p.hobt_id END
                WHERE p.object_id = f.object_id) AS sizes
- WHERE (f.queue_columns = 5
-        OR @table_name IS NOT NULL AND (f.delayed_columns = 3 OR f.subscription_columns = 3))
-   AND ISNULL(HAS_PERMS_BY_NAME(CONCAT(QUOTENAME(f.schema_name), N'.', QUOTENAME(f.name)),
+ WHERE ISNULL(HAS_PERMS_BY_NAME(CONCAT(QUOTENAME(f.schema_name), N'.', QUOTENAME(f.name)),
                                 N'OBJECT', N'SELECT'), 1) = 1
  ORDER BY f.schema_name, f.name

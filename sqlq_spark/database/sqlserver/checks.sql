@@ -153,6 +153,21 @@ SELECT law.name, law.severity, law.found, law.fix
     ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
 UNION ALL
+SELECT N'altered_by_others', N'note',
+       CONCAT(N'user ', QUOTENAME(USER_NAME(p.grantee_principal_id)),
+              N' may alter it, and so add code that runs as whoever uses it'),
+       CONCAT(N'REVOKE ', p.permission_name, N' ON ',
+              CASE p.class WHEN 1 THEN @named
+                           ELSE CONCAT(N'SCHEMA::', QUOTENAME(SCHEMA_NAME(p.major_id))) END,
+              N' FROM ', QUOTENAME(USER_NAME(p.grantee_principal_id)))
+  FROM {queue_catalog}sys.database_permissions AS p
+ WHERE @table IS NOT NULL
+   AND p.type IN (N'AL', N'CL', N'TO')
+   AND p.state IN (N'G', N'W')
+   AND (p.class = 1 AND p.major_id = @table
+        OR p.class = 3 AND p.major_id = OBJECTPROPERTY(@table, N'SchemaId'))
+   AND USER_NAME(p.grantee_principal_id) IS NOT NULL
+UNION ALL
 SELECT N'trigger',
        CASE WHEN HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE') = 0 THEN N'note' ELSE N'error' END,
        CONCAT(N'its trigger ', QUOTENAME(g.name COLLATE DATABASE_DEFAULT),

@@ -10,11 +10,10 @@ transaction each statement first checks that the transaction is still open.
 
 from __future__ import annotations
 
-import json
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlq_spark import database, errors
 from sqlq_spark.database.explain import find_faults, to_explain
@@ -44,7 +43,7 @@ from sqlq_spark.database.sqlserver.rows import (
 )
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.statements import LACKS
-from sqlq_spark.database.trust import places_of
+from sqlq_spark.database.trust import READ, look
 from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
@@ -55,6 +54,8 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Row, Tables, Value
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
+
+T = TypeVar("T")
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
 # In a deadlock the server ends a session of LOW priority: ours, which tries again.
@@ -158,6 +159,18 @@ class Connection(database.Connection):
             return self._direct(statement, text, values)
         return self._do(statement, text, tables, values)
 
+    def records(self, statement: StatementName, kind: type[T], **values: Value) -> list[T]:
+        text = self.fill_names(STATEMENTS[statement], {})
+        with self._executed(statement, text, {}, values) as cursor:
+            while not cursor.description and cursor.nextset():
+                pass  # statements before the rows have no result
+            names = [column[0] for column in cursor.description]
+            found = [kind(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
+            drivers.check_complete(cursor)
+            while cursor.nextset():
+                pass  # an error behind the rows is raised only here
+        return found
+
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """Before a `receive` weigh the rows of its range, see `cut_step`."""
         if statement == "receive":
@@ -229,9 +242,8 @@ class Connection(database.Connection):
         distinct = list(dict.fromkeys(whole))
         found: dict[QueueAddress, Hashable] = {}
         if len(distinct) > 1:
-            places = json.dumps(places_of(self.names, distinct))
-            rows = self.rows("destinations", places=places, source_table=None)
-            found = {distinct[at]: (catalog, identity) for at, identity, catalog, *_ in rows}
+            tables, _ = look(self, distinct, READ)
+            found = {queue: (its.catalog, its.identity) for queue, its in tables.items()}
         return [found.get(each, each) for each in whole]
 
     def run_script(self, text: str) -> list[Any]:

@@ -177,6 +177,30 @@ SELECT part.name
  WHERE t.schema_id = SCHEMA_ID({state_name})
    AND HAS_PERMS_BY_NAME(N'{state_escaped}', N'SCHEMA', N'VIEW DEFINITION') = 1
 
+-- name: state_faults
+-- Why the state schema must not be used, before anything in it is read. `script` contains it.
+-- Returns: fault, role, is_super bit
+SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
+                     + ISNULL(USER_NAME(NULLIF(f.owner_id, 0)), N'an owner that cannot be seen') END AS fault,
+       CASE WHEN f.is_fault = 0 THEN USER_NAME(NULLIF(f.owner_id, 0)) END AS role,
+       CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
+  FROM (SELECT N'the schema' AS what, 0 AS is_fault, ISNULL(s.principal_id, 0) AS owner_id
+          FROM sys.schemas AS s
+         WHERE s.name = {state_name}
+        UNION ALL
+        SELECT CONCAT(N'table ', QUOTENAME(o.name),
+                      CASE WHEN o.type <> N'U' THEN N' is no table' WHEN p.policies > 0 THEN N' has a policy' END),
+               CASE WHEN o.type <> N'U' OR p.policies > 0 THEN 1 ELSE 0 END,
+               ISNULL(OBJECTPROPERTY(o.object_id, N'OwnerId'), 0)
+          FROM sys.objects AS o
+         CROSS APPLY (SELECT COUNT(*) AS policies FROM sys.security_predicates AS s
+                       WHERE s.target_object_id = o.object_id) AS p
+         WHERE o.schema_id = SCHEMA_ID({state_name}) AND o.type IN (N'U', N'V', N'SN')) AS f
+ WHERE f.is_fault = 1
+    OR f.owner_id NOT IN (
+       {trusted}
+       )
+
 -- name: version
 -- Returns: version int
 SELECT version FROM {state}.version

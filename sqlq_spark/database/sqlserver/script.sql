@@ -14,13 +14,22 @@ IF SCHEMA_ID({state_name}) IS NULL
     EXEC (N'CREATE SCHEMA {state_escaped}')
 
 -- name: script_check
--- Whoever owns the state schema or a table in it can run code as those who use it. Trusted are this
--- user and dbo. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
+-- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
+-- Trusted are dbo, this user and the principals of --trust. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
 -- Rights are granted one by one, because each waits for the sessions that use the table.
-DECLARE @fault nvarchar(2000), @known int;
+DECLARE @fault nvarchar(2000), @known int, @owners nvarchar(max) = N'{owners_escaped}',
+        @named nvarchar(max) = N'[]';
 SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}: ', f.fault)
   FROM (
         {state_faults}
+        UNION ALL
+        SELECT CONCAT(N'table ', m.value, N' belongs to ', QUOTENAME(USER_NAME(o.id))), NULL, NULL
+          FROM OPENJSON(N'{made_escaped}') AS m
+         CROSS APPLY (SELECT ISNULL(OBJECTPROPERTY(OBJECT_ID(m.value), N'OwnerId'), 0) AS id) AS o
+         WHERE OBJECT_ID(m.value) IS NOT NULL
+           AND o.id NOT IN (
+               {trusted}
+               )
        ) AS f;
 IF @fault IS NULL AND OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
 BEGIN
