@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
+from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from sqlq_spark.database.results import Result
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import Names, QueueAddress
 
-T = TypeVar("T")
+R = TypeVar("R")
 Access: TypeAlias = Literal["read", "insert", "delete"]  # to a table
 # how a table is used → what keeps it as it is
 LOCKS: dict[Access, StatementName] = {
@@ -40,7 +42,6 @@ LOCKS: dict[Access, StatementName] = {
     "delete": "lock_delete",
 }
 Value: TypeAlias = "str | int | float | bool | bytes | None"
-Row: TypeAlias = "tuple[Any, ...]"
 Tables: TypeAlias = "dict[str, QueueAddress]"  # by their names in a statement
 # failures after which the whole transaction may run again
 TRANSIENT = (
@@ -53,13 +54,31 @@ TRANSIENT = (
 )
 
 
+class Work(Enum):
+    """What a session has open, so what a failure undoes."""
+
+    NONE = "nothing"
+    TRANSACTION = "the transaction"
+    SAVEPOINT = "the work since the savepoint"
+
+
+# statement → what is open after it
+OPENS: dict[str, Work] = {
+    "begin": Work.TRANSACTION,
+    "savepoint": Work.SAVEPOINT,
+    "release": Work.TRANSACTION,
+    "commit": Work.NONE,
+    "rollback": Work.NONE,
+}
+
+
 class Connection(ABC):
     """
     One session with a database.
 
     `tables` fill the braces of a statement and are quoted here; `values` are bound.
     Every method raises a `DatabaseFailure` that says which statement failed and how to fix it.
-    The failure undoes the transaction; between `savepoint` and `release`, the work since then.
+    A failure undoes what is open, see `undo`: the work since the savepoint, or the transaction.
     """
 
     names: ClassVar[Names]  # how this database writes names
@@ -81,19 +100,58 @@ class Connection(ABC):
         self.application = application  # what the DBA sees while a transaction is open
         self.timeout = timeout  # seconds for each statement and wait of a transaction
         self.checked_queues: set[QueueAddress] = set()  # whose columns have the transport's types
+        self.work = Work.NONE
         self.trusted = Trusted()  # whose tables it uses
         # what the open transaction does last: looks once more at tables that no lock keeps
         self.before_commit: list[Callable[[], None]] = []
 
     @abstractmethod
-    def rows(
-        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
-    ) -> list[Row]:
-        """Execute a statement and return the rows of its results; none where it has none."""
+    def _read(
+        self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
+    ) -> Result:
+        """Execute a statement and return its columns; all its results must have the same."""
 
-    @abstractmethod
-    def records(self, statement: StatementName, kind: type[T], **values: Value) -> list[T]:
-        """Execute a statement as `rows`; return dataclasses whose fields are its columns."""
+    def rows(
+        self,
+        statement: StatementName,
+        row_type: type[R],
+        *,
+        tables: Tables | None = None,
+        **values: Value,
+    ) -> list[R]:
+        """Execute a statement and return its rows; the fields of `row_type` are its columns."""
+        return self._read(statement, tables or {}, values).rows(statement, row_type)
+
+    def row(
+        self,
+        statement: StatementName,
+        row_type: type[R],
+        *,
+        tables: Tables | None = None,
+        **values: Value,
+    ) -> R | None:
+        """Execute a statement that returns one row at most."""
+        rows = self._read(statement, tables or {}, values).rows(statement, row_type)
+        return rows[0] if rows else None
+
+    def values(
+        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
+    ) -> list[Any]:
+        """Execute a statement that returns one column."""
+        return self._read(statement, tables or {}, values).values(statement)
+
+    def value(
+        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
+    ) -> Any:  # noqa: ANN401 - of any column
+        """Execute a statement that returns one column of one row at most; None: there is no row."""
+        found = self._read(statement, tables or {}, values).values(statement)
+        return found[0] if found else None
+
+    def run(
+        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
+    ) -> None:
+        """Execute a statement whose result is of no use."""
+        self._read(statement, tables or {}, values)
 
     @abstractmethod
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
@@ -135,10 +193,31 @@ class Connection(ABC):
     def close(self) -> None:
         """End the session; the server undoes what was not committed."""
 
+    @abstractmethod
+    def _undo(self, work: Work) -> bool:
+        """Undo on the server what is open; False: the session is lost."""
+
+    def undo(self) -> bool:
+        """
+        Undo the work since the savepoint, or else the transaction, or nothing.
+
+        This is the one place that undoes: after a failure of a statement, and after any other
+        error in the block of `transaction` or `attempt`.
+
+        Returns:
+            Whether the session lives. The server undoes everything of one that is lost.
+        """
+        undone = self.work
+        self.work = Work.TRANSACTION if undone is Work.SAVEPOINT else Work.NONE
+        is_alive = self._undo(undone)
+        if not is_alive:
+            self.work = Work.NONE
+        return is_alive
+
     def set_lock_timeout(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
         limit = self.timeout if seconds is None else seconds
-        self.rows("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
+        self.run("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
 
     def whole(self, address: QueueAddress) -> QueueAddress:
         """Return an address with its schema, and with its database where the names have one."""
@@ -167,6 +246,23 @@ class Connection(ABC):
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
         """Return a value for each address; the values of two spellings of one table are equal."""
         return [self.whole(each) for each in addresses]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateSchema:
+    """A schema with state tables."""
+
+    schema: str
+    may_enter: bool  # this login, and read the version
+    roles: str  # that may enter it
 
 
 STATE_TABLE = "a state table"
@@ -287,10 +383,10 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     """
     own = connection.timeout
     connection.before_commit.clear()
-    connection.rows("begin")
+    connection.run("begin")
     try:
         connection.timeout = own if timeout is None else timeout
-        connection.rows(
+        connection.run(
             "timeouts",
             milliseconds=int(connection.timeout * 1000),
             application=connection.application,
@@ -299,20 +395,36 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
         for look_again in connection.before_commit:
             look_again()
     except BaseException:
-        rollback(connection)
+        # a failure of a statement has undone it already
+        if connection.work is not Work.NONE and not undo_all(connection):
+            connection.close()  # the server undoes it then
         raise
     else:
-        connection.rows("commit")
+        connection.run("commit")
     finally:
         connection.timeout = own
 
 
+def undo_all(connection: Connection) -> bool:
+    """Undo the open transaction; False: the session is lost."""
+    is_alive = True
+    while is_alive and connection.work is not Work.NONE:
+        is_alive = connection.undo()
+    return is_alive
+
+
 @contextmanager
 def attempt(connection: Connection) -> Iterator[None]:
-    """Run the block; its failure undoes only the block, and the transaction goes on."""
-    connection.rows("savepoint")
-    yield
-    connection.rows("release")
+    """Run the block; any error in it undoes only the block, and the transaction goes on."""
+    connection.run("savepoint")
+    try:
+        yield
+    except BaseException:
+        # a failure of a statement has undone the block already
+        if connection.work is Work.SAVEPOINT and not connection.undo():
+            connection.close()
+        raise
+    connection.run("release")
 
 
 def check_types(connection: Connection, queue: QueueAddress) -> None:
@@ -326,9 +438,9 @@ def check_types(connection: Connection, queue: QueueAddress) -> None:
         NotAQueue.
     """
     name = connection.names.quote_address(queue)
-    faults = connection.rows("wrong_types", tables={"queue": queue}, table_name=name)
+    faults = connection.values("wrong_types", tables={"queue": queue}, table_name=name)
     if faults:
-        reason = "; ".join(fault for (fault,) in faults)
+        reason = "; ".join(faults)
         columns = connection.names.queue_columns
         raise errors.NotAQueue(queue=connection.printed(queue), reason=reason, columns=columns)
 
@@ -351,7 +463,7 @@ def lock_table(
     if LOCKS[how] in connection.lacks:
         return
     try:
-        connection.rows(LOCKS[how], tables={"queue": queue, role: queue})
+        connection.run(LOCKS[how], tables={"queue": queue, role: queue})
     except errors.StatementRefused as error:
         raise errors.NotAQueue(
             queue=connection.printed(queue),
@@ -364,20 +476,12 @@ def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) ->
     """Insert rows in bulk; checks that the table defers to the commit fail here."""
     connection.load(queue, rows)
     if "check_deferred" not in connection.lacks:
-        connection.rows("check_deferred")
-
-
-def rollback(connection: Connection) -> None:
-    """Undo the open transaction; close a connection that cannot, which undoes it too."""
-    try:
-        connection.rows("rollback")
-    except Exception:  # noqa: BLE001 - the caller's error is the one to raise
-        connection.close()
+        connection.run("check_deferred")
 
 
 def read_clock(connection: Connection) -> datetime:
     """Return the database's time, in UTC."""
-    found: datetime = connection.rows("clock")[0][0]
+    found: datetime = connection.value("clock")
     return found.replace(tzinfo=UTC)
 
 
@@ -397,7 +501,7 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
     if "endpoint_zone" in connection.lacks:
         return "UTC"
     try:
-        zone: str | None = connection.rows("endpoint_zone", zone=option)[0][0]
+        zone: str | None = connection.value("endpoint_zone", zone=option)
     except errors.TimeZoneNotFound:
         if option is None:
             raise

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from sqlq_spark import errors
-from sqlq_spark.database import dialect_named, transaction
+from sqlq_spark.database import StateSchema, dialect_named, transaction
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.database.trust import INSERT, Fault, advise, look
 from sqlq_spark.wire.address import delayed_of
@@ -51,12 +51,12 @@ def install(connection: Connection) -> None:
     """
     wait = min(LOCK_WAIT, connection.timeout)
     with transaction(connection):
-        connection.rows("install_lock", state_name=connection.state)
+        connection.run("install_lock", state_name=connection.state)
         connection.set_lock_timeout(wait)
         try:
-            connection.rows("install_schema")
+            connection.run("install_schema")
             check_state_owners(connection)
-            connection.rows("install_state")
+            connection.run("install_state")
             check_state(connection)
         except errors.TimedOut as error:
             raise errors.InstallBlocked(
@@ -77,10 +77,9 @@ def check_state(connection: Connection) -> None:
         StateOfOther, StateNotInstalled, StateTooOld, StateTooNew.
     """
     check_state_owners(connection)
-    rows = connection.rows("version")
-    if not rows:
+    found = connection.value("version")
+    if found is None:
         raise errors.StateNotInstalled(schema=connection.state, server=connection.server)
-    found = rows[0][0]
     if found != VERSION:
         kind = errors.StateTooOld if found < VERSION else errors.StateTooNew
         raise kind(schema=connection.state, found=found, known=VERSION)
@@ -88,9 +87,8 @@ def check_state(connection: Connection) -> None:
 
 def check_state_owners(connection: Connection) -> None:
     """Raise StateOfOther for a state schema that must not be used; reads only the catalogue."""
-    faults = connection.records(
-        "state_faults", Fault, **connection.trusted.values(connection.names)
-    )
+    trusted = connection.trusted.values(connection.names)
+    faults = connection.rows("state_faults", Fault, tables=None, **trusted)
     if faults:
         found = "; ".join(str(each.fault) for each in faults)
         advice, value = advise(connection, faults)
@@ -119,9 +117,11 @@ def state_parts(connection: Connection) -> dict[str, str]:
 def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
     """Return the state schemas that this login may enter and trust; and why not the others."""
     states, unread = [], {}
-    for state, may_enter, roles in connection.rows("state_schemas", schema_name=None):
-        if not may_enter:
-            unread[state] = f"this login may not enter it{f' (roles {roles})' if roles else ''}"
+    for found in connection.rows("state_schemas", StateSchema, schema_name=None):
+        state = found.schema
+        if not found.may_enter:
+            roles = f" (roles {found.roles})" if found.roles else ""
+            unread[state] = f"this login may not enter it{roles}"
             continue
         try:
             with use_state(connection, state):
@@ -152,7 +152,7 @@ def has_trail(connection: Connection) -> bool:
         check_state_owners(connection)
     except errors.StateOfOther:
         return False
-    return bool(connection.rows("trail_kept", state_name=connection.state))
+    return connection.value("trail_kept", state_name=connection.state) is not None
 
 
 def record_action(
@@ -169,7 +169,7 @@ def record_action(
         RightMissing: the login may not insert. The action is undone with the transaction.
     """
     stream, batch, task = receipt or (None, None, None)
-    connection.rows(
+    connection.run(
         "record_action",
         action=action,
         queue_name=queue,
@@ -222,11 +222,11 @@ def _create(
 
     def create() -> None:
         with transaction(connection):
-            connection.rows("create_lock", tables={"table": table})
-            connection.rows(statement, tables={name: table})
+            connection.run("create_lock", tables={"table": table})
+            connection.run(statement, tables={name: table})
             check_owner(connection, table)
             if body_string:
-                connection.rows("add_body_string", tables={"queue": table})
+                connection.run("add_body_string", tables={"queue": table})
 
     try:
         create()

@@ -119,9 +119,10 @@ def look(
     names, more = connection.names, {"columns": [*wanted.columns]}
     asked = list(dict.fromkeys([*queues, *filter(None, [wanted.source])]))
     places = [names.place_of(queue) | more | {"place": at} for at, queue in enumerate(asked)]
-    found = connection.records(
+    found = connection.rows(
         "table_owners",
         Table,
+        tables=None,
         places=json.dumps(places),
         deletes=wanted.how == "delete",
         **connection.trusted.values(names),

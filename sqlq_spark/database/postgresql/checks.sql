@@ -469,15 +469,15 @@ SELECT law.name, law.severity, law.found, law.fix
 -- can make such tables.
 -- Returns: schema text, may_enter boolean (and read the version), roles text (those without a login that
 --          may enter it)
-SELECT n.nspname::text,
+SELECT n.nspname::text AS schema,
        has_schema_privilege(n.oid, 'USAGE')
        AND coalesce((SELECT has_table_privilege(c.oid, 'SELECT')
                        FROM pg_catalog.pg_class AS c
-                      WHERE c.relnamespace = n.oid AND c.relname = 'version'), true),
+                      WHERE c.relnamespace = n.oid AND c.relname = 'version'), true) AS may_enter,
        coalesce((SELECT string_agg(quote_ident(r.rolname), ', ' ORDER BY r.rolname)
                    FROM aclexplode(n.nspacl) AS a
                    JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee
-                  WHERE a.privilege_type = 'USAGE' AND NOT r.rolcanlogin), '')
+                  WHERE a.privilege_type = 'USAGE' AND NOT r.rolcanlogin), '') AS roles
   FROM pg_catalog.pg_namespace AS n
  WHERE n.nspname = coalesce(:schema_name::text::name, n.nspname)
    AND 1 < (SELECT count(*)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from adbc_driver_manager import Error
 
 from sqlq_spark import database, errors
+from sqlq_spark.database import OPENS, Work
 from sqlq_spark.database.explain import find_faults, to_explain
 from sqlq_spark.database.postgresql import drivers, explain
 from sqlq_spark.database.postgresql.errors import (
@@ -35,7 +37,7 @@ from sqlq_spark.database.postgresql.rows import (
     fill_names,
     number_parameters,
     plain_columns,
-    read_rows,
+    read_result,
     with_whole_days,
     write_values,
 )
@@ -49,11 +51,11 @@ if TYPE_CHECKING:
 
     from adbc_driver_postgresql import dbapi
 
-    from sqlq_spark.database import Row, Tables, Value
+    from sqlq_spark.database import Tables, Value
+    from sqlq_spark.database.results import Result
     from sqlq_spark.database.statements import StatementName
 
 log = logging.getLogger("sqlq_spark")
-T = TypeVar("T")
 
 # bytes of a batch of a COPY: the server reads one while the driver encodes the next
 # Measured, 1.2 kB rows: 4.6 us of the connection a row; 5.9 with batches of 10,000 rows
@@ -80,14 +82,22 @@ SLACK = 1.25
 # server and queue → when another session held one of its rows, by this process's clock
 HELD: dict[tuple[str, QueueAddress], float] = {}
 
-# statement → what a failure after it undoes: 1 the transaction, 2 the work since the savepoint,
-# 0 nothing; each is sent in one message
-OPEN = {"begin": 1, "timeouts": 1, "savepoint": 2, "release": 1, "commit": 0, "rollback": 0}
-UNDO = (
-    ("ROLLBACK",),  # which shows whether the session is alive
-    ("ROLLBACK",),
-    ("ROLLBACK TO SAVEPOINT attempt", "RELEASE SAVEPOINT attempt"),
-)
+IN_ONE_MESSAGE = {*OPENS, "timeouts"}  # statements without parameters and rows
+UNDO = {
+    Work.NONE: ("ROLLBACK",),  # which shows whether the session is alive
+    Work.TRANSACTION: ("ROLLBACK",),
+    Work.SAVEPOINT: ("ROLLBACK TO SAVEPOINT attempt", "RELEASE SAVEPOINT attempt"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSession:
+    """A session that keeps others waiting."""
+
+    pid: int
+    login: str
+    application: str
+    ended: bool | None  # None: of another login, which only a DBA can end
 
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
@@ -117,28 +127,19 @@ class Connection(database.Connection):
     shapes = explain.SHAPES
     _raw: dbapi.Connection
     _began = 0.0  # when the last statement was sent, by this process's clock
-    _open = 0  # 1 in a transaction, 2 behind its savepoint
-
-    def rows(
-        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
-    ) -> list[Row]:
-        return read_rows(self._read(statement, tables or {}, values))
-
-    def records(self, statement: StatementName, kind: type[T], **values: Value) -> list[T]:
-        found = self._read(statement, {}, values)
-        return [kind(**dict(zip(found.column_names, row, strict=True))) for row in read_rows(found)]
 
     def _read(
         self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
-    ) -> pa.Table:
+    ) -> Result:
         text, names = number_parameters(statement)
         if statement == "timeouts":
             text, names = write_values(statement, values), ()
         bound = tuple(values[name] for name in names)
         try:
-            return self._execute(statement, fill_names(text, self.state, tables), bound, tables)
+            table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
         except errors.TimedOut as error:
             raise self._end_frozen(error, values) from None
+        return read_result(table)
 
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """
@@ -167,7 +168,9 @@ class Connection(database.Connection):
             self._ingest(f"store {table}", {}, QueueAddress(table, self.state), rows)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
-        return dict(self.rows("queue_columns", table_name=POSTGRESQL.quote_address(queue)))
+        name = POSTGRESQL.quote_address(queue)
+        columns = self.rows("queue_columns", database.Column, table_name=name)
+        return {column.name: column.type for column in columns}
 
     def run_script(self, text: str) -> list[Any]:
         with self._raw.cursor() as cursor:
@@ -240,14 +243,20 @@ class Connection(database.Connection):
             return error
         name = f" {stream!s} " if sink is None else f" {sink!s}/"
         kind, seconds, reason = type(error), error.seconds, error.reason
-        for pid, login, application, ended in self.rows(
-            "end_frozen", name=name[:NAMED], state_name=self.state, seconds=seconds
-        ):
-            if ended is None:
-                reason += OTHERS.format(pid, login)
+        sessions = self.rows(
+            "end_frozen",
+            FrozenSession,
+            name=name[:NAMED],
+            state_name=self.state,
+            seconds=seconds,
+        )
+        for session in sessions:
+            if session.ended is None:
+                reason += OTHERS.format(session.pid, session.login)
                 continue
-            log.warning(FROZEN, application, pid, seconds)
-            kind, reason = errors.LockTimedOut, f"{reason}; session {pid} hung and was ended"
+            log.warning(FROZEN, session.application, session.pid, seconds)
+            kind = errors.LockTimedOut
+            reason = f"{reason}; session {session.pid} hung and was ended"
         return kind(statement=error.statement, seconds=seconds, reason=reason)
 
     def _ingest(self, statement: str, tables: Tables, into: QueueAddress, rows: pa.Table) -> None:
@@ -274,35 +283,31 @@ class Connection(database.Connection):
         text = f"/* sqlqueue:{statement} */ {text}"
         try:
             with self._raw.cursor() as cursor:
-                if statement in OPEN:
+                if statement in IN_ONE_MESSAGE:
                     cursor.executemany(text, None)
-                    self._open = OPEN[statement]
+                    self.work = OPENS.get(statement, self.work)
                     return pa.table({})
-                if not self._open:
+                is_alone = self.work is Work.NONE
+                if is_alone:
                     cursor.executemany(STATEMENTS["begin"], None)
                 cursor.execute(text, bind(values))
                 if most is None:
                     found = cursor.fetch_arrow_table() if cursor.description else pa.table({})
                 else:
                     found = read_up_to(cursor, most)
-                if not self._open:
+                if is_alone:
                     cursor.executemany(STATEMENTS["commit"], None)
         except Error as error:
             raise self._failure(statement, tables, error) from None
         return found
 
     def _failure(self, statement: str, tables: Tables, error: Error) -> errors.DatabaseFailure:
-        """Undo, and return the package's error; a session that cannot roll back is lost."""
+        """Undo, and return the package's error."""
         failure = read_error(error)
         took = time.monotonic() - self._began
         if "statement pooling" in failure.text:
             return errors.StatementPooling(server=self.server, reason=failure.text)
-        undo, self._open = UNDO[self._open], max(0, self._open - 1)
-        try:
-            with self._raw.cursor() as cursor:
-                for text in undo:
-                    cursor.executemany(text, None)
-        except Error:
+        if not self.undo():
             return errors.ConnectionLost(statement=statement, reason=failure.text)
         role, queue = find_table(tables, failure.text) if tables else ("", None)
         place = self._place(statement, queue, role)
@@ -313,7 +318,16 @@ class Connection(database.Connection):
         """Return a schema with the roles that may use it, if it is a state schema."""
         if schema is None or statement == "state_schemas":
             return None
-        rows = self.rows("state_schemas", schema_name=schema)
-        if rows:
-            return schema, rows[0][2]
+        found = self.row("state_schemas", database.StateSchema, schema_name=schema)
+        if found is not None:
+            return schema, found.roles
         return (schema, "") if schema == self.state else None
+
+    def _undo(self, work: Work) -> bool:
+        try:
+            with self._raw.cursor() as cursor:
+                for text in UNDO[work]:
+                    cursor.executemany(text, None)
+        except Error:
+            return False
+        return True

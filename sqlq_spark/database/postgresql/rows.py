@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sqlq_spark.database.results import Result
 from sqlq_spark.database.statements import Statements, repeat
 from sqlq_spark.wire.postgresql import POSTGRESQL
 from sqlq_spark.wire.rows import replace_undecodable
@@ -123,8 +124,8 @@ def with_whole_days(rows: pa.Table) -> pa.Table:
 # ---------------------------------------------------------------- from the server
 
 
-def read_rows(found: pa.Table) -> list[tuple[Any, ...]]:
-    return list(zip(*map(_values, found.columns), strict=True))
+def read_result(found: pa.Table) -> Result:
+    return Result(tuple(found.column_names), [_values(column) for column in found.columns])
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

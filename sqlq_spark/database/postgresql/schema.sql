@@ -236,7 +236,7 @@ $do$
 
 -- name: queue_columns
 -- Returns: name, type of each column of a queue; no row where the table is absent
-SELECT attname::text, format_type(atttypid, NULL)::text
+SELECT attname::text AS name, format_type(atttypid, NULL)::text AS type
   FROM pg_catalog.pg_attribute
  WHERE attrelid = to_regclass(:table_name::text) AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum

@@ -7,6 +7,7 @@ The functions are pure and need no driver.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlq_spark.database.statements import Statements, repeat
@@ -15,7 +16,7 @@ from sqlq_spark.wire.sqlserver import SQLSERVER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sqlq_spark.database import Row, Tables, Value
+    from sqlq_spark.database import Tables, Value
     from sqlq_spark.wire.address import QueueAddress
 
 STATEMENTS = Statements.load("sqlserver")
@@ -187,7 +188,15 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 MOST_LOCKS, PAGE = 4000, 4000
 
 
-def cut_step(rows: Iterable[Row], *, messages: int, most: int, largest: int) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A message of a range and its size."""
+
+    seq: int
+    bytes: int
+
+
+def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) -> dict[str, int]:
     """
     Return how far to receive, as parameters of `receive`; nothing where nothing waits.
 
@@ -195,13 +204,14 @@ def cut_step(rows: Iterable[Row], *, messages: int, most: int, largest: int) -> 
     committed since, the step has at most `most` plus `largest` bytes.
 
     Args:
-        rows: seq and bytes of messages, by seq.
+        rows: the messages, by seq.
         messages: of the step, at most; it has none where all rows are too large.
         most: bytes of the step, but one message at least.
         largest: bytes of one message.
     """
     count = total = locks = heaviest = stop = 0
-    for seq, size in rows:
+    for message in rows:
+        size = message.bytes
         locks += 1
         if size <= largest:
             locks, heaviest = locks + size // PAGE, max(heaviest, size)
@@ -209,7 +219,7 @@ def cut_step(rows: Iterable[Row], *, messages: int, most: int, largest: int) -> 
             if count and (full or count == messages):
                 break
             count, total = count + 1, total + size
-        stop = seq + 1
+        stop = message.seq + 1
     if not stop:
         return {}
     heaviest = min(largest, (most + largest) // max(1, count))

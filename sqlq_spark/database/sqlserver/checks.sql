@@ -334,7 +334,7 @@ SELECT N'state_unlogged' AS name, N'error' AS severity,
 -- all schemas. So a schema that is named as `script --domain` names it counts too. The server does not show
 -- roles that this login is no member of.
 -- Returns: schema, may_enter bit (whether this login may read the version), roles (empty)
-SELECT s.name,
+SELECT s.name AS [schema],
        CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(s.name) + N'.version', N'OBJECT', N'SELECT'), 0)
             AS bit) AS may_enter,
        N'' AS roles

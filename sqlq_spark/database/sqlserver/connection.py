@@ -13,13 +13,16 @@ from __future__ import annotations
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlq_spark import database, errors
+from sqlq_spark.database import OPENS, Work
 from sqlq_spark.database.explain import find_faults, to_explain
+from sqlq_spark.database.results import Result
 from sqlq_spark.database.sqlserver import drivers, explain
 from sqlq_spark.database.sqlserver.calls import (
     STATEMENTS,
+    Weight,
     build_call,
     build_insert,
     check_fit,
@@ -39,7 +42,6 @@ from sqlq_spark.database.sqlserver.rows import (
     json_rows,
     no_rows,
     plain_columns,
-    read_value,
 )
 from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.database.statements import LACKS
@@ -51,11 +53,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.database import Row, Tables, Value
+    from sqlq_spark.database import Tables, Value
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
-
-T = TypeVar("T")
 
 # Settings of each session. English, because one driver reports an error by its sentence only.
 # In a deadlock the server ends a session of LOW priority: ours, which tries again.
@@ -135,8 +135,6 @@ class Connection(database.Connection):
             raw, server=target.server, state=state, timeout=timeout, application=application
         )
         self._driver = driver
-        self._open = False  # a transaction
-        self._savepoint = False  # whether a failure undoes only what came since
         self._watchdog = drivers.Watchdog(self._end)
         self._cursor: Any = None  # of the last statement; it gives up that one with the next
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
@@ -148,28 +146,15 @@ class Connection(database.Connection):
         self._limit_statements()
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
         found = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
-        self.catalog = next((name for (name,) in found), None)
+        self.catalog = next(iter(found.values("connect")), None)
 
-    def rows(
-        self, statement: StatementName, *, tables: Tables | None = None, **values: Value
-    ) -> list[Row]:
-        tables = tables or {}
+    def _read(
+        self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
+    ) -> Result:
         text = self.fill_names(STATEMENTS[statement], tables)
         if statement in DIRECT:
             return self._direct(statement, text, values)
         return self._do(statement, text, tables, values)
-
-    def records(self, statement: StatementName, kind: type[T], **values: Value) -> list[T]:
-        text = self.fill_names(STATEMENTS[statement], {})
-        with self._executed(statement, text, {}, values) as cursor:
-            while not cursor.description and cursor.nextset():
-                pass  # statements before the rows have no result
-            names = [column[0] for column in cursor.description]
-            found = [kind(**dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
-            drivers.check_complete(cursor)
-            while cursor.nextset():
-                pass  # an error behind the rows is raised only here
-        return found
 
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """Before a `receive` weigh the rows of its range, see `cut_step`."""
@@ -181,7 +166,7 @@ class Connection(database.Connection):
         """Receive what fits; go on where all is too large, or where other sessions took it."""
         messages, largest = limits["messages"], limits["largest"]
         while True:
-            rows = self.rows("weigh", tables={"queue": tables["queue"]}, **limits)
+            rows = self.rows("weigh", Weight, tables={"queue": tables["queue"]}, **limits)
             step = cut_step(rows, messages=messages, most=limits["bytes"], largest=largest)
             if not step:
                 return no_rows()
@@ -229,8 +214,8 @@ class Connection(database.Connection):
         self._do(f"store {table}", text, {}, values)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
-        found = self.rows("queue_columns", tables={"queue": queue})
-        return {name.lower(): kind for name, kind in found}
+        found = self.rows("queue_columns", database.Column, tables={"queue": queue})
+        return {column.name.lower(): column.type for column in found}
 
     def whole(self, address: QueueAddress) -> QueueAddress:
         return replace(self.names.qualify(address), catalog=address.catalog or self.catalog)
@@ -247,7 +232,11 @@ class Connection(database.Connection):
         return [found.get(each, each) for each in whole]
 
     def run_script(self, text: str) -> list[Any]:
-        return [row[0] for batch in split_script(text) for row in self._do("selftest", batch, {})]
+        found: list[Any] = []
+        for batch in split_script(text):
+            result = self._do("selftest", batch, {})
+            found += result.columns[0] if result.columns else []
+        return found
 
     def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
         known = self.run_script(COLLATIONS)
@@ -273,9 +262,9 @@ class Connection(database.Connection):
         self._watchdog.watch(None)
         with self._watchdog.statement():
             with suppress(*self._driver.errors):  # a broken session is undone by the server
-                if self._open:
+                if self.work is not Work.NONE:
                     self._plain(STATEMENTS["rollback"])
-            self._open = False
+            self.work = Work.NONE
             self._end()
 
     # ------------------------------------------------------------ the columns of a queue
@@ -299,7 +288,7 @@ class Connection(database.Connection):
             words |= {"recoverable": "", "one": ""}
         if "{seek}" in text:
             due_index = fill_names(DUE_INDEX, self.state, tables)
-            if not self._do("due_index", due_index, tables, {}):
+            if not self._do("due_index", due_index, tables, {}).values("due_index"):
                 words["seek"] = ""
         return fill_names(text, self.state, tables, **words)
 
@@ -319,7 +308,7 @@ class Connection(database.Connection):
             self._raw.timeout = limit  # of the cursors that follow
             self._close_cursor()
 
-    def _direct(self, statement: str, text: str, values: dict[str, Value]) -> list[Row]:
+    def _direct(self, statement: str, text: str, values: Mapping[str, Value]) -> Result:
         text = text.replace("{milliseconds}", str(values.get("milliseconds")))
         if statement == "timeouts":
             text = text.replace("{application}", context_info(self.application))
@@ -327,24 +316,24 @@ class Connection(database.Connection):
         if statement == "begin":
             self._columns.clear()  # tables may have been created again
         found = self._do(statement, text, {})
-        self._open = statement not in ENDS
-        self._savepoint = statement == "savepoint"
-        self._watchdog.watch(self.timeout if self._open else None)
+        self.work = OPENS.get(statement, self.work)
+        self._watchdog.watch(None if self.work is Work.NONE else self.timeout)
         return found
 
     def _do(
         self, statement: str, text: str, tables: Tables, values: Mapping[str, Value] | None = None
-    ) -> list[Row]:
-        found: list[Row] = []
+    ) -> Result:
+        names: tuple[str, ...] = ()
+        rows: list[tuple[Any, ...]] = []
         with self._executed(statement, text, tables, values) as cursor:
             more = True
             while more:
                 if cursor.description:
-                    names = [column[0] for column in cursor.description]
-                    found += [tuple(map(read_value, names, row)) for row in cursor.fetchall()]
+                    names = tuple(column[0] for column in cursor.description)
+                    rows += map(tuple, cursor.fetchall())
                     drivers.check_complete(cursor)
                 more = cursor.nextset()
-        return found
+        return Result(names, [*zip(*rows, strict=True)] if rows else [()] * len(names))
 
     @contextmanager
     def _executed(
@@ -359,7 +348,7 @@ class Connection(database.Connection):
         sql = f"/* sqlqueue:{statement} */ {text}"
         bound: tuple[Value, ...] = ()
         if values is not None:
-            sql, bound = build_call(statement, text, values, guarded=self._open)
+            sql, bound = build_call(statement, text, values, guarded=self.work is not Work.NONE)
         try:
             with self._watchdog.statement():
                 cursor = self._cursor = self._cursor or self._raw.cursor()
@@ -384,24 +373,28 @@ class Connection(database.Connection):
             return cursor.fetchall() if cursor.description else []
 
     def _failure(self, statement: str, tables: Tables, error: Exception) -> errors.DatabaseFailure:
-        """Undo, and return the package's error; a session that cannot roll back is lost."""
+        """Undo, and return the package's error."""
         failure = read_error(error, self._secret)
-        undo = UNDO if self._savepoint else STATEMENTS["rollback"]
-        self._open = self._savepoint
-        self._savepoint = False
-        self._columns.clear()
-        if not self._open:
-            self._watchdog.watch(None)
-        if (limit := self._watchdog.ended) is not None:
-            return errors.ConnectionLost(statement=statement, reason=IDLE.format(limit))
-        try:
-            with self._watchdog.statement():
-                self._plain(undo)
-        except self._driver.errors:
-            return errors.ConnectionLost(statement=statement, reason=failure.text)
+        if not self.undo():
+            limit = self._watchdog.ended
+            reason = failure.text if limit is None else IDLE.format(limit)
+            return errors.ConnectionLost(statement=statement, reason=reason)
         level = self._level() if failure.number in MAYBE_OLD else 0
         place = self._place(statement, find_table(tables, failure.text))
         return statement_error(failure, place, level)
+
+    def _undo(self, work: Work) -> bool:
+        self._columns.clear()
+        if work is not Work.SAVEPOINT:
+            self._watchdog.watch(None)
+        if self._watchdog.ended is not None:
+            return False
+        try:
+            with self._watchdog.statement():
+                self._plain(UNDO if work is Work.SAVEPOINT else STATEMENTS["rollback"])
+        except self._driver.errors:
+            return False
+        return True
 
     def _level(self) -> int:
         with suppress(*self._driver.errors):

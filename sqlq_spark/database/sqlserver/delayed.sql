@@ -8,11 +8,11 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                                 GETUTCDATE())), 126)
                 FROM OPENJSON(@delays) AS j
                ORDER BY CAST(j.[key] AS int)
-                 FOR XML PATH('')), 1, 1, N'') AS delays_times,
+                 FOR XML PATH('')), 1, 1, N'') AS delays,
        STUFF((SELECT N',' + j.value
                 FROM OPENJSON(@moments) AS j
                ORDER BY CAST(j.[key] AS int)
-                 FOR XML PATH('')), 1, 1, N'') AS moments_times
+                 FOR XML PATH('')), 1, 1, N'') AS moments
 
 -- name: move_due
 -- Moves the messages that have been due longest into the queue, with new ids, as the transport does.

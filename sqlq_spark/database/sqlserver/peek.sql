@@ -28,7 +28,7 @@ SELECT MAX(place) AS messages, MAX(seq) AS last,
                 FROM @marks
                WHERE (place - 1) % @grain = 0
                ORDER BY place
-                 FOR XML PATH('')), 1, 1, N'') AS marks_list
+                 FOR XML PATH('')), 1, 1, N'') AS marks
   FROM @marks
 
 -- name: sample

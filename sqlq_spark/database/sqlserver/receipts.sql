@@ -111,7 +111,7 @@ UPDATE o
 -- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bit:
 --          always 1, because a login cannot ask the server what another one may do
 SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
-       r.created AS created_utc, o.seen AS seen_utc, r.login, CAST(1 AS bit) AS entitled
+       r.created AS created, o.seen AS seen, r.login, CAST(1 AS bit) AS entitled
   FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
   LEFT JOIN {state}.stream AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.stream = r.stream
  WHERE (@stream IS NULL OR r.stream = @stream)
@@ -139,7 +139,7 @@ UPDATE {state}.stream
 -- Returns: stream, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
 --          receipts, held
 SELECT o.stream, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
-       o.created AS created_utc, o.seen AS seen_utc, h.receipts, h.held
+       o.created AS created, o.seen AS seen, h.receipts, h.held
   FROM {state}.stream AS o
  CROSS APPLY (SELECT COUNT_BIG(*) AS receipts, ISNULL(SUM(r.messages), 0) AS held
                 FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)

@@ -61,20 +61,6 @@ def to_time_text(value: datetime) -> str:
 # ---------------------------------------------------------------- from the server
 
 
-def read_value(name: str, value: Any) -> Any:  # noqa: ANN401 - of any column
-    """Return one value, by the end of its column's name: `_utc` time, `_list` numbers, `_times`."""
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    if name.endswith("_utc") and isinstance(value, datetime):
-        return value.replace(tzinfo=UTC)
-    if name.endswith("_list"):
-        return None if value is None else [int(each) for each in value.split(",")]
-    if name.endswith("_times"):
-        texts = [] if value is None else value.split(",")
-        return [datetime.fromisoformat(text).replace(tzinfo=UTC) for text in texts]
-    return value
-
-
 def fetch_table(cursor: Any) -> pa.Table:  # noqa: ANN401 - of one of two drivers
     if hasattr(cursor, "arrow"):
         return cursor.arrow()

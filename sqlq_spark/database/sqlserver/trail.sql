@@ -13,7 +13,7 @@ VALUES (@action, @queue_name, @messages, @stream, @batch, @task)
 -- name: trail
 -- The last entries of all queues, or of one, the latest first.
 -- Returns: at, login, session_login, action, messages, stream, batch, task, queue
-SELECT TOP (@entries) at AS at_utc, login, session_login, action, messages, stream, batch,
+SELECT TOP (@entries) at, login, session_login, action, messages, stream, batch,
        CAST(task AS bigint) AS task, queue
   FROM {state}.trail
  WHERE @queue_name IS NULL OR queue = @queue_name
