@@ -17,6 +17,7 @@ from sqlq_spark.database import check_types, transaction
 from sqlq_spark.database.trust import READ, use
 from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.pace import apportion
+from sqlq_spark.receive.peek import SeqEnds
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.rows import QUEUE_ROW, with_readable_texts
 
@@ -108,14 +109,15 @@ def parts(
     """
     if wanted.queues is not None:
         queues = [queue for queue in queues if connection.canonical(queue) in wanted.queues]
-    ends = []
+    ends: list[SeqEnds] = []
     with transaction(connection):
         use(connection, queues, READ)
         for queue in queues:
             check_types(connection, queue)
-            ends += connection.rows("top", tables={"queue": queue})
+            ends += connection.rows("top", SeqEnds, tables={"queue": queue})
     found = [
-        wanted.within(*((0, 0) if first is None else (first, last + 1))) for first, last in ends
+        wanted.within(0, 0) if end.first is None else wanted.within(end.first, (end.last or 0) + 1)
+        for end in ends
     ]
     widths = [max(0, each.stop - each.first) for each in found]
     shares = apportion(widths, widths, tasks=parts)

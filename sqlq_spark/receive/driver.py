@@ -29,8 +29,8 @@ from sqlq_spark.errors import (
 from sqlq_spark.receive import offset, pace, peek, receipts
 from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.receive.pace import Backlog, Ramp
-from sqlq_spark.receive.peek import Found, PeekState
-from sqlq_spark.receive.receipts import Acknowledged, Claim
+from sqlq_spark.receive.peek import Found, PeekState, Sample, SeqEnds, Waiting
+from sqlq_spark.receive.receipts import Acknowledged, Claim, HeldReceipt
 from sqlq_spark.send.delayed import DueMessagePoller
 
 if TYPE_CHECKING:
@@ -173,7 +173,8 @@ class StreamDriver:
         with transaction(connection):
             use(connection, self.queues.values(), READ)
             for name, queue in self.queues.items():
-                _, last = connection.rows("top", tables={"queue": queue})[0]
+                ends = connection.row("top", SeqEnds, tables={"queue": queue})
+                last = None if ends is None else ends.last
                 self.looks[name] = peek.freeze(self.looks[name], last)
 
     def _check_owner(self, connection: Connection, end: Offset) -> None:
@@ -183,10 +184,10 @@ class StreamDriver:
             found = ", ".join(part.queue for part in end.plan)
             raise StreamOfOtherQueue(found=found, asked=self.claim.queue)
         with transaction(connection):
-            row = connection.rows("stream_queue", stream=end.stream)
-        if not row:
+            queue = connection.value("stream_queue", stream=end.stream)
+        if queue is None:
             raise receipts.stream_not_found(connection, end.stream)
-        self.claim.check(row[0][0])
+        self.claim.check(queue)
 
     # ------------------------------------------------------------ acknowledge
 
@@ -314,34 +315,20 @@ class StreamDriver:
         had nothing at the last look.
         """
         options = self.options
-        grain = max(1, options.max_messages // MARKS)
         awake = {name: look for name, look in self.looks.items() if look.is_awake(now)}
         use(connection, [self.queues[name] for name in awake], READ)
         idle = [name for name, look in awake.items() if not look.found.messages]
         tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
-        waiting = connection.rows("waiting", tables=tables) if idle else []
-        empty = {*idle} - {idle[at] for (at,) in waiting}
+        waiting = connection.values("waiting", tables=tables) if idle else []
+        empty = {*idle} - {idle[place] for place in waiting}
         query: peek.Query | None
         for name, look in awake.items():
             state, query = peek.start_look(look, now)
             while query is not None:
-                started, found = self.clock(), Found()
+                started = self.clock()
+                found = Found()
                 if name not in empty:
-                    queue = {"queue": self.queues[name]}
-                    messages, last, marks = connection.rows(
-                        "peek",
-                        tables=queue,
-                        first=query.first,
-                        last=state.end,
-                        messages=options.max_messages,
-                        grain=grain,
-                    )[0]
-                    if messages:
-                        each, sent, span = connection.rows("sample", tables=queue, first=marks[0])[
-                            0
-                        ]
-                        each = max(1.0, each or 1024.0)
-                        found = Found(messages, tuple(marks), grain, last, each, sent, span or 0)
+                    found = self._find(connection, self.queues[name], query.first, state.end)
                 state, query = peek.answer_look(
                     state,
                     query,
@@ -352,6 +339,29 @@ class StreamDriver:
                     pause=options.peek_delay,
                 )
             self.looks[name] = state
+
+    def _find(self, connection: Connection, queue: QueueAddress, first: int, last: int) -> Found:
+        """Count what waits in a queue from a seq on, and find where to cut it."""
+        most = self.options.max_messages
+        grain = max(1, most // MARKS)
+        tables = {"queue": queue}
+        waiting = connection.row(
+            "peek", Waiting, tables=tables, first=first, last=last, messages=most, grain=grain
+        )
+        if waiting is None or not waiting.messages or not waiting.marks or waiting.last is None:
+            return Found()
+        marks = waiting.marks
+        sample = connection.row("sample", Sample, tables=tables, first=marks[0])
+        sample = sample or Sample(bytes=None, sent=None, span=None)
+        return Found(
+            waiting.messages,
+            marks,
+            grain,
+            waiting.last,
+            bytes_each=max(1.0, sample.bytes or 1024.0),
+            sent=sample.sent,
+            span=sample.span or 0,
+        )
 
     def _plan_next(
         self, connection: Connection, start: Offset, closed: Acknowledged, now: float
@@ -367,7 +377,7 @@ class StreamDriver:
             if stream is None:  # the first plan creates the stream, which counts its own batches
                 stream, batch = str(uuid.uuid4()), 1
                 self._warn_of_orphans(connection)
-                connection.rows(
+                connection.run(
                     "new_stream",
                     stream=stream,
                     queue_name=self.claim.queue,
@@ -376,7 +386,7 @@ class StreamDriver:
             elif start == self._acknowledged:  # else this transaction has locked its stream
                 stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
         if stored is None:
-            connection.rows("store_plan", stream=stream, batch=batch, plan=offset.write_plan(plan))
+            connection.run("store_plan", stream=stream, batch=batch, plan=offset.write_plan(plan))
         else:
             plan = offset.read_plan(stored, stream, batch)
         return Offset(stream=stream, batch=batch, plan=plan)
@@ -441,14 +451,14 @@ class StreamDriver:
     def _warn_of_orphans(self, connection: Connection) -> None:
         """Warn of receipts of other streams of these queues: their checkpoint may be gone."""
         for name in self.queues:
-            held = connection.rows("receipts", stream=None, queue_name=name)
+            held = connection.rows("receipts", HeldReceipt, stream=None, queue_name=name)
             if held:
                 log.warning(
                     "%s: %d messages lie in receipts of other streams. Start those queries once. "
                     "If a checkpoint is lost, see docs/operations.md before you run `sqlqueue "
                     "receipts return`: their sink may have the messages already",
                     name,
-                    sum(row[4] for row in held),
+                    sum(receipt.messages for receipt in held),
                 )
 
 
@@ -463,7 +473,7 @@ def purge(connection: Connection, queues: Sequence[QueueAddress]) -> int:
         use(connection, queues, DELETE)
         for each in queues:
             check_types(connection, each)
-            gone = int(connection.rows("purge", tables={"queue": each})[0][0])
+            gone = int(connection.value("purge", tables={"queue": each}))
             if recorded and gone:
                 record_action(connection, "purge", connection.printed(each), gone)
             total += gone

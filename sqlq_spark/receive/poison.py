@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from sqlq_spark.wire.rows import find_undecodable, rising_ids, with_readable_tex
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sqlq_spark.database import Connection, Row
+    from sqlq_spark.database import Connection
     from sqlq_spark.receive.task import Task
     from sqlq_spark.wire.address import QueueAddress
 
@@ -117,6 +117,23 @@ def store_in_error_queue(
 # ---------------------------------------------------------------- what is too large
 
 
+@dataclass(frozen=True, slots=True)
+class LargeMessage:
+    """A message that is too large to be fetched: a row of `find_large`."""
+
+    seq: int
+    bytes: int
+    place: str  # what names the row, of messages with one seq
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of large messages: the row of `divert_large`."""
+
+    moved: int
+    expired: int
+
+
 def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
     """
     Move messages that are larger than maxMessageBytes to the error queue, on the server.
@@ -134,6 +151,7 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
         return 0, 0
     found = connection.rows(
         "find_large",
+        LargeMessage,
         tables={"queue": task.queue},
         first=task.first,
         stop=task.stop,
@@ -144,50 +162,54 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
         return 0, 0
     name = connection.printed(task.queue)
     if errors is None:
-        seq, size, _ = found[0]
-        raise MessageTooLarge(queue=name, seq=seq, size=size, largest=largest)
+        lowest = found[0]
+        raise MessageTooLarge(queue=name, seq=lowest.seq, size=lowest.bytes, largest=largest)
     moved = expired = 0
     for group in cut_groups(found):
-        counts = move(connection, task, errors, [(seq, place) for seq, _, place in group])
-        moved, expired = moved + counts[0], expired + counts[1]
+        done = move(connection, task, errors, group)
+        moved += done.moved
+        expired += done.expired
+        heaviest = max(group, key=lambda message: (message.bytes, message.seq))
         log.warning(
             "%s: %d messages are larger than maxMessageBytes (%d) and leave the queue unread, for "
             "the error queue unless they have expired; the largest has %d bytes and seq %d",
             name,
             len(group),
             largest,
-            *max((size, seq) for seq, size, _ in group),
+            heaviest.bytes,
+            heaviest.seq,
         )
     return moved, expired
 
 
-def cut_groups(found: list[Row]) -> Iterator[list[Row]]:
+def cut_groups(found: list[LargeMessage]) -> Iterator[list[LargeMessage]]:
     """Cut messages by seq and bytes into what one statement moves, up to what one task may."""
-    before = accumulate((size for _, size, _ in found), initial=0)
-    group: list[Row] = []
-    for row, total in zip(found, before, strict=False):
+    total = size = 0
+    group: list[LargeMessage] = []
+    for message in found:
         if total >= MOST_BYTES:
             break
-        if group and sum(size for _, size, _ in group) + row[1] > AT_ONCE:
+        if group and size + message.bytes > AT_ONCE:
             yield group
             group = []
-        group.append(row)
+            size = 0
+        group.append(message)
+        size += message.bytes
+        total += message.bytes
     if group:
         yield group
 
 
 def move(
-    connection: Connection, task: Task, errors: QueueAddress, chosen: list[tuple[int, str]]
-) -> Row:
-    """
-    Move messages to the error queue; how many, and how many had expired and are gone.
+    connection: Connection, task: Task, errors: QueueAddress, chosen: list[LargeMessage]
+) -> Moved:
+    """Move messages to the error queue, on the server."""
 
-    `chosen` has the seq and the place of each, as `find_large` gives them.
-    """
-
-    def divert(renamed: bool) -> Row:  # noqa: FBT001
+    def divert(renamed: bool) -> Moved:  # noqa: FBT001
         tables = {"queue": task.queue, "errors": errors}
-        listed = json.dumps(chosen)
-        return connection.rows("divert_large", tables=tables, chosen=listed, renamed=renamed)[0]
+        listed = json.dumps([(message.seq, message.place) for message in chosen])
+        moved = connection.row("divert_large", Moved, tables=tables, chosen=listed, renamed=renamed)
+        assert moved is not None, "it counts, so it has a row"  # noqa: S101
+        return moved
 
     return store_in_error_queue(connection, errors, divert)

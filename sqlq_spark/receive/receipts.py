@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from datetime import datetime  # noqa: TC003 - the types of a row are read at run time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow.compute as pc
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.database import Connection, Row
+    from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.offset import Offset
     from sqlq_spark.receive.task import Task, TaskResult
@@ -98,16 +99,23 @@ class Claim:
             raise errors.StreamOfOtherQueue(found=queue, asked=self.queue)
 
 
-def lock_stream(connection: Connection, stream: str) -> Row:
-    """
-    Lock a stream's row until commit; that waits for running tasks. Raises StreamNotFound.
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """The row of a stream, locked: what `lock_stream` returns."""
 
-    Returns its queue, driver, acknowledged batch, and the batch and text of its plan.
-    """
-    found = connection.rows("lock_stream", stream=stream)
-    if not found:
+    queue: str  # of several, joined by ", "
+    driver: str
+    acked_batch: int
+    plan_batch: int | None  # of the stored plan
+    plan: str | None  # its text
+
+
+def lock_stream(connection: Connection, stream: str) -> StreamRow:
+    """Lock a stream's row until commit; that waits for running tasks. Raises StreamNotFound."""
+    row = connection.row("lock_stream", StreamRow, stream=stream)
+    if row is None:
         raise stream_not_found(connection, stream)
-    return found[0]
+    return row
 
 
 def stream_not_found(connection: Connection, stream: str) -> errors.StreamNotFound:
@@ -128,12 +136,12 @@ def lock_for_plan(connection: Connection, stream: str, batch: int, who: Claim) -
     Raises:
         StreamNotFound, DatabaseRolledBack, StreamTakenOver.
     """
-    _, driver, acked, plan_batch, plan = lock_stream(connection, stream)
-    if acked < batch - 1:  # before the driver: a claim may be among what was lost
-        went_back(connection, stream, batch - 1, acked, who)
-    if driver != who.driver:
+    row = lock_stream(connection, stream)
+    if row.acked_batch < batch - 1:  # before the driver: a claim may be among what was lost
+        went_back(connection, stream, batch - 1, row.acked_batch, who)
+    if row.driver != who.driver:
         raise errors.StreamTakenOver(stream=stream)
-    return plan if plan_batch == batch else None
+    return row.plan if row.plan_batch == batch else None
 
 
 def went_back(connection: Connection, stream: str, start: int, acked: int, who: Claim) -> None:
@@ -169,14 +177,14 @@ class Fence:
 
 def read_fence(connection: Connection, stream: str, origin: Origin, queue: str) -> Fence | None:
     """Read a stream's row and lock it, shared; None: it is not there."""
-    rows = connection.rows(
+    return connection.row(
         "fence",
+        Fence,
         stream=stream,
         query_id=origin.query_id,
         run_id=name_run(origin),
         queue_name=queue,
     )
-    return Fence(*rows[0]) if rows else None
 
 
 def enter_query(connection: Connection, task: Task, origin: Origin) -> None:
@@ -193,14 +201,14 @@ def enter_query(connection: Connection, task: Task, origin: Origin) -> None:
     stream, *_ = task.key
     queue = connection.printed(task.queue)
     with transaction(connection):
-        connection.rows(
+        connection.run(
             "enter_query",
             query_id=origin.query_id,
             queue_name=queue,
             stream=stream,
             run_id=name_run(origin),
         )
-        ((reader,),) = connection.rows("query_reader", query_id=origin.query_id, queue_name=queue)
+        reader = connection.value("query_reader", query_id=origin.query_id, queue_name=queue)
     if reader != stream:
         raise errors.QueueReadTwice(
             query=origin.query_id, queue=queue, stream=stream, reader=reader
@@ -221,7 +229,7 @@ class StoredReceipt:
 
     payload: bytes  # also what is in pages
     messages: int
-    size: int  # bytes of the payload, unpacked
+    unpacked: int  # bytes of the payload, unpacked
     query_id: str | None  # Spark's names for the batch that it was received for
     query_batch: int | None
 
@@ -244,10 +252,44 @@ class StoredReceipt:
             where="receipt {}/{}/{}".format(*receipt),
             schema=QUEUE_ROW,
             most=CEILING + GROWTH * (STEP + largest) + ROW * rows,  # one more step and message
-            size=self.size,
+            size=self.unpacked,
             rows=self.messages,
         )
         return without_odd_expiries(unpack(self.payload, (), expected))
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedReceipt(StoredReceipt):
+    """A receipt that was deleted for an operator: what `drop_receipt` returns."""
+
+    queue: str
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReceipt:
+    """What one task holds until its batch is acknowledged: a row of `receipts`."""
+
+    stream: str
+    queue: str
+    batch: int
+    task: int
+    messages: int
+    bytes: int
+    settled: bool
+    created: datetime
+    seen: datetime | None  # when the stream last wrote to its row
+    login: str  # that wrote it
+    entitled: bool  # whether that login may receive from the queue
+
+    @property
+    def key(self) -> ReceiptKey:
+        return self.stream, self.batch, self.task
+
+    @property
+    def name(self) -> str:
+        """Stream, batch and task as text."""
+        return f"{self.stream}/{self.batch}/{self.task}"
 
 
 def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:
@@ -257,22 +299,21 @@ def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:
 def find_receipt(connection: Connection, receipt: ReceiptKey) -> StoredReceipt | None:
     """Read a receipt; None if there is none. Changes nothing."""
     values = receipt_values(receipt)
-    found = connection.rows("find_receipt", **values)
-    if not found:
-        return None
-    payload, *rest = found[0]
-    return StoredReceipt(payload or join_pages(connection, values), *rest)
+    stored = connection.row("find_receipt", StoredReceipt, tables=None, **values)
+    if stored is None or stored.payload:
+        return stored
+    return replace(stored, payload=join_pages(connection, values))
 
 
 def join_pages(connection: Connection, values: dict[str, Any]) -> bytes:
     """Read the pages of a receipt; empty if it has none."""
-    return b"".join(page for (page,) in connection.rows("receipt_pages", **values))
+    return b"".join(connection.values("receipt_pages", tables=None, **values))
 
 
 def save(connection: Connection, task: Task, result: TaskResult, origin: Origin) -> None:
     """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
     payload = pack(result.rows)
-    connection.rows(
+    connection.run(
         "save_receipt",
         **receipt_values(task.key),
         queue_name=connection.names.print_address(task.queue),
@@ -290,6 +331,21 @@ def save(connection: Connection, task: Task, result: TaskResult, origin: Origin)
 
 
 # ---------------------------------------------------------------- the acknowledgement
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOutcome:
+    """What the tasks of some batches received from one queue: a row of `outcome`."""
+
+    queue: str
+    tasks: int
+    empty: int  # tasks that took nothing
+    messages: int
+    expired: int
+    diverted: int
+    forwarded: int
+    query_id: str | None  # Spark's names for the last batch; None: they differ
+    query_batch: int | None
 
 
 @dataclass(frozen=True)
@@ -329,24 +385,25 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     stream, batch = end.stream, end.batch
     if stream is None:  # of transactionMode=none, or no batch at all
         return Acknowledged(batch=batch)
-    queue, driver, acked, plan_batch, plan = lock_stream(connection, stream)
-    who.check(queue)
+    row = lock_stream(connection, stream)
+    acked = row.acked_batch
+    who.check(row.queue)
     if who.stream != stream:
-        connection.rows("claim", stream=stream, driver=who.driver, queue_name=who.queue)
-    elif driver != who.driver:
+        connection.run("claim", stream=stream, driver=who.driver, queue_name=who.queue)
+    elif row.driver != who.driver:
         raise errors.StreamTakenOver(stream=stream)
     if acked > batch:
         error = errors.CheckpointRolledBack(stream=stream, start=batch, acked=acked)
         accept_or_raise(error, who.options)
-        return Acknowledged(batch=acked, plan=plan)
+        return Acknowledged(batch=acked, plan=row.plan)
     # an earlier batch that a return or a drop has closed keeps its other receipts
     first = min(acked + 1, batch)
-    counts = connection.rows("outcome", stream=stream, first=first, batch=batch)
+    outcomes = connection.rows("outcome", QueueOutcome, stream=stream, first=first, batch=batch)
     # a batch's plan is committed before Spark has its offset, and it follows the acknowledged one
-    planned = plan_batch == batch or counts
-    if acked < batch - 1 or (acked < batch and not planned):
+    was_planned = row.plan_batch == batch or bool(outcomes)
+    if acked < batch - 1 or (acked < batch and not was_planned):
         went_back(connection, stream, batch, acked, who)
-    total = count_batch(batch, counts)
+    total = count_batch(batch, outcomes)
     found = total.outcome.tasks
     if acked < batch and found < end.tasks:
         if who.options.fail_on_missing_receipts:
@@ -356,14 +413,14 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
             accept_or_raise(missing, who.options)
         elif found:
             log.warning(MISSING, who.queue, batch, end.tasks, found)
-    origin = name_in_spark(counts)
+    origin = name_in_spark(outcomes)
     passed = (
         not who.options.fail_on_data_loss
         and not total.outcome.got
         and is_passed_over(connection, stream, origin)
     )
-    if counts or acked < batch:
-        connection.rows(
+    if outcomes or acked < batch:
+        connection.run(
             "acknowledge",
             stream=stream,
             batch=batch,
@@ -371,21 +428,21 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
             query_batch=origin.query_batch,
             **total.counts,
         )
-        connection.rows("delete_receipts", stream=stream, first=first, batch=batch)
-    queues = {row[0]: count_batch(batch, [row]) for row in counts}
-    following = plan if plan_batch == batch + 1 else None
+        connection.run("delete_receipts", stream=stream, first=first, batch=batch)
+    queues = {outcome.queue: count_batch(batch, [outcome]) for outcome in outcomes}
+    following = row.plan if row.plan_batch == batch + 1 else None
     unread = end.tasks if acked < batch and not found else 0
     return replace(total, plan=following, queues=queues, is_passed_over=passed, unread_tasks=unread)
 
 
-def name_in_spark(counts: Sequence[Row]) -> Origin:
-    """Give Spark's names for a batch, by the rows of `outcome`; none where they differ."""
-    names = {(query, number) for *_, query, number in counts if number is not None}
-    queries = {query for query, _ in names}
+def name_in_spark(outcomes: Sequence[QueueOutcome]) -> Origin:
+    """Give Spark's names for a batch; none where they differ."""
+    named = [outcome for outcome in outcomes if outcome.query_batch is not None]
+    queries = {outcome.query_id for outcome in named}
     if len(queries) != 1 or None in queries:
         return Origin()
-    query, last = max(names)
-    return Origin(query_id=query, query_batch=last)
+    last = max(outcome.query_batch or 0 for outcome in named)
+    return Origin(query_id=queries.pop(), query_batch=last)
 
 
 def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
@@ -397,11 +454,15 @@ def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
     return high_water is not None and origin.query_batch <= high_water
 
 
-def count_batch(batch: int, rows: Sequence[Row]) -> Acknowledged:
-    """Sum up what a batch received, by rows of `outcome`: a queue, its numbers, Spark's names."""
-    tasks, empty, *counts = (sum(row[column] for row in rows) for column in range(1, 7))
-    outcome = Outcome(tasks, empty, sum(counts))
-    return Acknowledged(batch, outcome, dict(zip(COUNTS, counts, strict=True)))
+def count_batch(batch: int, outcomes: Sequence[QueueOutcome]) -> Acknowledged:
+    """Sum up what a batch received."""
+    counts = {name: sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTS}
+    total = Outcome(
+        tasks=sum(outcome.tasks for outcome in outcomes),
+        empty=sum(outcome.empty for outcome in outcomes),
+        got=sum(counts.values()),
+    )
+    return Acknowledged(batch, total, counts)
 
 
 # ---------------------------------------------------------------- by an operator
@@ -447,17 +508,19 @@ def delete_receipt(
 ) -> StoredReceipt | None:
     """Delete a receipt and close its batch; the stream's lock waits for running tasks."""
     stream, batch, task = receipt
-    connection.rows("lock_stream", stream=stream)  # its row may be gone
+    connection.row("lock_stream", StreamRow, stream=stream)  # its row may be gone
     values = receipt_values(receipt)
     paged = join_pages(connection, values)
-    found = connection.rows("drop_receipt", **values)
-    if not found:
+    dropped = connection.row("drop_receipt", DroppedReceipt, tables=None, **values)
+    if dropped is None:
         return None
-    _, messages, settled, payload, size, query_id, query_batch = found[0]
-    if settled and returns:
+    if dropped.settled and returns:
         raise errors.ReceiptSettled(stream=stream, batch=batch, task=task)
-    query_id = None if query_batch is None else query_id
-    connection.rows(
-        "retire_stream", stream=stream, batch=batch, query_id=query_id, query_batch=query_batch
+    connection.run(
+        "retire_stream",
+        stream=stream,
+        batch=batch,
+        query_id=None if dropped.query_batch is None else dropped.query_id,
+        query_batch=dropped.query_batch,
     )
-    return StoredReceipt(payload or paged, messages, size, query_id, query_batch)
+    return replace(dropped, payload=dropped.payload or paged)

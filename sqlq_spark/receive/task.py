@@ -129,7 +129,7 @@ def receive_as_reader(connection: Connection, task: Task, origin: Origin) -> pa.
             if not is_open:
                 return QUEUE_ROW.empty_table()
             allowed = is_new(task, high_water, origin) and allowed
-            connection.rows("begin_receipt", **receipts.receipt_values(task.key))
+            connection.run("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
         if allowed:
             use(connection, [task.queue], DELETE)

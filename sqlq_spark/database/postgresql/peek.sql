@@ -12,8 +12,9 @@ SELECT {at}::bigint AS at
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
 -- Returns: messages bigint, last bigint, marks bigint[]: the seq of every `grain`-th message,
 --          the first one's among them; null where none waits
-SELECT cardinality(seqs)::bigint, seqs[cardinality(seqs)],
+SELECT cardinality(seqs)::bigint AS messages, seqs[cardinality(seqs)] AS last,
        ARRAY (SELECT seqs[place] FROM generate_series(1, cardinality(seqs), :grain::bigint) AS place)
+       AS marks
   FROM (SELECT array_agg(seq) AS seqs
           FROM (SELECT q.seq::bigint AS seq
                   FROM {queue} AS q
@@ -33,14 +34,14 @@ SELECT (SELECT avg({message_bytes})
                   FROM {queue}
                  WHERE seq >= :first::bigint
                  ORDER BY seq
-                 LIMIT 50) AS lowest)::float8,
+                 LIMIT 50) AS lowest)::float8 AS bytes,
        (SELECT substring(left(headers, 16384) FROM '"NServiceBus.TimeSent":"([^"]{1,40})"')
           FROM {queue}
          WHERE seq = :first::bigint
-         LIMIT 1),
-       (SELECT max(seq) FROM {queue})::bigint - :first::bigint + 1
+         LIMIT 1) AS sent,
+       (SELECT max(seq) FROM {queue})::bigint - :first::bigint + 1 AS span
 
 -- name: top
 -- The lowest and the highest seq of a queue.
 -- Returns: first bigint, last bigint; null where the queue is empty
-SELECT min(seq)::bigint, max(seq)::bigint FROM {queue}
+SELECT min(seq)::bigint AS first, max(seq)::bigint AS last FROM {queue}

@@ -39,10 +39,12 @@ SELECT queue FROM {state}.stream WHERE stream = :stream::text
 -- Returns: queue text; tasks, empty (tasks that took nothing), messages, expired, diverted,
 --          forwarded; bigint; query_id text, query_batch bigint: Spark's names for the last batch,
 --          or null where the receipts are of several queries
-SELECT queue, count(*), count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0),
-       sum(messages)::bigint, sum(expired)::bigint, sum(diverted)::bigint, sum(forwarded)::bigint,
-       CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END,
-       CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END
+SELECT queue, count(*) AS tasks,
+       count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0) AS empty,
+       sum(messages)::bigint AS messages, sum(expired)::bigint AS expired,
+       sum(diverted)::bigint AS diverted, sum(forwarded)::bigint AS forwarded,
+       CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END AS query_id,
+       CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END AS query_batch
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
  GROUP BY queue
@@ -98,9 +100,9 @@ UPDATE {state}.stream AS o
 -- it, so its login is asked for.
 -- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bool:
 --          it is of this login, or its login may delete from that queue
-SELECT r.stream, r.queue, r.batch, r.task::bigint, r.messages, r.bytes, r.settled, r.created, o.seen,
-       r.login::text,
-       r.login = current_user OR coalesce(has_table_privilege(a.oid, q.oid, 'DELETE'), false)
+SELECT r.stream, r.queue, r.batch, r.task::bigint AS task, r.messages, r.bytes, r.settled, r.created,
+       o.seen, r.login::text AS login,
+       r.login = current_user OR coalesce(has_table_privilege(a.oid, q.oid, 'DELETE'), false) AS entitled
   FROM {state}.receipt AS r
   LEFT JOIN {state}.stream AS o ON o.stream = r.stream
   LEFT JOIN pg_catalog.pg_roles AS a ON a.rolname = r.login
@@ -131,9 +133,9 @@ UPDATE {state}.stream
  WHERE stream = :stream::text
 
 -- name: streams
--- Returns: stream, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
---          receipts, held
-SELECT o.stream, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
+-- Returns: stream, queue, batch (the last acknowledged one), messages, expired, diverted, forwarded,
+--          created, seen, receipts, held
+SELECT o.stream, o.queue, o.acked_batch AS batch, o.messages, o.expired, o.diverted, o.forwarded,
        o.created, o.seen, h.receipts, h.held
   FROM {state}.stream AS o
  CROSS JOIN LATERAL (SELECT count(*) AS receipts, coalesce(sum(r.messages), 0)::bigint AS held

@@ -139,7 +139,7 @@ RETURNING {received_row}
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq.
 -- Returns: seq bigint, bytes bigint, place text: the row's own until the transaction ends
-SELECT seq::bigint, {message_bytes} AS bytes, ctid::text AS place
+SELECT seq::bigint AS seq, {message_bytes} AS bytes, ctid::text AS place
   FROM {queue}
  WHERE seq >= :first::bigint AND seq < :stop::bigint
    AND {message_bytes} > :largest::bigint
@@ -165,7 +165,7 @@ moved AS (
     SELECT CASE WHEN :renamed::boolean THEN gen_random_uuid() ELSE id END, headers, coalesce(body, '')
       FROM gone
      WHERE NOT expired)
-SELECT count(*) FILTER (WHERE NOT expired), count(*) FILTER (WHERE expired) FROM gone
+SELECT count(*) FILTER (WHERE NOT expired) AS moved, count(*) FILTER (WHERE expired) AS expired FROM gone
 
 -- name: begin_receipt
 -- Writes an empty page, before the others. Its key is the lock of an attempt: a second attempt of the task

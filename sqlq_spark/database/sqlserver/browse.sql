@@ -155,7 +155,7 @@ SELECT CAST(c.last_value AS bigint) AS given
 -- characters; that counts as a right.
 -- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
 --          not committed; blockers shows that session.
--- Returns: schema, name; messages (an estimate), bytes bigint; by schema, name
+-- Returns: schema_name, table_name; messages (an estimate), bytes bigint; by schema_name, table_name
 WITH found AS (
     SELECT t.object_id, t.name, s.name AS schema_name
       FROM sys.tables AS t
@@ -166,7 +166,7 @@ WITH found AS (
     HAVING COUNT(*) = 5
 )
 SELECT TOP (10000)
-       f.schema_name, f.name, sizes.messages, sizes.bytes
+       f.schema_name, f.name AS table_name, sizes.messages, sizes.bytes
   FROM found AS f
  CROSS APPLY (SELECT ISNULL(SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END), 0) AS messages,
                      ISNULL(SUM(a.total_pages), 0) * 8192 AS bytes

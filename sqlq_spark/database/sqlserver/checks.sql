@@ -353,7 +353,7 @@ SELECT s.name AS [schema],
 -- OBJECT_NAME would wait for the very Sch-M lock that is to be reported. NOLOCK reads a table's name also
 -- while another session changes the table, but the server does not promise that.
 -- Locks:   keeps none, waits for no row.
--- Returns: schema, table, name, severity, found, fix
+-- Returns: schema_name, table_name, name, severity, found, fix
 IF {sees_sessions}
     SELECT TOP (1000)
            n.name AS schema_name, o.name AS table_name, law.name,

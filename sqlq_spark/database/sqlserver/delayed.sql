@@ -1,7 +1,7 @@
 -- name: dues
 -- Due times of delays in milliseconds, and of times in UTC. Each list is a JSON array of texts.
 -- DATEADD takes at most 24 days of milliseconds, so days are added separately.
--- Returns: one row: due times of the delays, due times of the times, in their order
+-- Returns: one row: delays, moments: the due times, in their order, separated by commas
 SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                         millisecond, CAST(CAST(j.value AS bigint) % 86400000 AS int),
                         DATEADD(day, CAST(CAST(j.value AS bigint) / 86400000 AS int),
@@ -21,7 +21,7 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
 -- which lock every message that is due.
 -- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for a row.
 -- Index:   Index_Due, a seek.
--- Returns: one row: moved bigint, and 0, because new ids cannot be in the queue already
+-- Returns: one row: moved bigint; renamed bigint: 0, because new ids cannot be in the queue already
 DECLARE @now datetime = GETUTCDATE();
 WITH message AS (
     SELECT TOP (@messages) Headers, Body, Due
@@ -37,7 +37,7 @@ SELECT ROWCOUNT_BIG() AS moved, CAST(0 AS bigint) AS renamed
 -- name: next_due
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
--- Returns: seconds until the next message is due float, null where none waits; below 0 where it is
+-- Returns: seconds float until the next message is due, null where none waits; below 0 where it is
 --          due, and a full batch left it
 SELECT CAST(DATEDIFF_BIG(millisecond, GETUTCDATE(), MIN(Due)) AS float) / 1000 AS seconds
   FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)

@@ -136,9 +136,9 @@ UPDATE {state}.stream
  WHERE stream = @stream
 
 -- name: streams
--- Returns: stream, queue, acked_batch, messages, expired, diverted, forwarded, created, seen,
---          receipts, held
-SELECT o.stream, o.queue, o.acked_batch, o.messages, o.expired, o.diverted, o.forwarded,
+-- Returns: stream, queue, batch (the last acknowledged one), messages, expired, diverted, forwarded,
+--          created, seen, receipts, held
+SELECT o.stream, o.queue, o.acked_batch AS batch, o.messages, o.expired, o.diverted, o.forwarded,
        o.created AS created, o.seen AS seen, h.receipts, h.held
   FROM {state}.stream AS o
  CROSS APPLY (SELECT COUNT_BIG(*) AS receipts, ISNULL(SUM(r.messages), 0) AS held

@@ -53,7 +53,7 @@ SELECT m.text
 
 -- name: selftest_costs
 -- What the server has counted for each plan of a statement in whose text @schema_name is.
--- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), grant_kb (the highest) bigint
+-- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), max_grant_kb bigint
 SELECT SUBSTRING(t.text, CHARINDEX(N'sqlqueue:', t.text) + 9, 30) AS statement, s.execution_count AS executions,
        s.total_worker_time AS cpu, s.total_elapsed_time AS elapsed, s.total_logical_reads AS reads, s.max_grant_kb
   FROM sys.dm_exec_query_stats AS s

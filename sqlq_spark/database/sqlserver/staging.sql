@@ -38,9 +38,9 @@ END CATCH
 -- name: stage
 -- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there. If
 -- the session whose answer was lost still inserts it, this one waits for its row.
--- Returns: one row if it was inserted
+-- Returns: staged, 1, if it was inserted, else no row
 INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
-OUTPUT CAST(1 AS bit)
+OUTPUT CAST(1 AS bit) AS staged
 SELECT @sink, @batch, @attempt, @chunk, @messages, @payload
  WHERE NOT EXISTS (
         SELECT 1 FROM {state}.dispatch_log WHERE sink = @sink AND batch >= @batch)
@@ -65,7 +65,7 @@ OUTPUT inserted.batch
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
 -- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
--- Returns: a row for each receipt
+-- Returns: settled, 1, for each receipt
 DECLARE @open TABLE (
     stream nvarchar(36) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, acked bigint NOT NULL);
 INSERT INTO @open (stream, acked)
@@ -77,7 +77,7 @@ SELECT o.stream, o.acked_batch
          WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
 UPDATE r
    SET settled = 1
-OUTPUT CAST(1 AS bit)
+OUTPUT CAST(1 AS bit) AS settled
   FROM {state}.receipt AS r WITH (FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked
@@ -85,9 +85,9 @@ OUTPUT CAST(1 AS bit)
 -- name: query_mark
 -- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
 -- Index:   stream_query.
--- Returns: one row. query_batch bigint: the last batch of Spark's query that one of its streams has
---          closed; null where it has no stream here, or has closed none
-SELECT MAX(query_batch) AS query_batch FROM {state}.stream WHERE query_id = @query_id
+-- Returns: one row. closed_high_water bigint: the last batch of Spark's query that one of its streams
+--          has closed; null where it has no stream here, or has closed none
+SELECT MAX(query_batch) AS closed_high_water FROM {state}.stream WHERE query_id = @query_id
 
 -- name: query_queues
 -- Which queues a query of Spark receives from now.

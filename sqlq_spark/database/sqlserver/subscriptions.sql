@@ -1,7 +1,7 @@
 -- name: subscribers
 -- Reads the whole table, or one topic: it is small, and its key begins with the endpoint.
--- Returns: topic, endpoint, queueaddress
-SELECT Topic, Endpoint, QueueAddress
+-- Returns: topic, endpoint, address
+SELECT Topic AS topic, Endpoint AS endpoint, QueueAddress AS address
   FROM {subscriptions}
  WHERE @topic IS NULL OR Topic = @topic
  ORDER BY Topic, Endpoint
@@ -10,8 +10,8 @@ SELECT Topic, Endpoint, QueueAddress
 -- Reads the address that `subscribe` may replace.
 -- Index:   the primary key.
 -- Locks:   the endpoint's row for the topic, until commit, so that no other session replaces it.
--- Returns: queueaddress, or no row
-SELECT QueueAddress
+-- Returns: address, or no row
+SELECT QueueAddress AS address
   FROM {subscriptions} WITH (UPDLOCK, ROWLOCK)
  WHERE Endpoint = @endpoint AND Topic = @topic
 
@@ -32,7 +32,7 @@ IF ROWCOUNT_BIG() = 0
 
 -- name: unsubscribe
 -- Index:   the primary key.
--- Returns: one row if the endpoint was subscribed
+-- Returns: ended, 1, if the endpoint was subscribed, else no row
 DELETE FROM {subscriptions}
-OUTPUT CAST(1 AS bit)
+OUTPUT CAST(1 AS bit) AS ended
  WHERE Endpoint = @endpoint AND Topic = @topic
