@@ -254,14 +254,14 @@ def test_a_payload_of_any_size_comes_back(size: int) -> None:
     """In its row, or in pages under the key, numbered from 0 and of the same size but the last."""
     packed = pack(noise(size)).bytes
     found = pages(packed, RECEIPT_KEY, KEY).to_pylist()
-    inside, outside = in_row(packed), [(row["payload"],) for row in found]
+    inside, outside = in_row(packed), [row["payload"] for row in found]
 
     expected = Expected(where="a test", schema=ONE, most=size + 8, size=size + 8, rows=1)
     assert bool(inside) != bool(outside)
     assert unpack(inside, outside, expected).equals(noise(size))
     keys = [(row["stream"], row["batch"], row["task"], row["page"]) for row in found]
     assert keys == [(*KEY, at) for at in range(len(found))]
-    assert {len(page) for (page,) in outside[:-1]} <= {PAGE}
+    assert {len(page) for page in outside[:-1]} <= {PAGE}
     like = pa.table({"body": [b"body" * 200] * 2000})
     assert pack(like).bytes.size < like.nbytes / 20
 

@@ -113,9 +113,9 @@ def test_what_a_trigger_raises_is_not_the_queues(place: Place) -> None:
         with pytest.raises(errors.ServerShort, match="53100"), transaction(found, timeout=30):
             found.load(queue, pa.table({"body": [b"x"]}))
         with pytest.raises(errors.StatementRefused, match='"notes" does not exist'):
-            found.rows("purge", tables={"queue": queue})
+            found.run("purge", tables={"queue": queue})
         with pytest.raises(errors.QueueNotFound):
-            found.rows("purge", tables={"queue": missing})
+            found.run("purge", tables={"queue": missing})
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
@@ -125,12 +125,12 @@ def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -
     cancel = f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {waiting}"
     kind = errors.Cancelled if cancelled else errors.TimedOut
     with opened(place) as first, opened(place) as second, transaction(first, timeout=30):
-        first.rows("install_lock", state_name="r")
+        first.run("install_lock", state_name="r")
         if cancelled:
             ThreadPoolExecutor().submit(until, lambda: place.sql(cancel))
         limit = 20 if cancelled else 0.2
         with pytest.raises(kind) as caught, transaction(second, timeout=limit):
-            second.rows("install_lock", state_name="r")
+            second.run("install_lock", state_name="r")
 
     said = "was cancelled by Ctrl-C" if cancelled else "took longer than 0.2 s"
     assert str(caught.value).startswith(f"install_lock {said}")

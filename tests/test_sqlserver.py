@@ -267,9 +267,9 @@ LARGEST = 1000
 SIZES = st.lists(st.integers(0, 2 * LARGEST), min_size=1, max_size=60)
 
 
-def weighed_rows(sizes: list[int]) -> list[tuple[int, int]]:
+def weighed_rows(sizes: list[int]) -> list[calls.Weight]:
     """Rows with gaps between their seqs."""
-    return [(3 * at + 1, size) for at, size in enumerate(sizes)]
+    return [calls.Weight(3 * at + 1, size) for at, size in enumerate(sizes)]
 
 
 @given(SIZES, st.integers(1, 60), st.integers(1, 20_000))
@@ -280,13 +280,13 @@ def test_a_step_is_never_larger_than_its_limits_and_one_message(
     weighed = weighed_rows(sizes)
     step = calls.cut_step(weighed, messages=messages, most=most, largest=LARGEST)
 
-    fitting = [(seq, size) for seq, size in weighed if size <= LARGEST]
-    passed = [size for seq, size in fitting if seq < step["stop"]]
+    fitting = [message for message in weighed if message.bytes <= LARGEST]
+    passed = [message.bytes for message in fitting if message.seq < step["stop"]]
     assert min(1, len(fitting)) <= len(passed) == step["messages"] <= messages
     assert max(passed, default=0) <= step["largest"] <= LARGEST
     assert step["messages"] * step["largest"] <= most + LARGEST
-    assert step["stop"] <= weighed[-1][0] + 1
-    assert passed or step["stop"] == weighed[-1][0] + 1
+    assert step["stop"] <= weighed[-1].seq + 1
+    assert passed or step["stop"] == weighed[-1].seq + 1
 
 
 @given(st.integers(0, LARGEST), st.integers(1, 60), st.integers(1, 20_000))

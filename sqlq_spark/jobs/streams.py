@@ -33,10 +33,11 @@ from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import READ, use
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive.peek import SeqEnds
 from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
@@ -244,30 +245,36 @@ def receive(
     """
     read = spread(spark, settings.read())
     again = settings.trigger == "availableNow" and not spark_api.DRAINS_AT_ONCE
-    totals, ends = Counter(messages=0, batches=0), list[Any]()
+    totals = Counter(messages=0, batches=0)
+    stops: list[int | None] = []  # the last seq of each queue after the first run
     with sigterm() as asked:
         while True:
             tally = watch(write(load(spark, read)), asked)
             totals.update(messages=tally.messages, batches=tally.batches)
-            tops = look(SourceOptions.parse(read)) if again else []
-            ends = ends or [last for _, last in tops]  # of delayed messages that were due, too
-            left = any(
-                None not in (first, end) and first <= end
-                for (first, _), end in zip(tops, ends, strict=True)
-            )
-            if not left or asked.is_set() or not tally.worked:
+            ends = look(SourceOptions.parse(read)) if again else []
+            stops = stops or [end.last for end in ends]  # of delayed messages that were due, too
+            if not any_waits(ends, stops) or asked.is_set() or not tally.worked:
                 return dict(totals)  # later messages may wait
             read.pop("purgeOnStartup", None)  # later messages must not be purged
 
 
-def look(source: SourceOptions) -> list[tuple[Any, ...]]:
-    """The lowest and the highest seq of each queue, None where it is empty."""
+def any_waits(ends: Sequence[SeqEnds], stops: Sequence[int | None]) -> bool:
+    """Return whether any queue has messages up to its stop, a seq; None: it has none to receive."""
+    return any(
+        end.first is not None and stop is not None and end.first <= stop
+        for end, stop in zip(ends, stops, strict=True)
+    )
+
+
+def look(source: SourceOptions) -> list[SeqEnds]:
+    """Return the lowest and the highest seq of each queue."""
     with Session(source, "job") as session:
         connection = session.open()
         with transaction(connection):
             use(connection, source.addresses, READ)
             return [
-                connection.rows("top", tables={"queue": queue})[0] for queue in source.addresses
+                connection.rows("top", SeqEnds, tables={"queue": queue})[0]
+                for queue in source.addresses
             ]
 
 

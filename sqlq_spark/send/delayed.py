@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from datetime import datetime  # noqa: TC003 - read at run time, as the type of a column
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -35,6 +36,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Dues:
+    """When messages are due, as the database computes it."""
+
+    delays: tuple[datetime, ...]  # of messages with a delay
+    moments: tuple[datetime, ...]  # of messages with a time
 
 
 def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
@@ -113,19 +122,28 @@ def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.Chunked
         if name in chunk.column_names
     }
     texts = {name: each.dictionary.cast(pa.string()).to_pylist() for name, each in coded.items()}
-    delays, moments = connection.rows(
+    dues = connection.rows(
         "dues",
+        Dues,
         zone=zone,
         delays=json.dumps(texts.get("delay", [])),
         moments=json.dumps([text.replace(" ", "T") for text in texts.get("due", [])]),
     )[0]
-    known = {"delay": delays, "due": moments}
+    known = {"delay": dues.delays, "due": dues.moments}
     return pc.coalesce(
         *(pa.array(known[name], MOMENT).take(each.indices) for name, each in coded.items())
     )
 
 
 # ---------------------------------------------------------------- move what is due
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCounts:
+    """How many messages one statement moved into their queue."""
+
+    moved: int
+    renamed: int  # of them: they got a new id there
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +188,22 @@ class Mover:
                 use_delayed(connection, self.queue, Use("delete", DELAYED))
                 use(connection, [self.queue], INSERT)
                 zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
-                ((moved, renamed),) = connection.rows(
-                    "move_due", tables=tables, zone=zone, messages=most
-                )
-                next_due = connection.rows("next_due", tables=tables, zone=zone)[0][0]
+                counts = connection.rows(
+                    "move_due", MoveCounts, tables=tables, zone=zone, messages=most
+                )[0]
+                next_due: float | None = connection.value("next_due", tables=tables, zone=zone)
         except (QueueNotFound, NotAQueue) as error:
             if error.queue != connection.printed(self.delayed):
                 raise
             raise _with_queue(connection, error, self.delayed, self.queue) from None
         self._zone = zone
-        if renamed:
+        if counts.renamed:
             log.warning(
                 "%s: %d delayed messages were moved under new ids: theirs were there already",
                 connection.printed(self.queue),
-                renamed,
+                counts.renamed,
             )
-        return Moved(moved, next_due)
+        return Moved(counts.moved, next_due)
 
     def move_all(self, connection: Connection, most: int | None = None) -> Moved:
         """Move all that is due, or at most so many messages, a batch in a transaction."""

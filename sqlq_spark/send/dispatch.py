@@ -83,12 +83,30 @@ class ChunkKey(NamedTuple):
     chunk: int
 
 
-class LastSent(NamedTuple):
-    """What the dispatch log has of a sink."""
+@dataclass(frozen=True, slots=True)
+class StagedChunk:
+    """A chunk of a sink's batch that is in the staging."""
+
+    attempt: str
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedSink:
+    """What the dispatch log has of a sink: who began it, and where its last batch went."""
 
     login: str  # that began the sink
     batch: int | None  # the last that was sent; None: none was
     destination: str | None  # of that batch, as `describe_destination`; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class LastDispatch:
+    """What the dispatch log has of a sink: when its last batch was sent, and how large it was."""
+
+    batch: int | None  # None: none was sent
+    messages: int
+    seconds: float  # since it began, by the database's clock
 
 
 def stage(
@@ -120,15 +138,15 @@ def _stage_chunk(
     while True:
         with transaction(connection):
             # the sink's drivers wait for the commit; a new sink has no row
-            if connection.rows("sink_open", sink=key.sink):
+            if last_sent(connection, key.sink) is not None:
                 small = payload.in_row(packed.bytes)
-                if connection.rows("stage", **key._asdict(), messages=messages, payload=small):
+                if connection.value("stage", **key._asdict(), messages=messages, payload=small):
                     pages = payload.pages(packed.bytes, payload.CHUNK_KEY, key)
                     connection.store("staging_page", pages)
                 return
         # in a transaction of its own: no task waits for the first chunk of another, which may hang
         with transaction(connection):
-            connection.rows("new_sink", sink=key.sink)
+            connection.run("new_sink", sink=key.sink)
 
 
 # ---------------------------------------------------------------- the driver
@@ -160,7 +178,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
             for chunk in read_chunks(connection, staged):
                 inserts.insert(chunk)
         # also those of attempts that lost
-        connection.rows("discard", sink=sink, batch=batch)
+        connection.run("discard", sink=sink, batch=batch)
         if sink.startswith(NAMELESS):
             delete_abandoned(connection)
 
@@ -188,26 +206,27 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> No
         lock_exclusive(connection, sink)
         if final:
             advance(connection, sink, batch)
-        connection.rows("discard", sink=sink, batch=batch)
+        connection.run("discard", sink=sink, batch=batch)
 
 
 def settle(connection: Connection, origin: Origin) -> None:
     """
     Mark the receipts of a micro-batch as settled.
 
-    A source without new messages has no receipt. The query's mark says that the batch is open.
+    A source without new messages has no receipt. Then the query's closed_high_water says that the
+    batch is open.
 
     Raises:
         NothingToSettle: the query has no stream and no receipt here.
         BatchClosed: receipts of the batch were returned or dropped.
     """
     query, batch = origin.query_id, origin.query_batch
-    settled = connection.rows("settle", query_id=query, query_batch=batch)
-    ((mark,),) = connection.rows("query_mark", query_id=query)
+    settled = connection.values("settle", query_id=query, query_batch=batch)
+    closed_high_water: int | None = connection.value("query_mark", query_id=query)
     schema, server = connection.state, connection.server
-    if mark is None and not settled:
+    if closed_high_water is None and not settled:
         raise errors.NothingToSettle(query=query, batch=batch, schema=schema, server=server)
-    if mark is not None and batch is not None and mark >= batch:
+    if closed_high_water is not None and batch is not None and closed_high_water >= batch:
         raise errors.BatchClosed(query=query, batch=batch, schema=schema, server=server)
 
 
@@ -215,8 +234,8 @@ def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa
     """Yield what was staged, in the order of tasks and rows; raise ChunksMissing for less."""
     sink, batch = staged[0].sink, staged[0].batch
     wanted = {key: seal for each in staged for key, seal in each.chunks.items()}
-    there = set(connection.rows("chunks", sink=sink, batch=batch))
-    found = sum((key.attempt, key.chunk) in there for key in wanted)
+    there = set(connection.rows("chunks", StagedChunk, sink=sink, batch=batch))
+    found = sum(StagedChunk(key.attempt, key.chunk) in there for key in wanted)
     if found < len(wanted):
         raise errors.ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
     ahead: Future[pa.Table] | None = None
@@ -232,8 +251,8 @@ def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa
 
 def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callable[[], pa.Table]:
     """Read a chunk, and return what unpacks it; it raises PayloadRefused if the seal is another."""
-    ((small,),) = connection.rows("chunk", **key._asdict())
-    pages = [] if small else connection.rows("chunk_pages", **key._asdict())
+    small = connection.value("chunk", **key._asdict())
+    pages = [] if small else connection.values("chunk_pages", **key._asdict())
     expected = payload.Expected(
         where=f"staged chunk {key.chunk} of attempt {key.attempt}, batch {key.batch} "
         f"of sink {key.sink}",
@@ -247,8 +266,8 @@ def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callabl
 
 def delete_abandoned(connection: Connection) -> None:
     """Delete what nameless writes left when their job was killed, after a week."""
-    connection.rows("discard_abandoned", seconds=ABANDONED)
-    connection.rows("delete_old_sinks", seconds=ABANDONED)
+    connection.run("discard_abandoned", seconds=ABANDONED)
+    connection.run("delete_old_sinks", seconds=ABANDONED)
 
 
 # ---------------------------------------------------------------- the dispatch log
@@ -285,23 +304,22 @@ def enter(
     return None if is_new else last.login
 
 
-def lock_exclusive(connection: Connection, sink: str) -> LastSent:
+def lock_exclusive(connection: Connection, sink: str) -> LoggedSink:
     """Wait for a sink's tasks and drivers, and keep others waiting until the commit."""
-    rows = connection.rows("sink_close", sink=sink)
-    if not rows:
-        connection.rows("new_sink", sink=sink)
-        rows = connection.rows("sink_close", sink=sink)
-    return LastSent(*rows[0])
+    sinks = connection.rows("sink_close", LoggedSink, sink=sink)
+    if not sinks:
+        connection.run("new_sink", sink=sink)
+        sinks = connection.rows("sink_close", LoggedSink, sink=sink)
+    return sinks[0]
 
 
-def last_sent(connection: Connection, sink: str) -> tuple[int, int, float] | None:
+def last_sent(connection: Connection, sink: str) -> LastDispatch | None:
     """
-    Return the last dispatch, if there is one; wait for a driver that dispatches, change nothing.
+    Return the last dispatch of a sink, without a batch before the first; None: the sink is new.
 
-    It is given by its batch, its messages, and the seconds since it began by the database's clock.
+    Waits for a driver that dispatches, and lets none begin until the commit. Changes nothing.
     """
-    rows = connection.rows("sink_open", sink=sink)
-    return rows[0] if rows and rows[0][0] is not None else None
+    return connection.row("sink_open", LastDispatch, sink=sink)
 
 
 def advance(
@@ -312,10 +330,10 @@ def advance(
     destination: str | None = None,
 ) -> bool:
     """Enter a batch of a locked sink; False where it, or a later one, is there."""
-    rows = connection.rows(
+    entered = connection.value(
         "advance", sink=sink, batch=batch, messages=messages, destination=destination
     )
-    return bool(rows)
+    return entered is not None
 
 
 # ---------------------------------------------------------------- where a batch went
@@ -372,8 +390,8 @@ def is_same_queue(connection: Connection, *destinations: str) -> bool:
 def read_state(connection: Connection, sink: str) -> int:
     """Return the last batch of a sink; changes nothing."""
     with transaction(connection):
-        sent = last_sent(connection, sink)
-    return UNKNOWN if sent is None else sent[0]
+        last = last_sent(connection, sink)
+    return UNKNOWN if last is None or last.batch is None else last.batch
 
 
 def open_request(connection: Connection, sink: str) -> None:
@@ -389,4 +407,4 @@ def give_up(connection: Connection, sink: str) -> None:
         last = lock_exclusive(connection, sink)
         if last.batch is None or last.batch < SENT:
             advance(connection, sink, GIVEN_UP)
-            connection.rows("discard", sink=sink, batch=GIVEN_UP)
+            connection.run("discard", sink=sink, batch=GIVEN_UP)

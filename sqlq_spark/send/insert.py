@@ -328,7 +328,7 @@ def add_expires(connection: Connection, chunk: pa.Table) -> pa.Table:
     rows, lifetime = chunk.select(["headers", "body", *others]), chunk["lifetime"]
     if lifetime.null_count == len(lifetime):
         return rows
-    now = connection.rows("clock")[0][0]
+    now = connection.value("clock")
     later = pc.multiply(lifetime, 1000).cast(pa.duration("us"))
     return rows.append_column("expires", pc.add(pa.scalar(now, pa.timestamp("us")), later))
 

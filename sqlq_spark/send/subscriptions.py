@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,11 +25,9 @@ from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound
 from sqlq_spark.wire.headers import full_name, topic_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from sqlq_spark.database import Connection, Row
-    from sqlq_spark.database.statements import StatementName
-    from sqlq_spark.database.trust import Use
+    from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
@@ -138,16 +137,27 @@ def subscribe(
 
 def _replace(connection: Connection, table: QueueAddress, new: Subscription) -> str | None:
     """Write a row, in the open transaction; return the address that it had before."""
-    tables, key = {"subscriptions": table}, {"topic": new.topic, "endpoint": new.endpoint}
-    before = connection.rows("subscribed", tables=tables, **key)
-    connection.rows("subscribe", tables=tables, **key, queue_address=new.address)
-    return before[0][0] if before else None
+    tables = {"subscriptions": table}
+    before: str | None = connection.value(
+        "subscribed", tables=tables, topic=new.topic, endpoint=new.endpoint
+    )
+    connection.run(
+        "subscribe",
+        tables=tables,
+        topic=new.topic,
+        endpoint=new.endpoint,
+        queue_address=new.address,
+    )
+    return before
 
 
 def unsubscribe(connection: Connection, table: QueueAddress, topic: str, endpoint: str) -> bool:
     """End an endpoint's subscription to a topic, if there is one; return whether there was."""
-    with transaction(connection):
-        return bool(_rows(connection, "unsubscribe", table, DELETE, topic=topic, endpoint=endpoint))
+    tables = {"subscriptions": table}
+    with transaction(connection), as_subscriptions():
+        use(connection, [table], DELETE, role="subscriptions")
+        ended = connection.value("unsubscribe", tables=tables, topic=topic, endpoint=endpoint)
+        return ended is not None
 
 
 def list_subscriptions(
@@ -159,28 +169,22 @@ def list_subscriptions(
     Raises:
         SubscriptionsNotFound, TableRefused.
     """
-    return [
-        Subscription(*row) for row in _rows(connection, "subscribers", table, READ, topic=topic)
-    ]
+    tables = {"subscriptions": table}
+    with as_subscriptions():
+        use(connection, [table], READ, role="subscriptions")
+        return connection.rows("subscribers", Subscription, tables=tables, topic=topic)
 
 
 def check_table(connection: Connection, table: QueueAddress) -> None:
     """Raise SubscriptionsNotFound or TableRefused if the table cannot be used; lock nothing."""
-    try:
+    with as_subscriptions():
         Destinations(connection).check([table], ())
-    except QueueNotFound as error:
-        raise SubscriptionsNotFound(table=error.queue, server=error.server) from None
 
 
-def _rows(
-    connection: Connection,
-    statement: StatementName,
-    table: QueueAddress,
-    wanted: Use,
-    **values: str | None,
-) -> list[Row]:
+@contextmanager
+def as_subscriptions() -> Iterator[None]:
+    """Raise SubscriptionsNotFound where the table that the block uses is absent."""
     try:
-        use(connection, [table], wanted, role="subscriptions")
-        return connection.rows(statement, tables={"subscriptions": table}, **values)
+        yield
     except QueueNotFound as error:
         raise SubscriptionsNotFound(table=error.queue, server=error.server) from None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -95,6 +96,15 @@ def wait_before_chunks(
         yield chunk
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a look counts in a queue: the row of `peek`, as receive/peek.py has it."""
+
+    messages: int | None  # up to the limit; None: none
+    last: int | None  # seq of the last one counted
+    marks: tuple[int, ...] | None  # the seq of every `grain`-th message
+
+
 class Reason(NamedTuple):
     """What a wait waits for."""
 
@@ -144,11 +154,10 @@ def _wait_for_rate(until: float, rate: int, name: str) -> None:
 def read_seconds_left(connection: Connection, sink: str, batch: int, rate: int) -> float:
     """Return how long the batch must wait; 0 for one that was sent before."""
     with transaction(connection):
-        sent = last_sent(connection, sink)
-    if sent is None:
+        last = last_sent(connection, sink)
+    if last is None or last.batch is None or last.batch >= batch:
         return 0.0
-    last, messages, seconds = sent
-    return 0.0 if last >= batch else seconds_left(messages, seconds, rate)
+    return seconds_left(last.messages, last.seconds, rate)
 
 
 def seconds_left(messages: int, seconds: float, rate: int) -> float:
@@ -244,13 +253,13 @@ def check_source(connection: Connection, options: SinkOptions, names: Names, que
     try:
         check_state(connection)
         with transaction(connection):
-            rows = connection.rows("query_queues", query_id=query)
-            queues = _find_queues(connection, options, names) if rows else []
+            received: list[str] = connection.values("query_queues", query_id=query)
+            queues = _find_queues(connection, options, names) if received else []
     except (errors.RightMissing, errors.StateNotInstalled, errors.StateOfOther):
         return
-    own = set(connection.identities([connection.names.parse_address(queue) for (queue,) in rows]))
+    sources = connection.identities([connection.names.parse_address(queue) for queue in received])
     for queue, identity in zip(queues, connection.identities(queues), strict=True):
-        if identity in own:
+        if identity in sources:
             raise errors.BadOption(
                 option="pauseAboveBacklog",
                 found=str(options.pause_above),
@@ -289,15 +298,16 @@ def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> in
     try:
         with transaction(connection):
             use(connection, [queue], Use("insert", RETURNED))
-            (row,) = connection.rows(
+            waiting = connection.row(
                 "peek",
+                Waiting,
                 tables={"queue": queue},
                 first=LOWEST_SEQ,
                 last=HIGHEST_SEQ,
                 messages=most,
                 grain=most,
             )
-            return row[0] or 0
+            return 0 if waiting is None else waiting.messages or 0
     except (errors.QueueNotFound, errors.NotAQueue, errors.TableRefused):
         return 0  # the dispatch reports it
     except errors.RightMissing:

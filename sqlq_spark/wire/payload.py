@@ -178,14 +178,14 @@ def _is_fixed(kind: pa.DataType) -> bool:
 # ----- read ----------------------------------------------------------------------------------
 
 
-def unpack(payload: bytes, pages: Iterable[tuple[bytes]], expected: Expected) -> pa.Table:
+def unpack(payload: bytes, pages: Iterable[bytes], expected: Expected) -> pa.Table:
     """
     Return the rows of a payload, which is in its row, or in its pages if the row's value is empty.
 
     Raises:
         PayloadRefused: `pack` cannot have written it, or it is too large.
     """
-    whole = pa.py_buffer(payload or b"".join(page for (page,) in pages))
+    whole = pa.py_buffer(payload or b"".join(pages))
     try:
         if expected.seal is not None:
             digest = hashlib.sha256(whole).hexdigest()

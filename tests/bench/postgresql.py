@@ -129,7 +129,7 @@ SELECT seq, id, headers,
         with Session(SinkOptions(url=self.url), "bench") as session:
             connection = session.open()
             for queue in (*queues, "store"):
-                connection.rows("create_queue", tables={"queue": QueueAddress(queue)})
+                connection.run("create_queue", tables={"queue": QueueAddress(queue)})
             for first in range(0, messages, _PORTION):
                 portion = orders(first, min(first + _PORTION, messages))
                 ids = pa.array([UUID(each).bytes for each in portion["id"].to_pylist()])

@@ -89,7 +89,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(bench: Bench) -
     staged, connection = stage(bench, chunk(b"ours")), bench.open("ours")
     hasty = bench.dotnet.consumer(patience=0.3)
 
-    connection.rows("begin")
+    connection.run("begin")
     send.lock_exclusive(connection, "sink")
     inserts = Inserts(connection, bench.sink())
     for each in send.read_chunks(connection, [staged]):
@@ -99,7 +99,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(bench: Bench) -
     during = [hasty.receive(bench.queue) for _ in range(3)]
     hasty.purge_expired(bench.queue)
     assert hasty.purge(bench.queue) == 0
-    connection.rows("commit")
+    connection.run("commit")
 
     assert [each and each.body for each in during] == [b"before", b"after", None]
     assert bench.bodies() == [b"ours"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.database import Connection, Row
+    from sqlq_spark.database import Connection
 
     from .server import Script
 
     Connect = Callable[..., Connection]
-    Run = Callable[..., list[Row]]
+    Run = Callable[..., list["Taken"]]
 
 QUEUE = QueueAddress("orders")
 WHOLE = COLUMNS + row(1, b"x" * 9000)
@@ -39,13 +40,21 @@ SMALL_ROWS = SEQ + b"".join(map(row, range(5000)))
 VICTIM = error(1205, TEXTS[1205])
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A row of the server's answer."""
+
+    seq: int
+    body: bytes = b""
+
+
 def errors_of(*numbers: int) -> bytes:
     return b"".join(error(number, TEXTS[number]) for number in numbers)
 
 
-def read_rows(session: Connection) -> list[Row]:
+def read_rows(session: Connection) -> list[Taken]:
     """Run a statement about a queue that returns rows."""
-    return session.rows("take", tables={"queue": QUEUE}, chosen="[[1]]")
+    return session.rows("take", Taken, tables={"queue": QUEUE}, chosen="[[1]]")
 
 
 def read_arrow(session: Connection) -> pa.Table:
@@ -124,7 +133,7 @@ def test_an_answer_that_breaks_off_is_an_error(
 
     if expected is errors.TimedOut and "value" not in answer:
         script.prepare(WHOLE)
-        assert read_rows(session) == [(1, b"x" * 9000)]
+        assert read_rows(session) == [Taken(1, b"x" * 9000)]
 
 
 def test_a_statement_is_one_request_and_its_answer_is_read_whole(
@@ -137,11 +146,11 @@ def test_a_statement_is_one_request_and_its_answer_is_read_whole(
     before = script.count("calls")
     for each in range(10):
         queue = QueueAddress(f"orders{each}")
-        found = session.rows("take", tables={"queue": queue}, chosen="[[1]]")
+        taken = session.rows("take", Taken, tables={"queue": queue}, chosen="[[1]]")
         table = read_arrow(session)
 
     assert script.count("calls") - before == 20
-    assert found == [(1, b"x" * 9000)]
+    assert taken == [Taken(1, b"x" * 9000)]
     assert table.to_pylist() == [{"seq": 1, "body": b"x" * 9000}]
 
 
@@ -156,7 +165,7 @@ def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     monkeypatch.setattr(sessions, "reached", set())
     options = SourceOptions.parse({"url": url, "queue": "orders"})
 
-    def once(opened: Connection) -> list[Row]:
+    def once(opened: Connection) -> list[Taken]:
         with transaction(opened, timeout=30):
             try:
                 return read_rows(opened)
@@ -177,7 +186,7 @@ def test_a_failover_is_waited_for(numbers: tuple[int, ...], run: Run, script: Sc
     script.prepare(SEQ, "cut")
     script.refuse(errors_of(*numbers), errors_of(*numbers))
 
-    assert run() == [(7,)]
+    assert run() == [Taken(7)]
     assert script.count("connections") == 4
 
 
@@ -199,7 +208,7 @@ def test_a_shortage_runs_the_transaction_again(number: int, run: Run, script: Sc
     """In the same session: the server rolled back. From a standby (976 on) in another one."""
     script.prepare(errors_of(number), "failed")
 
-    assert run() == [(7,)]
+    assert run() == [Taken(7)]
     assert script.count("connections") == (2 if number == 976 else 1)
 
 
@@ -216,7 +225,7 @@ def test_a_transaction_that_is_idle_for_too_long_ends_with_its_session(
 
     def stand_still() -> None:
         with transaction(session, timeout=0.2):
-            assert read_rows(session) == [(7,)]
+            assert read_rows(session) == [Taken(7)]
             until(lambda: script.count("open") == 0)
             read_rows(session)
 

@@ -2,8 +2,9 @@
 -- The time zone of the .NET endpoints' sessions: the given one, or that of a session without settings
 -- of its own, which is the database's, else the server's. If this session's client set a zone (PGTZ,
 -- options of the url), the server's cannot be read.
--- Returns: zone text, null where it cannot be read; fails (22023) where there is no such zone
-SELECT zone, now() AT TIME ZONE zone
+-- Returns: zone text, null where it cannot be read. It is used once here, so that a zone that the server
+-- does not know fails (22023).
+SELECT CASE WHEN now() AT TIME ZONE zone IS NOT NULL THEN zone END AS zone
   FROM (SELECT coalesce(
                  :zone::text,
                  (SELECT substr(setting, strpos(setting, '=') + 1)
@@ -20,16 +21,16 @@ SELECT zone, now() AT TIME ZONE zone
 -- name: dues
 -- Due times of delays in milliseconds, and of times in UTC. As the transport does, this reads the
 -- server's UTC clock as a local time of the session's zone. Each list is a JSON array of texts.
--- Returns: one row: timestamptz[] of the delays, timestamptz[] of the times, in their order
+-- Returns: one row: delays timestamptz[], moments timestamptz[]: the due times, in their order
 SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 millisecond')
                      AT TIME ZONE :zone::text
                 FROM json_array_elements_text(:delays::text::json)
                      WITH ORDINALITY AS each (wait, place)
-               ORDER BY place),
+               ORDER BY place) AS delays,
        ARRAY (SELECT moment::timestamp AT TIME ZONE :zone::text
                 FROM json_array_elements_text(:moments::text::json)
                      WITH ORDINALITY AS each (moment, place)
-               ORDER BY place)
+               ORDER BY place) AS moments
 
 -- name: move_due
 -- Moves the messages that have been due longest into the queue, with their ids. A message whose id is
@@ -37,7 +38,7 @@ SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 mill
 -- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for another of our
 --          movers; an endpoint's mover waits for this one and then finds the rows gone.
 -- Index:   the one on due; then by ctid.
--- Returns: one row: moved bigint, and how many of them got a new id, bigint
+-- Returns: one row: moved bigint; renamed bigint: those of them that got a new id
 WITH due AS (
     DELETE FROM ONLY {delayed}
      WHERE ctid = ANY (ARRAY (
@@ -60,13 +61,14 @@ renamed AS (
      WHERE id NOT IN (SELECT id FROM moved)
      ORDER BY due
     RETURNING id)
-SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM renamed)
+SELECT (SELECT count(*) FROM due) AS moved, (SELECT count(*) FROM renamed) AS renamed
 
 -- name: next_due
 -- Index:   the one on due.
--- Returns: seconds until the next message is due double precision, null where none waits; below 0
+-- Returns: seconds double precision until the next message is due, null where none waits; below 0
 --          where it is due, and another mover holds it or a full batch left it. A message due at
 --          infinity never is; before version 17 infinity cannot be subtracted from.
 SELECT extract(epoch FROM min(due) - (now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text))::float8
+       AS seconds
   FROM ONLY {delayed}
  WHERE isfinite(due)

@@ -13,7 +13,7 @@ SELECT batch, messages,
 -- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
 --          second of two drivers waits for the first.
 -- Returns: login text, batch bigint, destination text; no row where the sink is new
-SELECT login::text, batch, destination
+SELECT login::text AS login, batch, destination
   FROM {state}.dispatch_log
  WHERE sink = :sink::text
    FOR UPDATE
@@ -27,13 +27,13 @@ VALUES (:sink::text)
 
 -- name: stage
 -- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there.
--- Returns: one row if it was inserted
+-- Returns: staged true if it was inserted, else no row
 INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
 SELECT :sink::text, :batch::bigint, :attempt::text, :chunk::bigint, :messages::bigint, :payload::bytea
  WHERE NOT EXISTS (
         SELECT FROM {state}.dispatch_log WHERE sink = :sink::text AND batch >= :batch::bigint)
     ON CONFLICT DO NOTHING
-RETURNING true
+RETURNING true AS staged
 
 -- name: advance
 -- Enters a batch into the dispatch log, unless it or a later one is there. `sink_close` has locked the
@@ -49,6 +49,7 @@ RETURNING batch
 -- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
 -- were returned or dropped are gone, see query_mark.
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
+-- Returns: settled true, for each receipt
 WITH held AS (
     SELECT r.stream, r.batch, r.task
       FROM {state}.receipt AS r
@@ -61,14 +62,14 @@ UPDATE {state}.receipt AS r
    SET settled = true
   FROM held
  WHERE r.stream = held.stream AND r.batch = held.batch AND r.task = held.task
-RETURNING true
+RETURNING true AS settled
 
 -- name: query_mark
 -- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
 -- Index:   stream_query.
--- Returns: one row. query_batch bigint: the last batch of Spark's query that one of its streams has
---          closed; null where it has no stream here, or has closed none
-SELECT max(query_batch) FROM {state}.stream WHERE query_id = :query_id::text
+-- Returns: one row. closed_high_water bigint: the last batch of Spark's query that one of its streams
+--          has closed; null where it has no stream here, or has closed none
+SELECT max(query_batch) AS closed_high_water FROM {state}.stream WHERE query_id = :query_id::text
 
 -- name: query_queues
 -- Which queues a query of Spark receives from now. Locks nothing.
@@ -78,7 +79,7 @@ SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = :query_id::text
 
 -- name: chunks
 -- Returns: attempt text, chunk bigint
-SELECT attempt, chunk::bigint
+SELECT attempt, chunk::bigint AS chunk
   FROM {state}.staging
  WHERE sink = :sink::text AND batch = :batch::bigint
  ORDER BY attempt, chunk

@@ -1,8 +1,8 @@
 -- name: subscribers
 -- Reads the whole table, or one topic: it is small, and its key begins with the endpoint.
 -- Locks nothing.
--- Returns: topic, endpoint, queueaddress
-SELECT topic, endpoint, queueaddress
+-- Returns: topic, endpoint, address
+SELECT topic, endpoint, queueaddress AS address
   FROM {subscriptions}
  WHERE :topic::text IS NULL OR topic = :topic::text
  ORDER BY topic, endpoint
@@ -12,8 +12,8 @@ SELECT topic, endpoint, queueaddress
 -- Index:   the primary key.
 -- Locks:   the endpoint's row for the topic, until commit, so that no other session replaces it. A row
 -- that another session inserts before `subscribe` is replaced without having been read.
--- Returns: queueaddress, or no row
-SELECT queueaddress
+-- Returns: address, or no row
+SELECT queueaddress AS address
   FROM {subscriptions}
  WHERE endpoint = :endpoint::text AND topic = :topic::text
    FOR UPDATE
@@ -29,7 +29,7 @@ VALUES (:queue_address::text, :endpoint::text, :topic::text)
 
 -- name: unsubscribe
 -- Index:   the primary key.
--- Returns: one row if the endpoint was subscribed
+-- Returns: ended true if the endpoint was subscribed, else no row
 DELETE FROM {subscriptions}
  WHERE endpoint = :endpoint::text AND topic = :topic::text
-RETURNING true
+RETURNING true AS ended
