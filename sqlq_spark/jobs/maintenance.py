@@ -93,19 +93,28 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
                 # anybody who may write a stream's row can name another owner's queue
                 refused = isinstance(error, errors.TableRefused)
                 severity: Severity = "warning" if refused else "error"
-                findings.append(Finding(where, "not_maintained", severity, str(error), fix))
+                finding = Finding(
+                    where=where,
+                    name="not_maintained",
+                    severity=severity,
+                    found=str(error),
+                    fix=fix,
+                )
+                findings.append(finding)
         work = partial(keep_state, days=settings.receipts_days)
         receipts = [] if repeat(checks.of_state) else repeat(work)
         check = partial(checks.run_all_checks, queues=[*queues])
         findings += repeat(partial(check, unnamed=() if named else queues))
-    for each in findings:
-        runner.print_line(f"{each.severity}  {each.where}: {each.found}. Fix: {each.fix}")
+    for finding in findings:
+        runner.print_line(
+            f"{finding.severity}  {finding.where}: {finding.found}. Fix: {finding.fix}"
+        )
     return {
         "queues": len(queues),
         **done,
-        "findings": [asdict(each) for each in findings],
-        "receipts": [asdict(each) for each in receipts],
-        "found": bool(receipts) or any(each.severity == "error" for each in findings),
+        "findings": [asdict(finding) for finding in findings],
+        "receipts": [asdict(stream) for stream in receipts],
+        "found": bool(receipts) or any(finding.severity == "error" for finding in findings),
     }
 
 

@@ -7,6 +7,7 @@ The subscriptions are in subscriptions.py.
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -94,29 +95,33 @@ def _look_up(inserts: Inserts, names: list[str]) -> tuple[Topics, dict[Place, Su
     parsed: dict[Subscription, QueueAddress] = {}
     places: dict[Subscription, Place] = {}
     lost: dict[Subscription, str] = {}  # why
-    for each in dict.fromkeys(each for found in subscribed.values() for each in found):
+    for subscription in dict.fromkeys(chain.from_iterable(subscribed.values())):
         try:
-            parsed[each] = connection.names.parse_address(each.address)
+            parsed[subscription] = connection.names.parse_address(subscription.address)
         except BadAddress as error:
-            places[each], lost[each] = each.address, f"is no address ({error.reason})"
+            places[subscription] = subscription.address
+            lost[subscription] = f"is no address ({error.reason})"
     first = unite(connection, parsed.values())
     refused = destinations.find_refused(destinations.undecided(first.values()))
-    for each, address in parsed.items():
-        queue = places[each] = first[address]
+    for subscription, address in parsed.items():
+        queue = places[subscription] = first[address]
         if isinstance(refused.get(queue), QueueNotFound):
-            lost[each] = f"was not found in {connection.server}"
+            lost[subscription] = f"was not found in {connection.server}"
         elif queue in refused:
-            lost[each] = f"cannot be sent to ({refused[queue]})"
+            lost[subscription] = f"cannot be sent to ({refused[queue]})"
     reasons: dict[Place, SubscriberLost] = {}
-    for each, reason in lost.items():
+    for subscription, reason in lost.items():
         fault = SubscriberLost(
-            endpoint=each.endpoint, topic=each.topic, address=each.address, reason=reason
+            endpoint=subscription.endpoint,
+            topic=subscription.topic,
+            address=subscription.address,
+            reason=reason,
         )
-        reasons.setdefault(places[each], fault)
+        reasons.setdefault(places[subscription], fault)
     topics: Topics = {}
-    for name, found in subscribed.items():
-        for each in found:
-            topics.setdefault(places[each], []).append(name)
+    for topic, subscribers in subscribed.items():
+        for subscription in subscribers:
+            topics.setdefault(places[subscription], []).append(topic)
     return topics, reasons
 
 

@@ -84,8 +84,8 @@ class SubscriptionCache:
         read, by_topic = self._read.get(key, (None, {}))
         if read is None or asked - read >= FRESH:
             by_topic = {}
-            for each in list_subscriptions(connection, options.subscription_address):
-                by_topic.setdefault(each.topic, []).append(each)
+            for subscription in list_subscriptions(connection, options.subscription_address):
+                by_topic.setdefault(subscription.topic, []).append(subscription)
             self._read[key] = asked, by_topic
         return {topic: by_topic.get(full_name(topic), []) for topic in topics}
 
@@ -118,15 +118,17 @@ def subscribe(
     """
     address = connection.canonical(queue)
     new = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
-    for each in new:
-        each.check()
+    for subscription in new:
+        subscription.check()
     if not connection.columns(queue):
         raise QueueNotFound(queue=address, server=connection.server)
     if not connection.columns(table):
         create_subscriptions(connection, table)
     with transaction(connection):
         use(connection, [table], INSERT, role="subscriptions")
-        before = {each.topic: _replace(connection, table, each) for each in new}
+        before = {
+            subscription.topic: _replace(connection, table, subscription) for subscription in new
+        }
         texts = {text for text in before.values() if text is not None}
         same = find_same(connection, queue, texts)
     return [

@@ -215,9 +215,9 @@ def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> 
     topics = sorted(name for kind, name in names if kind == "topic" and name is not None)
     with suppress(errors.SubscriptionsNotFound):
         subscribed = subscriptions.cache.find(connection, options, topics)
-        for each in chain.from_iterable(subscribed.values()):
+        for subscription in chain.from_iterable(subscribed.values()):
             with suppress(errors.BadAddress):
-                queues.append(connection.names.parse_address(each.address))
+                queues.append(connection.names.parse_address(subscription.address))
     return list(dict.fromkeys(map(connection.names.qualify, queues)))
 
 
