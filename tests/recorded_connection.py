@@ -38,7 +38,7 @@ class RecordedConnection(ANY):  # type: ignore[misc]
         return partial(self._run, name, found) if name in METHODS else found
 
     def _run(self, method: str, call: Callable[..., Any], *args: Any, **values: Any) -> Any:
-        if method in {"rows", "records", "arrow"}:
+        if method in {"rows", "row", "values", "value", "run", "arrow"}:
             statement = args[0]
         else:
             statement = f"store {args[0]}" if method == "store" else method

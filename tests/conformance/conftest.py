@@ -253,7 +253,7 @@ class Bench:
         """Make a stream's row, its batches up to `acked` closed."""
         stream = str(uuid.uuid4())
         with self.transaction():
-            self.desk.rows(
+            self.desk.run(
                 "new_stream", stream=stream, queue_name=self.who.queue, driver=self.who.driver
             )
         for batch in range(1, acked + 1):
@@ -264,7 +264,7 @@ class Bench:
     def plan(self, stream: str, batch: int) -> None:
         """Give a batch a plan without tasks."""
         with self.transaction():
-            self.desk.rows("store_plan", stream=stream, batch=batch, plan=write_plan(()))
+            self.desk.run("store_plan", stream=stream, batch=batch, plan=write_plan(()))
 
     @property
     def who(self) -> Claim:
@@ -313,13 +313,13 @@ class Bench:
     def running(self, task: Task, application: str) -> Iterator[pa.Table]:
         """Run a task in a session of its own; its receipt and commit come after the block."""
         connection = self.open(application)
-        connection.rows("begin")
+        connection.run("begin")
         fence(connection, task)
-        connection.rows("begin_receipt", **receipt_values(task.key))
+        connection.run("begin_receipt", **receipt_values(task.key))
         kept = divert(connection, task, take(connection, task))
         yield kept.rows
         save(connection, task, kept, Origin())
-        connection.rows("commit")
+        connection.run("commit")
 
     def batch(self, loop: StreamDriver, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
         """Plan and receive the batch after `start`; the same offset means there was none."""

@@ -108,24 +108,24 @@ def test_two_streams_that_enter_at_once(bench: Bench, queries: int) -> None:
     work = partial(receive, task=second, origin=beside)
     connection = bench.open("first")
 
-    connection.rows("begin")
+    connection.run("begin")
     enter(connection, first, bench.queue)
     attempt = bench.thread(lambda: session.run_with_retries(work))
     if queries == 1:
         until(lambda: bench.dotnet.waiting(f"{bench.name} second"))
         assert not attempt.done()
-        connection.rows("commit")
+        connection.run("commit")
         with pytest.raises(errors.QueueReadTwice):
             attempt.result(timeout=TIMEOUT)
         assert bodies(bench.receive(first, origin=RUN)) == [b"message"]
     else:
         assert bodies(attempt.result(timeout=TIMEOUT)) == [b"message"]
-        connection.rows("commit")
+        connection.run("commit")
 
 
 def enter(connection: Connection, task: Task, queue: QueueAddress) -> None:
     """Enter a task's stream in the transaction that is open."""
-    connection.rows(
+    connection.run(
         "enter_query",
         query_id=RUN.query_id,
         queue_name=connection.printed(queue),

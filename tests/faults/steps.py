@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from recorded_connection import RecordedConnection
 
+from sqlq_spark import database
+from sqlq_spark.database import undo_all
 from sqlq_spark.errors import ConnectionLost, SqlQueueError
 
 if TYPE_CHECKING:
@@ -182,11 +184,9 @@ class Gated(RecordedConnection):
     def __init__(self, inner: Connection, pid: int, stage: Stage) -> None:
         super().__init__(inner)
         self.pid, self.stage = pid, stage
-        self.lost = self.begun = False
+        self.lost = False
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        if statement == "rollback":
-            return self.undo()
         work: Work | None = getattr(_HERE, "work", None)
         order = "go" if work is None else self.stop(work, statement)
         try:
@@ -196,7 +196,6 @@ class Gated(RecordedConnection):
             if work is not None and work.dead:
                 raise Killed from None
             raise
-        self.begun = statement == "begin" or (self.begun and statement != "commit")
         if statement == "commit" and work is not None:
             work.committed = True
             if order == "late":
@@ -218,7 +217,7 @@ class Gated(RecordedConnection):
         order = work.gate(statement, self.pid, (code.f_code.co_filename, code.f_lineno))
         if order in {"go", "mute"} or (order == "late" and statement == "commit"):
             return order
-        self.undo()  # as the server does; another process may use the session
+        self.lost = not undo_all(self.inner)  # as the server does; another process may use it
         if order == "cut":
             reason = "the connection was cut"
             raise ConnectionLost(statement=statement, reason=reason)
@@ -228,13 +227,10 @@ class Gated(RecordedConnection):
         if self.lost:
             self.inner.close()
             return
-        assert not self.begun, "a transaction is left open"
+        assert self.inner.work is database.Work.NONE, "a transaction is left open"
         self.stage.free.append(self)
 
-    def undo(self) -> None:
-        if self.begun:
-            self.begun = False
-            try:
-                self.inner.rows("rollback")
-            except ConnectionLost:
-                self.lost = True
+    def undo(self) -> bool:
+        """Undo without a gate: it changes nothing that others see."""
+        self.lost = not self.inner.undo()
+        return not self.lost

@@ -1,0 +1,99 @@
+"""Whatever is raised in a transaction or an attempt, all of its work is undone, and no more."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from sqlq_spark import errors
+from sqlq_spark.database import Work, attempt, transaction
+from sqlq_spark.wire.rows import rising_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlq_spark.database import Connection
+
+    from .conftest import Bench
+
+
+def load(bench: Bench, connection: Connection, body: bytes) -> None:
+    """Insert a message."""
+    row = {"id": rising_ids(1), "headers": ["{}"], "body": [body]}
+    connection.load(bench.queue, pa.table(row))
+
+
+def fail_in_python(_bench: Bench, _connection: Connection) -> None:
+    """Raise an error that no statement caused."""
+    raise ValueError
+
+
+def fail_in_sql(bench: Bench, connection: Connection) -> None:
+    """Raise an error of a statement."""
+    connection.value("purge", tables={"queue": bench.beside("absent")})
+
+
+FAILURES = {"in Python": fail_in_python, "in SQL": fail_in_sql}
+
+
+@pytest.mark.parametrize("where", FAILURES)
+def test_an_error_in_an_attempt_undoes_only_the_attempt(bench: Bench, where: str) -> None:
+    """The transaction goes on, although the error is caught outside of the attempt."""
+    connection, fail = bench.desk, FAILURES[where]
+    with transaction(connection):
+        load(bench, connection, b"before")
+        with suppress(ValueError, errors.DatabaseFailure), attempt(connection):
+            load(bench, connection, b"undone")
+            fail(bench, connection)
+        assert connection.work is Work.TRANSACTION
+        load(bench, connection, b"after")
+
+    assert bench.bodies() == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("where", FAILURES)
+@pytest.mark.parametrize("is_in_attempt", [False, True])
+def test_an_error_in_a_transaction_undoes_all_of_it(
+    bench: Bench, where: str, *, is_in_attempt: bool
+) -> None:
+    """The session can be used again."""
+    connection, fail = bench.desk, FAILURES[where]
+
+    with pytest.raises((ValueError, errors.DatabaseFailure)), transaction(connection):
+        load(bench, connection, b"undone")
+        if is_in_attempt:
+            with attempt(connection):
+                fail(bench, connection)
+        fail(bench, connection)
+    assert connection.work is Work.NONE
+    with transaction(connection):
+        load(bench, connection, b"next")
+
+    assert bench.bodies() == [b"next"]
+
+
+def test_what_looks_once_more_before_the_commit_may_undo_all(bench: Bench) -> None:
+    """Also in Python; what one transaction wanted to look at is not looked at in the next."""
+    connection = bench.desk
+    looks: list[str] = []
+
+    def look(fails: bool) -> Callable[[], None]:  # noqa: FBT001
+        def again() -> None:
+            looks.append("looked")
+            if fails:
+                raise ValueError
+
+        return again
+
+    for fails in (True, False):
+        with suppress(ValueError), transaction(connection):
+            load(bench, connection, b"fails" if fails else b"is sent")
+            connection.before_commit.append(look(fails))
+    with transaction(connection):
+        load(bench, connection, b"without a look")
+
+    assert looks == ["looked", "looked"]
+    assert bench.bodies() == [b"is sent", b"without a look"]
