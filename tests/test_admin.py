@@ -96,7 +96,11 @@ def page(name: str) -> str:
     problem = Finding(where=name, name="dead_rows", severity="error", found=name, fix=name)
     more: dict[str, Any] = {"at": NOW, "highest": 5000, "oldest": 90_061.0}
     more |= {"delayed": Delayed(7, 2, 9000), "problems": [problem]}
-    depths = [Depth(name + str(at or ""), 5000 - at, 3, 123_456_789, 1, 5000) for at in range(15)]
+    sizes: dict[str, Any] = {"expired": 3, "bytes": 123_456_789, "first": 1, "last": 5000}
+    depths = [
+        Depth(queue=name + str(number or ""), messages=5000 - number, **sizes)
+        for number in range(15)
+    ]
     queues = [watch.QueueLook(depth=depth, **more) for depth in depths]
     stream = Stream(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40, lag=5040)
     group = {"exception": name, "messages": 9, "queues": {name: 9}, "first": NOW, "last": None}

@@ -21,6 +21,7 @@ from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.destinations import LOST, Destinations
 from sqlq_spark.database.schema import check_state, state_parts, use_state
 from sqlq_spark.options.names import parse_table
+from sqlq_spark.receive.peek import SeqEnds
 from sqlq_spark.send.subscriptions import list_subscriptions
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ def of_any_queue(
             if not is_named:
                 connection.set_lock_timeout(inspect.LOCK_WAIT)
             found = problems.of_queue(connection, queue)
-            ends = connection.rows("top", tables={"queue": queue})[0]
-            found += problems.of_head(connection, queue, *ends)[1]
+            (ends,) = connection.rows("top", SeqEnds, tables={"queue": queue})
+            found += problems.of_head(connection, queue, ends.first, ends.last)[1]
             found += problems.of_owner(connection, queue) if is_shared else []
             found += problems.of_trust(connection, queue)
             found += problems.of_delayed(connection, queue)
@@ -182,15 +183,22 @@ def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list
     A login that may not see the sessions gets a note: in Azure's small tiers a right of the
     database is not enough for that.
     """
-    notes = []
+    notes: list[Finding] = []
     try:
         with transaction(connection):
-            rows = connection.rows("check_server", seconds=older)
+            findings = connection.rows("check_server", Finding, seconds=older)
     except errors.RightMissing as error:
-        notes = [Finding(connection.server, "sessions_right", "note", str(error), error.fix)]
+        notes = [note_of_right(connection, "sessions_right", error)]
         with transaction(connection):
-            rows = connection.rows("check_server", seconds=None)
-    return [*(Finding(connection.server, *row) for row in rows), *notes]
+            findings = connection.rows("check_server", Finding, seconds=None)
+    return [replace(finding, where=connection.server) for finding in [*findings, *notes]]
+
+
+def note_of_right(connection: Connection, name: str, error: errors.RightMissing) -> Finding:
+    """Return a note of what this login may not see."""
+    return Finding(
+        where=connection.server, name=name, severity="note", found=str(error), fix=error.fix
+    )
 
 
 # ---------------------------------------------------------------- state tables and streams
@@ -218,8 +226,7 @@ def of_states(
                     found += of_streams(connection)
                 names |= {name: state for each in streams for name in each.queues}
             except errors.RightMissing as error:
-                note = Finding(connection.server, "streams_right", "note", str(error), error.fix)
-                found.append(note)
+                found.append(note_of_right(connection, "streams_right", error))
     return found, names
 
 
@@ -230,36 +237,54 @@ def of_state(connection: Connection) -> list[Finding]:
         check_state(connection)
     except errors.StateOfOther as error:
         fix = "do what is said there, or leave the schema out"
-        return [Finding(connection.server, "state_owner", "error", str(error), fix)]
+        return [error_of_state(connection, "state_owner", error, fix)]
     except errors.RightMissing as error:
-        found = [Finding(connection.server, "state_right", "error", str(error), error.fix)]
+        found = [error_of_state(connection, "state_right", error, error.fix)]
     except tuple(STATE_FIXES) as error:
         fix = STATE_FIXES[type(error)].format(quote(connection.state))
         if isinstance(error, errors.StateNotInstalled):
             if any(each.severity == "error" for each in found):
                 return found
-            if ("version",) in connection.rows("state_parts"):
+            if "version" in connection.values("state_parts"):
                 fix = state_parts(connection)["version"].splitlines()[-1]
-        found = [Finding(connection.server, "state", "error", str(error), fix)]
-    rows = connection.rows("check_state", state_name=connection.state)
-    return [*found, *(Finding(connection.server, *row) for row in rows)]
+        found = [error_of_state(connection, "state", error, fix)]
+    settings = connection.rows("check_state", Finding, state_name=connection.state)
+    return [*found, *(replace(finding, where=connection.server) for finding in settings)]
+
+
+def error_of_state(
+    connection: Connection, name: str, error: errors.DatabaseFailure, fix: str
+) -> Finding:
+    """Return why the state tables cannot be used."""
+    return Finding(where=connection.server, name=name, severity="error", found=str(error), fix=fix)
 
 
 def missing_parts(connection: Connection) -> list[Finding]:
     """Find state tables and indexes that are missing beside others. No install creates these."""
-    there = {name for (name,) in connection.rows("state_parts")}
+    there = {*connection.values("state_parts")}
     parts = state_parts(connection) if there else {}
     lost = {name: text for name, text in parts.items() if name not in there}
     tables = {name: text for name, text in lost.items() if text.startswith("CREATE TABLE")}
     found = []
     for name, text in lost.items():
         if name in tables:
-            problem = f"state table {connection.state}.{name} is missing, though others are there"
-            fix = f"{text}\n-- then run the script of `sqlqueue script` again, for the rights"
-            found.append(Finding(connection.server, "state_table", "error", problem, fix))
+            missing = Finding(
+                where=connection.server,
+                name="state_table",
+                severity="error",
+                found=f"state table {connection.state}.{name} is missing, though others are there",
+                fix=f"{text}\n-- then run the script of `sqlqueue script` again, for the rights",
+            )
+            found.append(missing)
         elif not any(text in table for table in tables.values()):
-            problem = f"index {name} of the state tables is missing: a query reads whole tables"
-            found.append(Finding(connection.server, "state_index", "warning", problem, text))
+            missing = Finding(
+                where=connection.server,
+                name="state_index",
+                severity="warning",
+                found=f"index {name} of the state tables is missing: a query reads whole tables",
+                fix=text,
+            )
+            found.append(missing)
     return found
 
 
@@ -271,19 +296,22 @@ def of_streams(connection: Connection) -> list[Finding]:
     messages already: only the query itself can find that out.
     """
     found = []
-    for each in inspect.unseen_streams(connection, UNSEEN):
+    for stream in inspect.unseen_streams(connection, UNSEEN):
         problem = (
-            f"stream {each.stream} was last seen {each.seen:%Y-%m-%d %H:%M} and holds "
-            f"{quantity(each.held, 'message')} in {quantity(each.receipts, 'receipt')}"
+            f"stream {stream.stream} was last seen {stream.seen:%Y-%m-%d %H:%M} and holds "
+            f"{quantity(stream.held, 'message')} in {quantity(stream.receipts, 'receipt')}"
         )
-        words = f"--stream {quote(each.stream)} --state-schema {quote(connection.state)}"
+        words = f"--stream {quote(stream.stream)} --state-schema {quote(connection.state)}"
         fix = (
             "start the query once with its checkpoint: it finishes the batch\n"
             "only if the checkpoint is lost, find out whether the sink has these messages\n"
             f"if it has none of them: sqlqueue receipts return {words}\n"
             f"if it has all of them: sqlqueue receipts drop {words}"
         )
-        found.append(Finding(each.queue, "unseen_stream", "warning", problem, fix))
+        unseen = Finding(
+            where=stream.queue, name="unseen_stream", severity="warning", found=problem, fix=fix
+        )
+        found.append(unseen)
     return found
 
 
@@ -303,7 +331,10 @@ def queues_of_streams(
         except errors.BadOption as error:
             problem = f"a row of {names[name]}.stream names this queue, expected {error.expected}"
             fix = "find out which login wrote the row, and delete the row"
-            found.append(Finding(error.found, "no_address", "warning", problem, fix))
+            bad = Finding(
+                where=error.found, name="no_address", severity="warning", found=problem, fix=fix
+            )
+            found.append(bad)
     return queues, found
 
 
@@ -342,10 +373,17 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
                     reasons[address] = error
             refused = Destinations(connection).find_refused(parsed.values())
     except errors.RightMissing as error:
-        return [Finding(where, "subscribers_right", "note", str(error), error.fix)]
+        note = note_of_right(connection, "subscribers_right", error)
+        return [replace(note, where=where)]
     except errors.TableRefused as error:
-        fix = "drop it, or do what is said there"
-        return [Finding(where, "subscribers_refused", "warning", str(error), fix)]
+        warning = Finding(
+            where=where,
+            name="subscribers_refused",
+            severity="warning",
+            found=str(error),
+            fix="drop it, or do what is said there",
+        )
+        return [warning]
     for address, queue in parsed.items():
         if isinstance(refused.get(queue), errors.QueueNotFound | errors.NotAQueue):
             reasons[address] = refused[queue]
@@ -359,5 +397,6 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
             # what is in the table is untrusted
             words = ["--endpoint", endpoint, "--subscription-table", where, "--", *its]
             fix = f"sqlqueue unsubscribe {' '.join(map(quote, words))}"
-            found.append(Finding(where, "subscriber", "error", problem, fix))
+            gone = Finding(where=where, name="subscriber", severity="error", found=problem, fix=fix)
+            found.append(gone)
     return found

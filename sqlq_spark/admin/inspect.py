@@ -7,8 +7,8 @@ A name in the catalogue is untrusted, and so is a table: database/trust.py says 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, check_types, endpoint_zone, read_clock
@@ -19,7 +19,6 @@ from sqlq_spark.wire.dialects import split_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
 
     import pyarrow as pa
 
@@ -34,16 +33,21 @@ LARGEST_COUNTED_TABLE = 256 << 20
 class Table:
     """A table with the columns of a queue."""
 
-    address: QueueAddress
+    schema_name: str
+    table_name: str
     messages: int  # an estimate
     bytes: int
 
+    @property
+    def address(self) -> QueueAddress:
+        return QueueAddress(self.table_name, self.schema_name)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
     """The size of a queue."""
 
-    queue: str
+    queue: str = ""  # its address for people; no column
     messages: int  # including expired ones
     expired: int | None  # None if the messages are estimated
     bytes: int  # of the table and its indexes
@@ -62,7 +66,7 @@ class Delayed:
     estimated: bool = False  # the messages, by the server's statistics
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stream:
     """A stream's row: one for each checkpoint."""
 
@@ -77,7 +81,8 @@ class Stream:
     seen: datetime
     receipts: int
     held: int  # messages in them
-    lag: int | None = None  # messages that wait in its queues, and those held; of a look
+    # messages that wait in its queues, and those held; of a look, and no column
+    lag: int | None = None
 
     @property
     def queues(self) -> list[str]:
@@ -112,8 +117,23 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class TrailEntry:
+    """Who purged, returned, dropped or retired what, and how many messages."""
+
+    at: datetime
+    login: str
+    session_login: str  # the one that connected
+    action: str
+    messages: int
+    stream: str | None  # of a receipt
+    batch: int | None
+    task: int | None
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """A row of a queue."""
+    """A message of a queue, read from a row of QUEUE_ROW."""
 
     id: str
     headers: dict[str, str | None] | None  # None if they are not a JSON object: poison
@@ -132,11 +152,7 @@ def tables(connection: Connection) -> list[Table]:
 
     Reads the catalogue only. On SQL Server it waits for a session that changes a table.
     """
-    rows = connection.rows("queue_tables")
-    return [
-        Table(QueueAddress(name, schema), int(messages), int(size))
-        for schema, name, messages, size in rows
-    ]
+    return connection.rows("queue_tables", Table)
 
 
 def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = None) -> Depth:
@@ -151,8 +167,10 @@ def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = 
     use(connection, [queue], READ)
     name = connection.printed(queue)
     check_types(connection, queue)
-    row = connection.rows("stats", tables={"queue": queue}, table_name=name, largest=largest)[0]
-    return Depth(name, *row)
+    (measured,) = connection.rows(
+        "stats", Depth, tables={"queue": queue}, table_name=name, largest=largest
+    )
+    return replace(measured, queue=name)
 
 
 def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> Delayed | None:
@@ -176,14 +194,14 @@ def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> De
         except TableRefused as error:  # no statement failed, so nothing is undone
             refused = error
         else:
-            row = connection.rows(
+            return connection.row(
                 "stats_delayed",
+                Delayed,
                 tables={"queue": table},
                 table_name=connection.printed(table),
                 zone=zone,
                 largest=LARGEST_COUNTED_TABLE,
-            )[0]
-            return Delayed(*row)
+            )
     if refused is not None:
         raise refused
     return None
@@ -200,8 +218,8 @@ def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
 def streams(connection: Connection) -> list[Stream]:
     """All streams, the last seen first."""
     return [
-        Stream(stream, queue_names(connection, queue), *more)
-        for stream, queue, *more in connection.rows("streams")
+        replace(stream, queue=queue_names(connection, stream.queue))
+        for stream in connection.rows("streams", Stream)
     ]
 
 
@@ -209,9 +227,9 @@ def unseen_streams(connection: Connection, older: float) -> list[Stream]:
     """Streams that hold receipts and gave no sign for more than `older` seconds."""
     now = read_clock(connection)
     return [
-        each
-        for each in streams(connection)
-        if each.receipts and (now - each.seen).total_seconds() > older
+        stream
+        for stream in streams(connection)
+        if stream.receipts and (now - stream.seen).total_seconds() > older
     ]
 
 
@@ -225,11 +243,19 @@ def receipts(
 ) -> list[Receipt]:
     """Receipts, the oldest first; None matches any."""
     name = None if queue is None else connection.names.print_address(queue)
-    found = [
-        Receipt(stream, queue_names(connection, queue), *more)
-        for stream, queue, *more in connection.rows("receipts", stream=stream, queue_name=name)
+    return [
+        replace(receipt, queue=queue_names(connection, receipt.queue))
+        for receipt in connection.rows("receipts", Receipt, stream=stream, queue_name=name)
+        if batch in {None, receipt.batch} and task in {None, receipt.task}
     ]
-    return [each for each in found if batch in {None, each.batch} and task in {None, each.task}]
+
+
+def trail(
+    connection: Connection, *, entries: int, queue: QueueAddress | None = None
+) -> list[TrailEntry]:
+    """Return the last entries of the audit trail, the latest first; None: of all queues."""
+    name = None if queue is None else connection.printed(queue)
+    return connection.rows("trail", TrailEntry, entries=entries, queue_name=name)
 
 
 def queue_names(connection: Connection, text: str) -> str:

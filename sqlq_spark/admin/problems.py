@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC
+from datetime import datetime  # noqa: TC003 - the type of a row's field
 from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import part
-from sqlq_spark.database import check_types
+from sqlq_spark.database import StateSchema, check_types
 from sqlq_spark.database.trust import DELETE, READ, look, use
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
 
     from sqlq_spark.database import Connection
 
@@ -37,11 +36,11 @@ CUT = 65_536  # characters of headers that the statement reads
 MOVED_INTO = {"move_trigger", "move_foreign_key", "move_check"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem, or a note. Its last four fields are a row of the checks in checks.sql."""
+    """A problem, or a note: a row of the checks in checks.sql, and where it is."""
 
-    where: str  # a queue's address, or the server
+    where: str = ""  # a queue's address, or the server; no column
     name: str
     severity: Severity
     found: str
@@ -57,6 +56,34 @@ class Finding:
         return get_args(Severity).index(self.severity)
 
 
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A transaction that has locked a table or its messages: a finding, with its table."""
+
+    schema_name: str
+    table_name: str
+    name: str
+    severity: Severity
+    found: str
+    fix: str
+
+    @property
+    def address(self) -> QueueAddress:
+        return QueueAddress(self.table_name, self.schema_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowest:
+    """One of the lowest messages of a queue that expires, beside facts of all that are lowest."""
+
+    last: int | None  # the highest seq of the queue; None: it is empty
+    expires: datetime | None  # None: none expires, and this is the only row
+    sent: str | None  # the header TimeSent
+    lives: str | None  # the header TimeToBeReceived
+    seq: int | None  # of the message with the largest headers
+    bytes: int | None  # of these headers
+
+
 # ---------------------------------------------------------------- queues that are not read
 
 
@@ -68,12 +95,19 @@ def blockers(connection: Connection) -> dict[str, list[Finding]]:
     """
     locks: dict[str, list[Finding]] = {}
     try:
-        rows = connection.rows("blockers", seconds=HELD)
+        transactions = connection.rows("blockers", Blocker, seconds=HELD)
     except errors.RightMissing:  # of Azure's small tiers; `check_server` has the note
         return locks
-    for schema, table, *found in rows:
-        name = connection.printed(QueueAddress(table, schema))
-        locks.setdefault(name, []).append(Finding(name, *found))
+    for blocker in transactions:
+        queue = connection.printed(blocker.address)
+        finding = Finding(
+            where=queue,
+            name=blocker.name,
+            severity=blocker.severity,
+            found=blocker.found,
+            fix=blocker.fix,
+        )
+        locks.setdefault(queue, []).append(finding)
     return locks
 
 
@@ -91,7 +125,7 @@ def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
         case errors.TableRefused():
             name, fix = "not_read", "do what is said there, or leave it out"
             severity = "warning"
-    return Finding(where, name, severity, found, fix)
+    return Finding(where=where, name=name, severity=severity, found=found, fix=fix)
 
 
 # ---------------------------------------------------------------- tables
@@ -111,18 +145,22 @@ def of_queue(
     """
     use(connection, [queue], READ)
     check_types(connection, queue)
-    rows = connection.rows("check_rows", tables={"queue": queue})
-    (last, *_, seq, size), where = rows[0], connection.printed(queue)
-    expiring = [row[1:4] for row in rows if row[1] is not None]
-    found = of_table(connection, queue, last=last, expiring=bool(expiring))
+    where = connection.printed(queue)
+    lowest = connection.rows("check_rows", Lowest, tables={"queue": queue})
+    facts = lowest[0]  # those of the queue are the same in each row
+    expiring = [message for message in lowest if message.expires is not None]
+    found = of_table(connection, queue, last=facts.last, expiring=bool(expiring))
     found += short_lifetimes(where, expiring, peek_delay)
-    if seq is not None and size is not None and size > LONG_HEADERS:  # streams hold them in memory
-        problem = f"the headers of the message with seq {seq} have {size} bytes"
-        fix = (
-            "change its sender to write the data into the body; to move such messages, set "
-            f"errorQueue and a maxMessageBytes below {size}"
+    if facts.bytes is not None and facts.bytes > LONG_HEADERS:  # streams hold them in memory
+        finding = Finding(
+            where=where,
+            name="long_headers",
+            severity="warning",
+            found=f"the headers of the message with seq {facts.seq} have {facts.bytes} bytes",
+            fix="change its sender to write the data into the body; to move such messages, set "
+            f"errorQueue and a maxMessageBytes below {facts.bytes}",
         )
-        found.append(Finding(where, "long_headers", "warning", problem, fix))
+        found.append(finding)
     return found
 
 
@@ -135,10 +173,16 @@ def of_table(
     `last` is the highest seq, if it is known, and `expiring` whether messages expire.
     """
     printed = connection.printed(queue)
-    rows = connection.rows(
-        "check_queue", tables={"queue": queue}, table_name=printed, last=last, expiring=expiring
+    findings = connection.rows(
+        "check_queue",
+        Finding,
+        tables={"queue": queue},
+        table_name=printed,
+        last=last,
+        expiring=expiring,
     )
-    return _without_grants(connection, queue, [Finding(printed, *row) for row in rows])
+    located = [replace(finding, where=printed) for finding in findings]
+    return _without_grants(connection, queue, located)
 
 
 def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
@@ -147,30 +191,43 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     if printed is None:
         return []
     tables = {"delayed": delayed_of(queue), "queue": queue}
-    rows = connection.rows("check_delayed", tables=tables, table_name=printed)
+    findings = connection.rows("check_delayed", Finding, tables=tables, table_name=printed)
     into = connection.printed(queue)
-    found = [Finding(into if row[0] in MOVED_INTO else printed, *row) for row in rows]
-    return _without_grants(connection, queue, found)
+    located = [
+        replace(finding, where=into if finding.name in MOVED_INTO else printed)
+        for finding in findings
+    ]
+    return _without_grants(connection, queue, located)
 
 
 def _without_grants(
-    connection: Connection, queue: QueueAddress, found: list[Finding]
+    connection: Connection, queue: QueueAddress, findings: list[Finding]
 ) -> list[Finding]:
     """Replace each GRANT on a table that is in a state schema, which may be another team's."""
-    if any("GRANT " in each.fix for each in found):
-        schema = connection.names.qualify(queue).schema
-        for state, _, roles in connection.rows("state_schemas", schema_name=schema):
-            fix = errors.StateRightMissing.fix_of(state, roles)
-            found = [replace(each, fix=fix) if "GRANT " in each.fix else each for each in found]
-    return found
+    if not any("GRANT " in finding.fix for finding in findings):
+        return findings
+    schema = connection.names.qualify(queue).schema
+    state = connection.row("state_schemas", StateSchema, schema_name=schema)
+    if state is None:
+        return findings
+    fix = errors.StateRightMissing.fix_of(state.schema, state.roles)
+    return [
+        replace(finding, fix=fix) if "GRANT " in finding.fix else finding for finding in findings
+    ]
 
 
 def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """Report what keeps a queue that may be read from being received or named by others."""
     where, trusted = connection.printed(queue), connection.trusted
     for reason in look(connection, [queue], DELETE)[1].values():  # a foreign key
-        fix = "do what is said there"
-        return [Finding(where, "not_received", "error", str(reason), fix)]
+        finding = Finding(
+            where=where,
+            name="not_received",
+            severity="error",
+            found=str(reason),
+            fix="do what is said there",
+        )
+        return [finding]
     connection.trusted = replace(trusted, named=())
     try:
         refused = look(connection, [queue], READ)[1].get(queue)
@@ -178,43 +235,47 @@ def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
         connection.trusted = trusted
     if not isinstance(refused, errors.OwnerNotTrusted):
         return []
-    problem = f"{refused.found}, who is trusted only where an option or an argument names the queue"
-    fix = f"set trustedOwners={refused.value} to send replies and events there too"
-    return [Finding(where, "owner", "note", problem, fix)]
+    finding = Finding(
+        where=where,
+        name="owner",
+        severity="note",
+        found=f"{refused.found}, who is trusted only where an option or an argument names the "
+        "queue",
+        fix=f"set trustedOwners={refused.value} to send replies and events there too",
+    )
+    return [finding]
 
 
 # ---------------------------------------------------------------- messages
 
 
-def short_lifetimes(
-    where: str, expiring: Iterable[tuple[datetime, str | None, str | None]], peek_delay: float
-) -> list[Finding]:
+def short_lifetimes(where: str, lowest: Iterable[Lowest], peek_delay: float) -> list[Finding]:
     """
     Warn if messages may expire while a stream pauses; ignores those that were sent expired.
 
-    Of each message: Expires, UTC without a zone, as in the column; the header TimeSent; and
-    TimeToBeReceived, which takes precedence. What cannot be read counts for nothing.
+    The header TimeToBeReceived takes precedence. What cannot be read counts for nothing.
     """
     lives = [peek_delay]
-    for expires, sent, given in expiring:
+    for message in lowest:
         with suppress(wire.BadTimeSpan, wire.BadWireTime):
-            if given is not None:
-                lives.append(wire.parse_span(given) / 1000)
-            elif sent is not None:
-                lived = expires.replace(tzinfo=UTC) - wire.parse_wire_time(sent)
+            if message.lives is not None:
+                lives.append(wire.parse_span(message.lives) / 1000)
+            elif message.sent is not None and message.expires is not None:
+                lived = message.expires - wire.parse_wire_time(message.sent)
                 lives.append(lived.total_seconds())
     shortest = min(each for each in lives if each > 0)
     if shortest >= peek_delay:
         return []
-    problem = (
-        f"messages expire after {shortest:g} s, and a stream with peekDelay "
-        f"{peek_delay:g} s may read them too late"
+    finding = Finding(
+        where=where,
+        name="peek_delay",
+        severity="warning",
+        found=f"messages expire after {shortest:g} s, and a stream with peekDelay "
+        f"{peek_delay:g} s may read them too late",
+        fix=f"set the option peekDelay to less than {shortest:g} s (at least 100ms), "
+        "or send with a longer timeToBeReceived",
     )
-    fix = (
-        f"set the option peekDelay to less than {shortest:g} s (at least 100ms), "
-        "or send with a longer timeToBeReceived"
-    )
-    return [Finding(where, "peek_delay", "warning", problem, fix)]
+    return [finding]
 
 
 def of_owner(connection: Connection, queue: QueueAddress) -> list[Finding]:
@@ -224,19 +285,20 @@ def of_owner(connection: Connection, queue: QueueAddress) -> list[Finding]:
     The sign is a message that only its endpoint can handle. Two instances of an endpoint run the
     same handlers and can share a queue, but Spark does not run them.
     """
-    ((count,),) = connection.rows("check_owner", tables={"queue": queue})
-    if not count:
+    messages = connection.value("check_owner", tables={"queue": queue})
+    if not messages:
         return []
-    problem = (
-        f"an endpoint seems to own this queue (saga timeouts, messages for a saga or control "
-        f"messages among the first messages: {count}), and its handlers and sagas never see what "
-        "Spark receives"
+    finding = Finding(
+        where=connection.printed(queue),
+        name="shared_queue",
+        severity="warning",
+        found="an endpoint seems to own this queue (saga timeouts, messages for a saga or control "
+        f"messages among the first messages: {messages}), and its handlers and sagas never see "
+        "what Spark receives",
+        fix="give Spark a queue of its own (`sqlqueue create`), and send or subscribe to that; "
+        "if Spark is to receive these messages, set warnIfShared=false on the stream",
     )
-    fix = (
-        "give Spark a queue of its own (`sqlqueue create`), and send or subscribe to that; "
-        "if Spark is to receive these messages, set warnIfShared=false on the stream"
-    )
-    return [Finding(connection.printed(queue), "shared_queue", "warning", problem, fix)]
+    return [finding]
 
 
 def of_head(
@@ -273,9 +335,12 @@ def of_head(
     ]
     if not bad:
         return kind, []
-    problem = (
-        f"{part(len(bad), len(texts), 'message')} at its head cannot be read (poison), "
-        f"the first has seq {bad[0]}"
+    finding = Finding(
+        where=connection.printed(queue),
+        name="poison",
+        severity="warning",
+        found=f"{part(len(bad), len(texts), 'message')} at its head cannot be read (poison), "
+        f"the first has seq {bad[0]}",
+        fix="set errorQueue on the stream, which moves them aside; .NET endpoints do it alone",
     )
-    fix = "set errorQueue on the stream, which moves them aside; .NET endpoints do it alone"
-    return kind, [Finding(connection.printed(queue), "poison", "warning", problem, fix)]
+    return kind, [finding]

@@ -87,7 +87,7 @@ def _delete(
         with attempt, transaction(connection):
             use(connection, [queue], DELETE)
             check_types(connection, queue)
-            gone = int(connection.rows(statement, tables={"queue": queue}, **values)[0][0])
+            gone = int(connection.value(statement, tables={"queue": queue}, **values))
             if recorded and gone:
                 record_action(connection, "purge", connection.printed(queue), gone)
             return gone

@@ -13,7 +13,7 @@ import secrets
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import product, starmap
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,7 +23,7 @@ import pyarrow as pa
 import stamina
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import checks, inspect
 from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.statements import StatementName
 
 Seen: TypeAlias = "Iterator[tuple[Any, ...]]"  # what, the value found, and the promised one if any
 Check: TypeAlias = "Callable[[Bench], Seen]"
@@ -52,6 +53,26 @@ WAIT = 60.0  # seconds after which what must not wait has waited
 FILLED = 5000  # messages before plans are made: of fewer a scan may be cheaper
 LARGE_ROWS, LARGE = 20_000, secrets.token_bytes(8500)  # of the check of locks: bodies of two pages
 MEASURED = 100_000  # messages of the figures
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFact:
+    """What a server says of itself, or whether this login has a right: `true`, `false`."""
+
+    name: str
+    value: str | None  # None: it does not say
+
+
+@dataclass(frozen=True, slots=True)
+class StatementCost:
+    """What a server has counted for one plan of a statement."""
+
+    statement: str
+    executions: int
+    cpu: int  # microseconds
+    elapsed: int  # microseconds
+    reads: int  # pages
+    max_grant_kb: int
 
 
 @dataclass(frozen=True)
@@ -128,17 +149,18 @@ class Bench:
 
 def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:
     """Work before each commit, or after it and commit again; return what the work will give."""
-    rows, gave = connection.rows, []
+    run_now = connection.run
+    gave: list[Any] = []
 
-    def paused(statement: Any, **more: Any) -> Any:  # noqa: ANN401
+    def run_paused(statement: StatementName, **more: Any) -> None:  # noqa: ANN401
         if statement == "commit":
             if after:
-                rows(statement)
+                run_now(statement)
             gave.append(work())
             time.sleep(PAUSE)  # until a session that was ended is gone
-        return rows(statement, **more)
+        run_now(statement, **more)
 
-    vars(connection)["rows"] = paused
+    vars(connection)["run"] = run_paused
     return gave
 
 
@@ -183,14 +205,19 @@ def drop(connection: Connection, lowest: str, highest: str) -> None:
     """Drop what runs have made, by its names; a login is kept by a session that is just ending."""
     for attempt in stamina.retry_context(on=Exception, attempts=5, wait_initial=PAUSE):
         with attempt:
-            for (text,) in connection.rows("selftest_remains", lowest=lowest, highest=highest):
+            for text in connection.values("selftest_remains", lowest=lowest, highest=highest):
                 connection.run_script(text)
+
+
+def facts_of(connection: Connection) -> dict[str, str | None]:
+    """Return what a server says of itself, by name."""
+    return {fact.name: fact.value for fact in connection.rows("selftest_facts", ServerFact)}
 
 
 def facts(bench: Bench) -> Seen:
     """The server says what it is and what the login may do, has no error, and stores any text."""
     connection = bench.open()
-    bench.figures.update(connection.rows("selftest_facts"))
+    bench.figures.update(facts_of(connection))
     bench.figures["driver"] = type(connection._raw).__module__  # noqa: SLF001 - of no statement
     yield "version", " ".join(bench.figures["version"].split())
     if "server_encoding" in bench.figures:
@@ -236,7 +263,7 @@ def new_task(bench: Bench) -> Seen:
     second, acknowledged = gave[0]
     yield "second", type(second.exception(WAIT)).__name__, "ReceiptExists"
     acknowledged.result(WAIT)
-    yield "receipts", connection.rows("receipts", stream=task.stream, queue_name=None), []
+    yield "receipts", inspect.receipts(connection, stream=task.stream), []
     yield "later", type(bench.beside(bench.receive, task).exception(WAIT)).__name__, "StaleTask"
 
 
@@ -246,8 +273,7 @@ def round_trip(bench: Bench) -> Seen:
     own, other = map(connection.canonical, (bench.queue, upper))
     same = {own, other} if connection.columns(upper) else {own}
     yield "same", find_same(connection, bench.queue, [own, other]), same
-    facts = dict[str, Any](connection.rows("selftest_facts"))
-    yield "database", connection.whole(bench.queue).catalog, facts.get("database")
+    yield "database", connection.whole(bench.queue).catalog, facts_of(connection).get("database")
     bodies = [b"", bytes(range(256)), b"x" * 1_000_000]
     headers = dumps({MESSAGE_ID: "ü 🚀 \x01 /", "empty": ""})
     bench.send(bodies, headers=[headers] * 3, asReceived="true")
@@ -269,12 +295,12 @@ def cut_connection(bench: Bench) -> Seen:
             yield f"sent, cut {moment}", task.messages, len(bodies)
             work = partial(session.run_with_retries, partial(bench.receive, task))
         connection = session.open()
-        number = dict[str, str](connection.rows("selftest_facts"))["session"]
-        end = partial(bench.open().rows, "selftest_end", session=number)
+        number = facts_of(connection)["session"]
+        end = partial(bench.open().run, "selftest_end", session=number)
         if "commit" in moment:
             at_commit(connection, end, after="after" in moment)
         with transaction(holder):
-            holder.rows("lock_queue", tables={"queue": bench.queue})  # the work waits for it
+            holder.run("lock_queue", tables={"queue": bench.queue})  # the work waits for it
             running = bench.beside(work)
             if "statement" in moment:
                 end()
@@ -291,7 +317,7 @@ def locks(bench: Bench) -> Seen:
     def look() -> list[Any]:
         bench.beside(bench.send, [b"x"]).result(WAIT)
         got = bench.beside(bench.receive, next(bench.batches())).result(WAIT)
-        return [got.num_rows, *connection.rows("selftest_locks", tables={"queue": bench.queue})]
+        return [got.num_rows, *connection.values("selftest_locks", tables={"queue": bench.queue})]
 
     gave = at_commit(connection, look)
     bench.send([LARGE] * LARGE_ROWS, session)
@@ -333,7 +359,7 @@ def roles(bench: Bench) -> Seen:
         with transaction(desk):
             yield "returned", receipts.return_(desk, task.key, queue), 2
         yield "purged", driver.purge(desk, [queue]), 2
-        yield "trail", len(desk.rows("trail", entries=10, queue_name=None)), 1
+        yield "trail", len(inspect.trail(desk, entries=10)), 1
     except errors.RightMissing as error:
         yield "refused", str(error), "nothing"
 
@@ -362,8 +388,8 @@ def figures(bench: Bench) -> Seen:
     yield "messages", got, MEASURED
     yield "sent and received each second", [f"{MEASURED / each:,.0f}" for each in seconds]
     if "selftest_costs" not in connection.lacks:
-        costs = connection.rows("selftest_costs", schema_name=bench.queue.schema)
-        bench.figures["statements"] = costs
+        costs = connection.rows("selftest_costs", StatementCost, schema_name=bench.queue.schema)
+        bench.figures["statements"] = [astuple(cost) for cost in costs]
 
 
 CHECKS = (  # the cheapest first

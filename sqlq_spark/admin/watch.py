@@ -22,7 +22,7 @@ from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.destinations import LOST
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.options.names import parse_queue
-from sqlq_spark.receive.peek import seconds_since
+from sqlq_spark.receive.peek import Sample, seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -166,8 +166,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         with transaction(connection):
             streams, receipts = inspect.streams(connection), inspect.receipts(connection)
     except errors.StateOfOther as refused:
-        fix = "do what is said there"
-        finding = Finding(connection.server, "state_owner", "error", str(refused), fix)
+        finding = checks.error_of_state(connection, "state_owner", refused, "do what is said there")
         state_problems = [finding]
     except (errors.StateNotInstalled, errors.RightMissing):
         pass
@@ -191,19 +190,30 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         held = [receipt.messages for receipt in receipts if receipt.queue == each.queue]
         each.receipts, each.held = len(held), sum(held)
     waiting = {each.queue: each.depth.messages for each in queues}
-    for stream in streams or ():
-        stream.lag = sum(waiting.get(name, 0) for name in stream.queues) + stream.held
+    streams = streams and [with_lag(stream, waiting) for stream in streams]
     server = [each for each in checks.of_server(connection) if each.is_problem] + state_problems
     return Look(at=read_clock(connection), queues=queues, streams=streams, server_problems=server)
+
+
+def with_lag(stream: inspect.Stream, waiting: Mapping[str, int]) -> inspect.Stream:
+    """Add the messages that wait in a stream's queues, by queue, and those that it holds."""
+    messages = sum(waiting.get(queue, 0) for queue in stream.queues)
+    return replace(stream, lag=messages + stream.held)
 
 
 def unread(name: str, table: inspect.Table | None, *problems: Finding) -> QueueLook:
     """What the catalogue says of a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
-    return QueueLook(
-        depth=inspect.Depth(name, messages, None, size, None, None, estimated=True),
-        problems=[*problems],
+    depth = inspect.Depth(
+        queue=name,
+        messages=messages,
+        expired=None,
+        bytes=size,
+        first=None,
+        last=None,
+        estimated=True,
     )
+    return QueueLook(depth=depth, problems=[*problems])
 
 
 def look_at(
@@ -231,11 +241,15 @@ def look_at(
             found = of_table(connection, queue, last=depth.last)
             found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
             kind, poison = of_head(connection, queue, depth.first, depth.last)
-            sent, highest = None, depth.last
-            if depth.first is not None:
-                sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
-            elif given := connection.rows("seq_given", tables={"queue": queue}, table_name=name):
-                highest = given[0][0]
+            sent = None
+            highest = depth.last
+            if depth.first is None:
+                highest = connection.value("seq_given", tables={"queue": queue}, table_name=name)
+            else:
+                (sample,) = connection.rows(
+                    "sample", Sample, tables={"queue": queue}, first=depth.first
+                )
+                sent = sample.sent
             delayed = inspect.delayed_name(connection, queue)
             if delayed is not None:
                 try:

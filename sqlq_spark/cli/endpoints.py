@@ -284,10 +284,10 @@ def retire(context: Context, queue: str, *, discard_messages: bool = False) -> N
     recorded = cli.keeps_trail(connection)
     with transaction(connection):
         for locked in left.tables:
-            connection.rows("lock_queue", tables={"queue": locked})
+            connection.run("lock_queue", tables={"queue": locked})
         last = look(left)
         for unused in left.tables:
-            connection.rows("drop_queue", tables={"queue": unused})
+            connection.run("drop_queue", tables={"queue": unused})
         if recorded:
             schema.record_action(connection, "retire", name, last.total)
     result = {
@@ -330,12 +330,21 @@ def look_at(
     None expects any.
     """
     name = inspect.delayed_name(connection, queue)
-    tables, waiting, depth = [queue], 0, inspect.depth(connection, queue)
+    tables = [queue]
+    waiting = 0
+    depth = inspect.depth(connection, queue)
     if name is not None and "due" in connection.columns(delayed_of(queue)):
-        delayed = use_delayed(connection, queue, READ)
-        values = {"table_name": name, "zone": None, "largest": None}
-        waiting = connection.rows("stats_delayed", tables={"queue": delayed}, **values)[0][0]
-        tables = [delayed, queue]
+        table_of_delayed = use_delayed(connection, queue, READ)
+        (delayed,) = connection.rows(
+            "stats_delayed",
+            inspect.Delayed,
+            tables={"queue": table_of_delayed},
+            table_name=name,
+            zone=None,
+            largest=None,
+        )
+        waiting = delayed.messages
+        tables = [table_of_delayed, queue]
     left = Remains(tables, depth.messages, waiting, depth.last or 0)
     reasons = [
         f"endpoint {each.endpoint} has subscribed to {each.topic} again; stop it first"

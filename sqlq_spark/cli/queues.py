@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +24,7 @@ from typer import Option, Typer
 
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect, purge, watch
-from sqlq_spark.admin.formats import clean, quantity, span, view, write_utf_8
+from sqlq_spark.admin.formats import Column, clean, quantity, span, view, write_utf_8
 from sqlq_spark.admin.problems import Finding
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
@@ -321,7 +321,10 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
         unnamed = [*{connection.printed(each): each for each in (*there, *unnamed)}.values()]
     for state, reason in unread.items():
         problem = f"state schema {state} was not looked into: {reason}"
-        found.append(Finding(connection.server, "state_unread", "note", problem, ""))
+        note = Finding(
+            where=connection.server, name="state_unread", severity="note", found=problem, fix=""
+        )
+        found.append(note)
     found += checks.run_all_checks(
         connection,
         [*asked, *unnamed],
@@ -347,7 +350,7 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
 
 # ---------------------------------------------------------------- trail
 
-KEYS = ("at", "login", "session_login", "action", "messages", "stream", "batch", "task", "queue")
+TRAIL = [Column(field.name) for field in fields(inspect.TrailEntry)]
 
 
 @app.command(cls=StateCommand)
@@ -370,10 +373,5 @@ def trail(
     address = cli.queue_or_none("queue", queue, options)
     connection = context.connect(options, StateSession)
     with transaction(connection):
-        name = None if address is None else connection.printed(address)
-        found = connection.rows("trail", queue_name=name, entries=last)
-    if context.obj.as_json:
-        for row in found:
-            screen.print_json(dict(zip(KEYS, row, strict=True)))
-    else:
-        screen.show(KEYS, found, "entries")
+        entries = inspect.trail(connection, entries=last, queue=address)
+    context.show(TRAIL, entries, "entries")

@@ -66,7 +66,7 @@ def received(
         connection = session.open()
         if batch == 1:
             name = connection.printed(queue)
-            connection.rows("new_stream", stream=STREAM, queue_name=name, driver="d")
+            connection.run("new_stream", stream=STREAM, queue_name=name, driver="d")
         task = receive.Task(
             queue=queue,
             stream=STREAM,

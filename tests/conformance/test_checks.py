@@ -170,9 +170,9 @@ def old(bench: Bench) -> list[Finding]:
 def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -> None:
     """By its process, application and age; one that pins nothing is no matter."""
     other = bench.open("idler")
-    other.rows("begin")
+    other.run("begin")
     assert old(bench) == []
-    other.rows("new_stream", stream="x", queue_name="q", driver="d")
+    other.run("new_stream", stream="x", queue_name="q", driver="d")
 
     (found,) = old(bench)
 

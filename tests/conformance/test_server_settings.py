@@ -20,6 +20,7 @@ from sqlq_spark.database import schema, sessions, transaction
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.offset import Offset
+from sqlq_spark.receive.peek import SeqEnds
 from sqlq_spark.receive.receipts import acknowledge
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
@@ -106,7 +107,8 @@ def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Ben
         dispatch(bench, stage(bench, chunk(b"1")), connection=odd)
 
     with transaction(odd, timeout=TIMEOUT):
-        assert odd.rows("top", tables={"queue": bench.queue}) == [(1, 1)]
+        ends = odd.row("top", SeqEnds, tables={"queue": bench.queue})
+        assert ends == SeqEnds(first=1, last=1)
 
 
 @ALONE
@@ -115,12 +117,12 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
     with relayed(bench.dotnet.url, begins=False) as (url, _):
         session = bench.session(url=url)
         with pytest.raises(errors.StatementPooling, match="pool_mode=transaction"):
-            session.run_with_retries(lambda connection: connection.rows("clock"))
+            session.run_with_retries(lambda connection: connection.value("clock"))
 
 
 def clock(session: Session) -> int:
     """Run a statement, again where it is worth another try; how many rows it gave."""
-    return len(session.run_with_retries(lambda connection: connection.rows("clock")))
+    return len(session.run_with_retries(lambda connection: connection.values("clock")))
 
 
 @ALONE
@@ -182,8 +184,8 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
         look = watch.look(pooled, [bench.printed], bench.source(url=url))
         absent = bench.open("absent", url=url, stateSchema="nowhere")
         with pytest.raises(errors.StateNotInstalled):
-            absent.rows("version")
-        assert len(absent.rows("clock")) == 1
+            absent.value("version")
+        assert absent.value("clock") is not None
 
     assert (got, sent, look.queues[0].depth.messages) == ([b"1", b"2", b"3"], 1, 1)
     assert [each.name for each in found if each.is_problem] == []
@@ -244,7 +246,7 @@ def test_a_session_takes_the_connection_of_the_one_before(workers: Workers) -> N
 def test_only_sessions_of_workers_that_did_not_fail_are_kept(workers: Workers) -> None:
     """What one had begun is undone with its connection; a command and a driver end theirs."""
     with pytest.raises(ZeroDivisionError), workers.session() as session:
-        session.run_with_retries(lambda connection: connection.rows("version")[0][0] / 0)
+        session.run_with_retries(lambda connection: connection.value("version") / 0)
     workers.use(StateSession(workers.bench.source(), f"{workers.name} command"))
 
     assert workers.kept() == 0
@@ -256,7 +258,7 @@ def test_a_kept_connection_that_died_is_replaced(workers: Workers) -> None:
     workers.bench.dotnet.kill(workers.name)
 
     with workers.session() as session:
-        assert session.run_with_retries(lambda alive: alive.rows("version"))
+        assert session.run_with_retries(lambda alive: alive.value("version"))
         assert session.open() is not dead
 
 

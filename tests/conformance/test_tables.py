@@ -90,8 +90,8 @@ def test_an_install_gives_up_behind_another(bare: Bench, monkeypatch: pytest.Mon
     monkeypatch.setattr(schema, "LOCK_WAIT", 0.3)
     desk = bare.desk
     with transaction(desk, timeout=TIMEOUT):
-        desk.rows("install_schema")
-        desk.rows("install_state")
+        desk.run("install_schema")
+        desk.run("install_state")
 
         with pytest.raises(errors.InstallBlocked) as caught:
             schema.install(bare.open("installer"))
@@ -188,7 +188,7 @@ def test_a_state_schema_may_have_any_name(bare: Bench) -> None:
             schema.install(session.open())
 
         with StateSession(options, "x") as session:
-            assert session.open().rows("version") == [(schema.VERSION,)]
+            assert session.open().value("version") == schema.VERSION
     finally:
         bare.dotnet.dba.drop_schema(state)
 

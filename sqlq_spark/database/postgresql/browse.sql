@@ -42,7 +42,7 @@ SELECT left(q.headers, 65536) AS headers, q.seq::bigint AS seq
 -- Returns: messages bigint
 WITH gone AS (
     DELETE FROM {queue} RETURNING true)
-SELECT count(*) FROM gone
+SELECT count(*) AS messages FROM gone
 
 -- name: purge_range
 -- Deletes the messages in a range of seqs.
@@ -51,7 +51,7 @@ SELECT count(*) FROM gone
 -- Returns: messages bigint
 WITH gone AS (
     DELETE FROM {queue} WHERE seq >= :first::bigint AND seq < :stop::bigint RETURNING true)
-SELECT count(*) FROM gone
+SELECT count(*) AS messages FROM gone
 
 -- name: purge_expired
 -- Deletes a batch of messages that expired before this transaction and that no other session holds.
@@ -67,7 +67,7 @@ WITH gone AS (
              LIMIT :messages::bigint
                FOR UPDATE SKIP LOCKED))
     RETURNING true)
-SELECT count(*) FROM gone
+SELECT count(*) AS messages FROM gone
 
 -- name: table_figures
 -- What the catalogue says of a table's size; other statements contain it.
@@ -87,9 +87,9 @@ SELECT c.oid,
 --          bigint; estimated boolean
 SELECT CASE WHEN NOT its.large THEN counted.messages
             WHEN ends.first IS NULL THEN 0
-            ELSE least(its.estimate, ends.last - ends.first + 1) END,
-       CASE WHEN NOT its.large THEN counted.expired END,
-       pg_total_relation_size(its.oid), ends.first, ends.last, its.large
+            ELSE least(its.estimate, ends.last - ends.first + 1) END AS messages,
+       CASE WHEN NOT its.large THEN counted.expired END AS expired,
+       pg_total_relation_size(its.oid) AS bytes, ends.first, ends.last, its.large AS estimated
   FROM ({table_figures}) AS its
  CROSS JOIN (SELECT min(seq)::bigint AS first, max(seq)::bigint AS last FROM {queue}) AS ends
  CROSS JOIN LATERAL (SELECT count(*) AS messages,
@@ -103,12 +103,12 @@ SELECT CASE WHEN NOT its.large THEN counted.messages
 -- Locks nothing.
 -- Index:   the one on due, in a large table.
 -- Returns: messages, due, bytes of table and indexes, bigint; estimated boolean
-SELECT CASE WHEN its.large THEN its.estimate ELSE counted.messages END,
+SELECT CASE WHEN its.large THEN its.estimate ELSE counted.messages END AS messages,
        CASE WHEN :zone::text IS NOT NULL
             THEN (SELECT count(*)
                     FROM {queue}
-                   WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text) END,
-       pg_total_relation_size(its.oid), its.large
+                   WHERE due <= now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text) END AS due,
+       pg_total_relation_size(its.oid) AS bytes, its.large AS estimated
   FROM ({table_figures}) AS its
  CROSS JOIN LATERAL (SELECT count(*) AS messages FROM {queue} WHERE NOT its.large) AS counted
 
@@ -116,16 +116,18 @@ SELECT CASE WHEN its.large THEN its.estimate ELSE counted.messages END,
 -- The highest seq that was ever handed out, those of sends that were undone among them.
 -- Returns: given bigint; null where none was, or this login may not see the sequence
 SELECT CASE WHEN has_sequence_privilege(sequence, 'USAGE, SELECT')
-            THEN pg_sequence_last_value(sequence) END
+            THEN pg_sequence_last_value(sequence) END AS given
   FROM (SELECT to_regclass(pg_get_serial_sequence(:table_name::text, 'seq')) AS sequence) AS its
 
 -- name: queue_tables
 -- The tables of this database that have the columns of a queue, and that this login may read, whoever
 -- owns them. Plain tables only. Reads only the catalogue, and waits for no lock.
--- Returns: schema, name text; messages (an estimate), bytes bigint; by schema, name
-SELECT n.nspname::text, c.relname::text,
-       coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint),
-       c.relpages * current_setting('block_size')::bigint
+-- Returns: schema_name, table_name text; messages (an estimate), bytes bigint; by schema_name,
+--          table_name
+SELECT n.nspname::text AS schema_name, c.relname::text AS table_name,
+       coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint)
+           AS messages,
+       c.relpages * current_setting('block_size')::bigint AS bytes
   FROM pg_catalog.pg_class AS c
   JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  CROSS JOIN LATERAL (

@@ -78,7 +78,7 @@ SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heavie
 -- the beginning is read, as text, so that headers that are no JSON do not matter.
 -- Index:   the unique index on seq.
 -- Returns: messages bigint: saga timeouts, messages for a saga, control messages
-SELECT count(*)
+SELECT count(*) AS messages
   FROM (SELECT left(headers, 16384) AS text FROM {queue} ORDER BY seq LIMIT 100) AS lowest
  WHERE text ~ '"NServiceBus\.(IsSagaTimeoutMessage|SagaId|ControlMessage)":'
    AND text !~ '"NServiceBus\.(ProcessingEnded|FailedQ|ExceptionInfo\.ExceptionType)":'
@@ -167,12 +167,12 @@ WITH {asked_table}, queue AS (
       LEFT JOIN (SELECT pin, unpin FROM pins WHERE age IS NOT NULL ORDER BY age DESC LIMIT 1) AS p
         ON q.dead >= 10000
 )
-SELECT 'column', 'error',
-       format('column %s is missing: the transport and this source name it', wanted.name),
+SELECT 'column' AS name, 'error' AS severity,
+       format('column %s is missing: the transport and this source name it', wanted.name) AS found,
        CASE WHEN near.name IS NULL
             THEN format('ALTER TABLE %s ADD COLUMN %s %s', f.named, wanted.name, wanted.type)
             ELSE format('ALTER TABLE %s RENAME COLUMN %I TO %s', f.named, near.name, wanted.name)
-       END
+       END AS fix
   FROM facts AS f
  CROSS JOIN (VALUES ('id', 'uuid NOT NULL DEFAULT gen_random_uuid() PRIMARY KEY'),
                     ('expires', 'timestamp'),
@@ -312,9 +312,9 @@ WITH {asked_table}, delayed AS (
       FROM asked AS c
      WHERE c.relkind IN ('r', 'p')
 )
-SELECT 'delayed_column', 'error',
-       format('column %s is missing: messages cannot be delayed or moved', wanted.name),
-       format('ALTER TABLE %s ADD COLUMN %s %s', d.named, wanted.name, wanted.type)
+SELECT 'delayed_column' AS name, 'error' AS severity,
+       format('column %s is missing: messages cannot be delayed or moved', wanted.name) AS found,
+       format('ALTER TABLE %s ADD COLUMN %s %s', d.named, wanted.name, wanted.type) AS fix
   FROM delayed AS d
  CROSS JOIN (VALUES ('headers', 'text NOT NULL DEFAULT ''{}'''),
                     ('body', 'bytea'),
@@ -378,9 +378,10 @@ SELECT law.name, law.severity, law.found, law.fix
 -- A transaction that has neither a snapshot nor a transaction id pins nothing. Before version 17 the
 -- server does not say since when a slot is not used.
 -- Returns: as check_queue
-SELECT 'server_autovacuum', 'error',
-       'autovacuum is off on this server: what is received leaves dead rows that slow queues down',
-       E'ALTER SYSTEM SET autovacuum = on;\nSELECT pg_reload_conf()'
+SELECT 'server_autovacuum' AS name, 'error' AS severity,
+       'autovacuum is off on this server: what is received leaves dead rows that slow queues down'
+           AS found,
+       E'ALTER SYSTEM SET autovacuum = on;\nSELECT pg_reload_conf()' AS fix
  WHERE NOT current_setting('autovacuum')::boolean
 UNION ALL
 SELECT 'old_transaction', 'warning',
@@ -492,10 +493,10 @@ SELECT n.nspname::text AS schema,
 -- nothing. A login without pg_read_all_stats does not see the age of other logins' transactions. The
 -- server shows a prepared transaction's locks without its name; two may look the same, and then neither
 -- is named.
--- Returns: schema, table, name, severity, found, fix text
-SELECT n.nspname::text, c.relname::text,
-       CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'locked' ELSE 'locked_messages' END,
-       CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'error' ELSE 'warning' END,
+-- Returns: schema_name, table_name, name, severity, found, fix text
+SELECT n.nspname::text AS schema_name, c.relname::text AS table_name,
+       CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'locked' ELSE 'locked_messages' END AS name,
+       CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'error' ELSE 'warning' END AS severity,
        format('%s %s%s',
               CASE WHEN l.pid IS NULL
                    THEN concat_ws(' ', 'a prepared transaction', quote_literal(x.gid))
@@ -505,11 +506,12 @@ SELECT n.nspname::text, c.relname::text,
               CASE WHEN l.mode <> 'AccessExclusiveLock' THEN 'has locked messages of it'
                    WHEN l.granted THEN 'has locked the whole table'
                    ELSE 'waits to lock the whole table, and all others wait behind it' END,
-              ' for ' || date_trunc('second', now() - coalesce(a.xact_start, x.prepared))::text),
+              ' for ' || date_trunc('second', now() - coalesce(a.xact_start, x.prepared))::text)
+           AS found,
        CASE WHEN l.pid IS NULL
             THEN coalesce('ROLLBACK PREPARED ' || quote_literal(x.gid),
                           'SELECT gid, prepared, owner FROM pg_prepared_xacts')
-            ELSE format('SELECT pg_terminate_backend(%s)', l.pid) END
+            ELSE format('SELECT pg_terminate_backend(%s)', l.pid) END AS fix
   FROM pg_catalog.pg_locks AS l
   JOIN pg_catalog.pg_class AS c ON c.oid = l.relation
   JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace

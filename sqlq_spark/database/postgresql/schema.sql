@@ -151,7 +151,7 @@ $do$
 
 -- name: state_parts
 -- Returns: name of each table and index in the state schema
-SELECT relname::text
+SELECT relname::text AS name
   FROM pg_catalog.pg_class
  WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind IN ('r', 'i')
 
@@ -266,7 +266,7 @@ END
 -- name: wrong_types
 -- The columns of a queue that are absent, or have another type than the transport's.
 -- Returns: fault text; no row where all are right, or the table is absent
-SELECT fault.text
+SELECT fault.text AS fault
   FROM ({queue_types}) AS k
   LEFT JOIN pg_catalog.pg_attribute AS a
     ON a.attrelid = to_regclass(:table_name::text) AND NOT a.attisdropped AND a.attname = k.name::name

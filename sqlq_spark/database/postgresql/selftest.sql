@@ -19,8 +19,8 @@ SELECT DISTINCT mode
 
 -- name: selftest_end
 -- Ends a session of this login, as a network that breaks does.
--- Returns: one row
-SELECT pg_terminate_backend(:session::text::int)
+-- Returns: ended boolean
+SELECT pg_terminate_backend(:session::text::int) AS ended
 
 -- name: selftest_remains
 -- Statements that drop what `selftest` has made, by its names: schemas before the roles that have rights

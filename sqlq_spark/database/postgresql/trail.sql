@@ -1,7 +1,7 @@
 -- name: trail_kept
 -- Whether there is an audit trail in a schema that this login may use.
 -- Returns: one row, or none
-SELECT c.oid::bigint
+SELECT c.oid::bigint AS trail
   FROM pg_catalog.pg_class AS c
   JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = :state_name::text AND c.relname = 'trail' AND c.relkind = 'r'
@@ -16,7 +16,8 @@ VALUES (:action::text, :queue_name::text, :messages::bigint, :stream::text, :bat
 -- name: trail
 -- The last entries of all queues, or of one, the latest first.
 -- Returns: at, login, session_login, action, messages, stream, batch, task, queue
-SELECT at, login::text, session_login::text, action, messages, stream, batch, task::bigint, queue
+SELECT at, login::text AS login, session_login::text AS session_login, action, messages, stream, batch,
+       task::bigint AS task, queue
   FROM {state}.trail
  WHERE :queue_name::text IS NULL OR queue = :queue_name::text
  ORDER BY entry DESC

@@ -65,7 +65,8 @@ SET CONSTRAINTS ALL IMMEDIATE
 -- show what sessions of other logins wait for. They are returned for a DBA.
 -- Locks:   nothing.
 -- Returns: pid int, login text, application text; ended bool, null for a session of another login
-SELECT a.pid, a.usename::text, a.application_name, CASE WHEN its.own THEN pg_terminate_backend(a.pid) END
+SELECT a.pid, a.usename::text AS login, a.application_name AS application,
+       CASE WHEN its.own THEN pg_terminate_backend(a.pid) END AS ended
   FROM pg_catalog.pg_stat_activity AS a
  CROSS JOIN LATERAL (
         SELECT a.usename = session_user AND pg_has_role(a.usesysid, 'USAGE') AS own) AS its
