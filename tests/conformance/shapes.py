@@ -150,7 +150,7 @@ POSTGRESQL = Shapes(
     },
     missing_schema='"no such schema"."orders"',
     login="CREATE ROLE {name} LOGIN PASSWORD {literal}",
-    may_all="ALTER ROLE {name} SUPERUSER",
+    may_all="GRANT sqlq_tests TO {name}",
     drop_login="DROP OWNED BY {name};\nDROP ROLE {name}",
 )
 

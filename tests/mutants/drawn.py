@@ -159,13 +159,6 @@ DRAWN = [
         tests=["spark/test_functions.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"],
     ),
     Fault(
-        id="admin-1",
-        file="admin/inspect.py",
-        old="return found[0].danger if found else ABSENT",
-        new="return found[1].danger if found else ABSENT",
-        tests=["cli/test_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
-    ),
-    Fault(
         id="admin-3",
         file="admin/failed_messages.py",
         old="if self.since is None and self.until is None:",
