@@ -97,7 +97,7 @@ def dialect(request: pytest.FixtureRequest) -> str:
 
 
 ORDINARY = "sqlq_tests"  # the login of our sessions; it owns what it creates, and no database
-PASSWORD = "aB3-9f2c71d0e6"  # of it; a text that is nowhere else
+PASSWORD = "aB3-9f2c71d0e6"  # noqa: S105 - of that login; a text that is nowhere else
 RIGHTS = """
 DO $$BEGIN CREATE ROLE {0} LOGIN PASSWORD '{3}';
 EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END$$;
