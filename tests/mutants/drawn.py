@@ -57,7 +57,7 @@ DRAWN = [
         file="options/connection.py",
         old='pattern.replace("[", "[[]")',
         new='pattern.replace("*", "[*]")',
-        tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
+        tests=["test_options.py::test_a_pattern_fits_part_by_part"],
     ),
     Fault(
         id="database-13",
