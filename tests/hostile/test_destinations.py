@@ -391,6 +391,7 @@ def test_no_retry_is_acknowledged_in_a_table_of_another_owner(scene: Scene) -> N
     scene.arm("none")
     places = [scene.trap, scene.table("error")]
     given = {"url": scene.shop.url, "delivery": "atLeastOnce"}
+    given |= {"trustedOwners": scene.mallory.login}  # whose table it is, is not enough
     listed = given | {"allowedDestinations": scene.trap}
 
     sent = [
