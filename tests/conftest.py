@@ -97,8 +97,9 @@ def dialect(request: pytest.FixtureRequest) -> str:
 
 
 ORDINARY = "sqlq_tests"  # the login of our sessions; it owns what it creates, and no database
+PASSWORD = "aB3-9f2c71d0e6"  # noqa: S105 - of that login; a text that is nowhere else
 RIGHTS = """
-DO $$BEGIN CREATE ROLE {0} LOGIN PASSWORD 'secret';
+DO $$BEGIN CREATE ROLE {0} LOGIN PASSWORD '{3}';
 EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END$$;
 GRANT pg_monitor, pg_signal_backend TO {0};
 GRANT CREATE ON DATABASE {1} TO {0};
@@ -113,8 +114,8 @@ def ordinary_login(connection: psycopg.Connection[Any], url: str, schema: str) -
     """Give the url of a login without a superuser's rights, which may use and create tables."""
     database = sql.Identifier(connection.info.dbname).as_string(connection)
     name = sql.Identifier(schema).as_string(connection)
-    connection.execute(RIGHTS.format(ORDINARY, database, name).encode())
-    return as_login(url, ORDINARY, "secret").url
+    connection.execute(RIGHTS.format(ORDINARY, database, name, PASSWORD).encode())
+    return as_login(url, ORDINARY, PASSWORD).url
 
 
 @contextmanager

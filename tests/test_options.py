@@ -20,7 +20,7 @@ from sqlq_spark.database.sessions import ATTEMPTS, StateSession, ask_password, l
 from sqlq_spark.datasource import DefaultSource
 from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.options.connection import DatabaseOptions, Trusted
 from sqlq_spark.options.names import names_of, other_password_variables
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.postgresql import POSTGRESQL
@@ -342,3 +342,15 @@ def test_a_kept_connection_is_not_that_of_another_function() -> None:
     options = [DatabaseOptions.parse({"url": LOGIN, **each}) for each in given]
 
     assert len({StateSession(each, "test", worker=True)._key for each in options}) == 3  # noqa: SLF001
+
+
+def test_a_pattern_fits_part_by_part() -> None:
+    """Of allowedDestinations: any text for `*`, one character for `?`; a bracket is a character."""
+    listed = QueueAddress("Shop.*", "sales"), QueueAddress("[a]?", "sales", "other")
+    trusted = Trusted(allowed=listed)
+
+    assert trusted.allows(None, "sales", "Shop.Orders", here=True)
+    assert not trusted.allows("other", "sales", "Shop.Orders", here=False)
+    assert not trusted.allows(None, "other", "Shop.Orders", here=True)
+    assert trusted.allows("other", "sales", "[a]b", here=False)
+    assert not trusted.allows("other", "sales", "ab", here=False)

@@ -89,9 +89,9 @@ def of_any_queue(
     """
     Check a queue that may be missing, locked or not permitted; no transaction is open.
 
-    The messages of one that must not be used are not read. That a
-    login lacks rights on it is only a note, because it may have nothing to do with it. Others that
-    lock it are not waited for. `is_shared` also looks for its owner, because a stream reads it.
+    One that must not be used is not read. If nobody named it, missing rights are only a note,
+    because the login may have nothing to do with it, and others that lock it are not waited for
+    for long. `is_shared` also looks for its owner, because a stream reads it.
     """
     printed = connection.printed(queue)
     try:

@@ -140,19 +140,23 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
         return errors.QueueNotWritable(queue=name, server=connection.server)
     if table is None:
         return errors.QueueNotFound(queue=name, server=connection.server)
-    if table.missing is not None:
-        return errors.NotAQueue(
-            queue=name, reason=table.missing, columns=connection.names.queue_columns
-        )
-    if connection.trusted.allows(table.catalog, table.schema, table.table, here=table.here):
-        return None
-    if table.role is not None:
+    is_allowed = connection.trusted.allows(
+        table.catalog, table.schema, table.table, here=table.here
+    )
+    # before the columns: the type of a column may be the owner's own
+    if table.role is not None and not is_allowed:
         advice, value = advise(connection, [table])
         return errors.OwnerNotTrusted(
             table=name, found=table.fault or "", owner=table.role, advice=advice, value=value
         )
-    if table.fault is not None:
+    if table.fault is not None and not is_allowed:
         return errors.TableRefused(table=name, found=table.fault)
+    if table.missing is not None:
+        return errors.NotAQueue(
+            queue=name, reason=table.missing, columns=connection.names.queue_columns
+        )
+    if is_allowed:
+        return None
     source = tables.get(wanted.source) if wanted.source else table
     if source is None or source.owner != table.owner:
         found = connection.printed(wanted.source or queue)

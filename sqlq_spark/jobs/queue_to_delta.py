@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # options of the read and the sinks
-SHARED = (*LOGIN, "allowedDestinations", "queryTimeout", "stateSchema")
+SHARED = (*LOGIN, "trustedOwners", "allowedDestinations", "queryTimeout", "stateSchema")
 LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
 OTHER = "other"  # the table of the types without their own
 STEM = 60  # the last characters of a type's name that its table's name contains

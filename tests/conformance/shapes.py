@@ -38,6 +38,7 @@ class Shapes:
     missing_schema: str  # an address in a schema that is not there
     login: str  # makes a login
     may_all: str
+    give: str  # a table to a login
     drop_login: str
 
 
@@ -208,7 +209,8 @@ POSTGRESQL = Shapes(
     },
     missing_schema='"no such schema"."orders"',
     login="CREATE ROLE {name} LOGIN PASSWORD {literal}",
-    may_all="ALTER ROLE {name} SUPERUSER",
+    may_all="GRANT sqlq_tests TO {name}",
+    give="ALTER TABLE {{queue}} OWNER TO {name}",
     drop_login="DROP OWNED BY {name};\nDROP ROLE {name}",
 )
 
@@ -290,6 +292,7 @@ SQLSERVER = Shapes(
         "CREATE USER {name} FOR LOGIN {name}"
     ),
     may_all="ALTER ROLE db_owner ADD MEMBER {name}",
+    give="ALTER AUTHORIZATION ON OBJECT::{{queue}} TO {name}",
     drop_login="DROP USER {name};\nDROP LOGIN {name}",
 )
 

@@ -14,7 +14,11 @@ from pyspark.sql.types import StructType
 from waiting import until
 
 from sqlq_spark import errors
+from sqlq_spark.database import transaction
+from sqlq_spark.database.destinations import Destinations
+from sqlq_spark.database.trust import INSERT, use
 from sqlq_spark.datasource.write import BatchWriter, Written
+from sqlq_spark.options.connection import Trusted
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.dispatch import Staged
@@ -496,6 +500,37 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
     wait(options, Origin(query_id="other", query_batch=4))
     with bench.login() as (_, connection):
         check_source(connection, options, queues(None), "query")
+
+
+def test_whose_tables_a_login_uses(bench: Bench) -> None:
+    """Its own, a DBA's, those of owners that are named, and a table that is named; no other."""
+    dba, own, other = bench.dotnet.dba, bench.another("own"), bench.another("other")
+    stranger = dba.login()
+    dba.on(other, dba.shapes.give.format(name=stranger.name))
+    with bench.login("INSERT") as (login, connection):
+        dba.on(own, dba.shapes.give.format(name=login.name))
+        dba.grant(login, "INSERT", other)
+        connection.trusted = Trusted()
+
+        def refused() -> list[str]:
+            with transaction(connection):
+                reasons = Destinations(connection).find_refused([own, other, bench.queue])
+            assert {*map(type, reasons.values())} <= {errors.OwnerNotTrusted}
+            return [queue.table for queue in reasons]
+
+        assert refused() == ["other"]
+        for trusted in (
+            Trusted(roles=(stranger.name,)),
+            Trusted(named=(other,)),
+            Trusted(allowed=(other,)),
+        ):
+            connection.trusted = trusted
+            assert refused() == []
+            with transaction(connection):
+                use(connection, [other], INSERT)
+        dba.drop(own)
+    dba.drop(other)
+    dba.drop_login(stranger)
 
 
 def test_which_queues_are_destinations(bench: Bench) -> None:

@@ -57,7 +57,7 @@ DRAWN = [
         file="options/connection.py",
         old='pattern.replace("[", "[[]")',
         new='pattern.replace("*", "[*]")',
-        tests=["hostile/test_destinations.py::test_a_listed_destination_is_trusted"],
+        tests=["test_options.py::test_a_pattern_fits_part_by_part"],
     ),
     Fault(
         id="database-13",
@@ -157,13 +157,6 @@ DRAWN = [
         old="F.regexp_extract(address, names.table_in_address, 1)",
         new="F.regexp_extract(address, names.table_in_address, 2)",
         tests=["spark/test_functions.py::test_the_endpoint_of_a_failure_is_named_as_its_queue"],
-    ),
-    Fault(
-        id="admin-1",
-        file="admin/inspect.py",
-        old="return found[0].danger if found else ABSENT",
-        new="return found[1].danger if found else ABSENT",
-        tests=["cli/test_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
     ),
     Fault(
         id="admin-3",

@@ -290,8 +290,9 @@ RETURNING""",
     Fault(
         id="untrusted-owner",
         file="database/trust.py",
-        old="if table.role is not None:",
-        new="if table.role is not None and wanted.by_header:",
+        old="""    for reason in check_locked(connection, asked, wanted).values():
+        raise reason""",
+        new="""    check_locked(connection, asked, wanted)""",
         tests=["hostile/test_destinations.py::test_a_table_of_an_attacker_is_used_for_nothing"],
     ),
     Fault(
