@@ -136,10 +136,10 @@ def described(url: str, state: str, schema: str, text: str, statement: str) -> d
 def prepared(queue: Queue) -> Queue:
     """Give a queue with all tables that statements name."""
     schema = queue.place.schema
-    queue.place.sql(f'''
+    queue.place.sql(f"""
         CREATE TABLE "{schema}"."orders.Delayed"
                (id uuid, headers text, body bytea, due timestamptz);
-        CREATE TABLE "{schema}".routes (queueaddress text, endpoint text, topic text)''')
+        CREATE TABLE "{schema}".routes (queueaddress text, endpoint text, topic text)""")
     return queue
 
 
@@ -181,7 +181,7 @@ def t_sql_columns(text: str) -> list[str]:
 
 
 def is_result(clause: Any, sql: str) -> bool:
-    """Whether the rows of a clause go to the client: it is in no brackets, and goes nowhere else."""
+    """Whether the rows of a clause go to the client: in no brackets, and into no table."""
     before = sql[: sql.index(clause.raw)]
     is_outside = before.count("(") == before.count(")")
     is_value = re.search(r"(?:INSERT INTO [^;]*|UNION ALL\s*)\Z", before) is not None
@@ -189,9 +189,9 @@ def is_result(clause: Any, sql: str) -> bool:
 
 
 def elements(clause: Any) -> list[Any]:
-    return [each for each in clause.segments if each.is_type("select_clause_element")] or [
-        part for part in re.split(r",(?![^(]*\))", clause.raw.partition("OUTPUT")[2])
-    ]
+    """Return the columns of a SELECT, which the parser finds, or of an OUTPUT, as texts."""
+    found = [part for part in clause.segments if part.is_type("select_clause_element")]
+    return found or re.split(r",(?![^(]*\))", clause.raw.partition("OUTPUT")[2])
 
 
 def name_of(element: Any) -> str:

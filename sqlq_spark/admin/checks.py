@@ -19,9 +19,9 @@ from sqlq_spark.admin.formats import quantity
 from sqlq_spark.admin.problems import Finding
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.destinations import LOST, Destinations
+from sqlq_spark.database.looks import SeqEnds
 from sqlq_spark.database.schema import check_state, state_parts, use_state
 from sqlq_spark.options.names import parse_table
-from sqlq_spark.receive.peek import SeqEnds
 from sqlq_spark.send.subscriptions import list_subscriptions
 
 if TYPE_CHECKING:

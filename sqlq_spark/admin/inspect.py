@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, check_types, endpoint_zone, read_clock
+from sqlq_spark.database.state_rows import HeldReceipt
 from sqlq_spark.database.trust import READ, use, use_delayed
 from sqlq_spark.errors import BadAddress, MissingOption, RightMissing, TableRefused
 from sqlq_spark.wire.address import QueueAddress, delayed_of
@@ -88,32 +89,6 @@ class Stream:
     def queues(self) -> list[str]:
         """The canonical addresses of the queues that it reads."""
         return split_canonical(self.queue)
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What one task holds until its batch is acknowledged."""
-
-    stream: str
-    queue: str
-    batch: int
-    task: int
-    messages: int
-    bytes: int
-    settled: bool
-    created: datetime
-    seen: datetime | None  # when the stream last wrote to its row
-    login: str  # that wrote it
-    entitled: bool  # whether that login may receive from the queue
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.stream, self.batch, self.task
-
-    @property
-    def name(self) -> str:
-        """Stream, batch and task as text."""
-        return f"{self.stream}/{self.batch}/{self.task}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +215,12 @@ def receipts(
     batch: int | None = None,
     task: int | None = None,
     queue: QueueAddress | None = None,
-) -> list[Receipt]:
+) -> list[HeldReceipt]:
     """Receipts, the oldest first; None matches any."""
     name = None if queue is None else connection.names.print_address(queue)
     return [
         replace(receipt, queue=queue_names(connection, receipt.queue))
-        for receipt in connection.rows("receipts", Receipt, stream=stream, queue_name=name)
+        for receipt in connection.rows("receipts", HeldReceipt, stream=stream, queue_name=name)
         if batch in {None, receipt.batch} and task in {None, receipt.task}
     ]
 

@@ -20,15 +20,17 @@ from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, rate, spa
 from sqlq_spark.admin.problems import Finding, blockers, of_head, of_table, unreadable
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.destinations import LOST
+from sqlq_spark.database.looks import Sample
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.options.names import parse_queue
-from sqlq_spark.receive.peek import Sample, seconds_since
+from sqlq_spark.receive.peek import seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.state_rows import HeldReceipt
     from sqlq_spark.options.connection import DatabaseOptions
     from sqlq_spark.wire.address import QueueAddress
 
@@ -159,7 +161,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         QueueNotFound, RightMissing, TableRefused: of a queue that was named.
     """
     streams: list[inspect.Stream] | None = None  # this login may see no state tables
-    receipts: list[inspect.Receipt] = []
+    receipts: list[HeldReceipt] = []
     state_problems: list[Finding] = []
     try:
         check_state(connection)

@@ -29,8 +29,8 @@ from sqlq_spark.wire.headers import full_name, has_blank
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sqlq_spark.admin.inspect import Receipt
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.state_rows import HeldReceipt
     from sqlq_spark.options.connection import DatabaseOptions
 
 app = Typer()
@@ -332,7 +332,7 @@ def return_(context: Context, *, stream: cli.Required, without: list[str] | None
         gone = f", and delete {', '.join(without)} of them" if without else ""
         context.confirm(f"return {describe(left)} to {queues}{gone}. {AGAIN}")
 
-    def give(its: Receipt) -> int:
+    def give(its: HeldReceipt) -> int:
         queue = parse_queue("queue", its.queue, options.naming)
         return give_back(connection, its.key, queue, without=without or ())
 
@@ -354,7 +354,7 @@ def drop_(context: Context, *, stream: cli.Required) -> None:
 
 def choose(
     context: Context, options: DatabaseOptions, stream: str
-) -> tuple[Connection, list[Receipt]]:
+) -> tuple[Connection, list[HeldReceipt]]:
     """Find and show the receipts that the options choose; the command ends if there is none."""
     connection, shared = context.connect(options, StateSession), context.obj
     with transaction(connection):
@@ -366,13 +366,13 @@ def choose(
     return connection, found
 
 
-def describe(found: Sequence[Receipt]) -> str:
+def describe(found: Sequence[HeldReceipt]) -> str:
     messages = quantity(sum(each.messages for each in found), "message")
     return f"{messages} of {quantity(len(found), 'receipt')}"
 
 
 def check_logins(
-    connection: Connection, options: DatabaseOptions, found: Sequence[Receipt]
+    connection: Connection, options: DatabaseOptions, found: Sequence[HeldReceipt]
 ) -> None:
     """Refuse receipts whose login may not receive from their queue, unless the options allow it."""
     foreign = {
@@ -391,9 +391,9 @@ def check_logins(
 def end(
     context: Context,
     connection: Connection,
-    found: Sequence[Receipt],
+    found: Sequence[HeldReceipt],
     action: Literal["return", "drop"],
-    end_one: Callable[[Receipt], int],
+    end_one: Callable[[HeldReceipt], int],
     *,
     without: Sequence[str] | None = None,
     **more: object,

@@ -29,11 +29,11 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import checkpoints, errors, register, spark_api, versions
 from sqlq_spark.database import transaction
+from sqlq_spark.database.looks import SeqEnds
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import READ, use
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.peek import SeqEnds
 from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import check_types, transaction
+from sqlq_spark.database.looks import SeqEnds
 from sqlq_spark.database.trust import READ, use
 from sqlq_spark.options.fields import DEFAULT_MESSAGE_SIZE
 from sqlq_spark.receive.pace import apportion
-from sqlq_spark.receive.peek import SeqEnds
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.rows import QUEUE_ROW, with_readable_texts
 

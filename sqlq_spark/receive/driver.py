@@ -17,8 +17,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import check_types, transaction
+from sqlq_spark.database.looks import Sample, SeqEnds, Waiting
 from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
+from sqlq_spark.database.state_rows import HeldReceipt
 from sqlq_spark.database.trust import DELETE, READ, use
 from sqlq_spark.errors import (
     ConnectionLost,
@@ -29,8 +31,8 @@ from sqlq_spark.errors import (
 from sqlq_spark.receive import offset, pace, peek, receipts
 from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.receive.pace import Backlog, Ramp
-from sqlq_spark.receive.peek import Found, PeekState, Sample, SeqEnds, Waiting
-from sqlq_spark.receive.receipts import Acknowledged, Claim, HeldReceipt
+from sqlq_spark.receive.peek import Found, PeekState
+from sqlq_spark.receive.receipts import Acknowledged, Claim
 from sqlq_spark.send.delayed import DueMessagePoller
 
 if TYPE_CHECKING:

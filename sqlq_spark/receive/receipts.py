@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from datetime import datetime  # noqa: TC003 - the types of a row are read at run time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow.compute as pc
@@ -264,32 +263,6 @@ class DroppedReceipt(StoredReceipt):
 
     queue: str
     settled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HeldReceipt:
-    """What one task holds until its batch is acknowledged: a row of `receipts`."""
-
-    stream: str
-    queue: str
-    batch: int
-    task: int
-    messages: int
-    bytes: int
-    settled: bool
-    created: datetime
-    seen: datetime | None  # when the stream last wrote to its row
-    login: str  # that wrote it
-    entitled: bool  # whether that login may receive from the queue
-
-    @property
-    def key(self) -> ReceiptKey:
-        return self.stream, self.batch, self.task
-
-    @property
-    def name(self) -> str:
-        """Stream, batch and task as text."""
-        return f"{self.stream}/{self.batch}/{self.task}"
 
 
 def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:

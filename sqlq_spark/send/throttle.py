@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -27,6 +26,7 @@ import pyarrow.compute as pc
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import RETURNED
+from sqlq_spark.database.looks import Waiting
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import INSERT, Use, look, use
@@ -94,15 +94,6 @@ def wait_before_chunks(
             options, names_of_chunk(chunk), session.application, query, session.run_with_retries
         )
         yield chunk
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What a look counts in a queue: the row of `peek`, as receive/peek.py has it."""
-
-    messages: int | None  # up to the limit; None: none
-    last: int | None  # seq of the last one counted
-    marks: tuple[int, ...] | None  # the seq of every `grain`-th message
 
 
 class Reason(NamedTuple):

@@ -62,12 +62,16 @@ def test_an_error_in_a_transaction_undoes_all_of_it(
     """The session can be used again."""
     connection, fail = bench.desk, FAILURES[where]
 
-    with pytest.raises((ValueError, errors.DatabaseFailure)), transaction(connection):
-        load(bench, connection, b"undone")
-        if is_in_attempt:
-            with attempt(connection):
-                fail(bench, connection)
-        fail(bench, connection)
+    def work() -> None:
+        with transaction(connection):
+            load(bench, connection, b"undone")
+            if is_in_attempt:
+                with attempt(connection):
+                    fail(bench, connection)
+            fail(bench, connection)
+
+    with pytest.raises((ValueError, errors.DatabaseFailure)):
+        work()
     assert connection.work is Work.NONE
     with transaction(connection):
         load(bench, connection, b"next")

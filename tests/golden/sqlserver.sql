@@ -265,7 +265,7 @@ SELECT o.stream, o.acked_batch
          WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
 UPDATE r
    SET settled = 1
-OUTPUT CAST(1 AS bit)
+OUTPUT CAST(1 AS bit) AS settled
   FROM [sqlqueue].receipt AS r WITH (FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked;

@@ -168,8 +168,8 @@ DRAWN = [
     Fault(
         id="admin-4",
         file="admin/watch.py",
-        old='connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]',
-        new='connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][2]',
+        old="                sent = sample.sent\n",
+        new="                sent = None\n",
         tests=["conformance/test_watch.py::test_a_look_finds_since_when_the_lowest_waits"],
     ),
     Fault(

@@ -103,7 +103,7 @@ HISTORY = [
     Fault(
         id="database-went-back",
         file="receive/receipts.py",
-        old="if acked < batch - 1 or (acked < batch and not planned):",
+        old="if acked < batch - 1 or (acked < batch and not was_planned):",
         new="if acked < batch - 1:",
         tests=[
             "conformance/test_receipts.py::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
@@ -112,8 +112,8 @@ HISTORY = [
     Fault(
         id="plan-on-old-database",
         file="receive/receipts.py",
-        old="if acked < batch - 1:  # before",
-        new="if acked < 0:  # before",
+        old="if row.acked_batch < batch - 1:  # before",
+        new="if row.acked_batch < 0:  # before",
         tests=[
             "conformance/test_receipts.py::test_a_plan_ahead_of_the_stream_is_a_database_that_went_back"
         ],
@@ -138,7 +138,7 @@ HISTORY = [
         id="forward-refused-at-commit",
         file="database/__init__.py",
         old="""    if "check_deferred" not in connection.lacks:
-        connection.rows("check_deferred")
+        connection.run("check_deferred")
 """,
         new="",
         tests=[
@@ -221,7 +221,7 @@ RETURNING""",
     Fault(
         id="statement-split-by-pooler",
         file="database/postgresql/connection.py",
-        old="""                if not self._open:
+        old="""                if is_alone:
                     cursor.executemany(STATEMENTS["begin"], None)""",
         new="",
         tests=[
@@ -308,7 +308,7 @@ RETURNING""",
     Fault(
         id="subscriptions-of-others",
         file="send/subscriptions.py",
-        old='use(connection, [table], wanted, role="subscriptions")',
+        old='use(connection, [table], READ, role="subscriptions")',
         new="pass",
         tests=["hostile/test_code_of_others.py::test_subscriptions_of_others_are_not_read"],
     ),
@@ -512,8 +512,8 @@ RETURNING""",
         id="state-of-others",
         file="database/schema.py",
         old="""    check_state_owners(connection)
-    rows = connection.rows("version")""",
-        new="""    rows = connection.rows("version")""",
+    found = connection.value("version")""",
+        new="""    found = connection.value("version")""",
         tests=[
             "hostile/test_code_of_others.py::test_a_state_schema_under_the_default_name_is_no_trap"
         ],

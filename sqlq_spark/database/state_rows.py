@@ -1,0 +1,32 @@
+"""Rows of the state tables that both a stream and an operator read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime  # noqa: TC003 - the types of a row are read at run time
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReceipt:
+    """What one task holds until its batch is acknowledged: a row of `receipts`."""
+
+    stream: str
+    queue: str
+    batch: int
+    task: int
+    messages: int
+    bytes: int
+    settled: bool
+    created: datetime
+    seen: datetime | None  # when the stream last wrote to its row
+    login: str  # that wrote it
+    entitled: bool  # whether that login may receive from the queue
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.stream, self.batch, self.task
+
+    @property
+    def name(self) -> str:
+        """Stream, batch and task as text."""
+        return f"{self.stream}/{self.batch}/{self.task}"
