@@ -354,12 +354,12 @@ def look_at(
         with schema.use_state(connection, state):
             schema.check_state_owners(connection)
             receipts = inspect.receipts(connection)
-        same = find_same(connection, queue, {each.queue for each in receipts})
+        same = find_same(connection, queue, {receipt.queue for receipt in receipts})
         reasons += [
-            f"receipt {each.name} with {quantity(each.messages, 'message')} of it is open; let the "
-            "stream acknowledge it, or see `sqlqueue receipts`"
-            for each in receipts
-            if each.queue in same
+            f"receipt {receipt.name} with {quantity(receipt.messages, 'message')} of it is open; "
+            "let the stream acknowledge it, or see `sqlqueue receipts`"
+            for receipt in receipts
+            if receipt.queue in same
         ]
     if expected is not None and any(map(gt, left[1:], expected[1:])):
         reasons.append(

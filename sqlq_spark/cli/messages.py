@@ -287,17 +287,17 @@ def show(
     connection = context.connect(shared.database(), StateSession)
     with transaction(connection):
         receipts = inspect.receipts(connection, stream=stream, batch=shared.batch, task=shared.task)
-    for each in receipts:
+    for receipt in receipts:
         with transaction(connection):
-            stored = find_receipt(connection, each.key)
+            stored = find_receipt(connection, receipt.key)
         if stored is None:  # acknowledged meanwhile
             continue
-        rows = stored.unpack(each.key)
+        rows = stored.unpack(receipt.key)
         if message is not None:  # ids are not unique: a message may have been sent twice
             rows = rows.filter(has_id(rows, [message]))
         for row in rows.to_pylist():
             found += 1
-            shown = {"receipt": each.name, **screen.message_as_json(inspect.message(row))}
+            shown = {"receipt": receipt.name, **screen.message_as_json(inspect.message(row))}
             if shared.as_json:
                 screen.print_json(shown)
                 continue
@@ -367,7 +367,7 @@ def choose(
 
 
 def describe(found: Sequence[HeldReceipt]) -> str:
-    messages = quantity(sum(each.messages for each in found), "message")
+    messages = quantity(sum(receipt.messages for receipt in found), "message")
     return f"{messages} of {quantity(len(found), 'receipt')}"
 
 
@@ -376,16 +376,16 @@ def check_logins(
 ) -> None:
     """Refuse receipts whose login may not receive from their queue, unless the options allow it."""
     foreign = {
-        parse_queue("queue", each.queue, options.naming): each
-        for each in found
-        if not each.entitled
+        parse_queue("queue", receipt.queue, options.naming): receipt
+        for receipt in found
+        if not receipt.entitled
     }
     with transaction(connection):
         tables, _ = look(connection, [*foreign], INSERT)
     for queue, table in tables.items():
-        its = foreign[queue]
+        receipt = foreign[queue]
         if not options.trusted.allows(table.catalog, table.schema, table.table, here=table.here):
-            raise ReceiptRefused(receipt=its.name, login=its.login, queue=its.queue)
+            raise ReceiptRefused(receipt=receipt.name, login=receipt.login, queue=receipt.queue)
 
 
 def end(
