@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import psycopg
 import pytest
@@ -87,6 +87,8 @@ def type_of(statement: str) -> type:
 
 def kind_of(hint: Any) -> set[Any]:
     """Return what a field may be, as KINDS names it."""
+    if get_origin(hint) is Literal:
+        return {type(word) for word in get_args(hint)}
     kinds = {hint, *get_args(hint)} - {type(None)} if get_origin(hint) is not tuple else {hint}
     return {
         f"tuple of {get_args(kind)[0].__name__}" if get_origin(kind) is tuple else kind
@@ -115,6 +117,8 @@ def described(url: str, state: str, schema: str, text: str, statement: str) -> d
     }
     tables["delayed"] = QueueAddress("orders.Delayed", schema)
     tables["subscriptions"] = QueueAddress("routes", schema)
+    if statement == "stats_delayed":
+        tables["queue"] = tables["delayed"]
     filled = fill_names(text, state, tables)
     with psycopg.connect(url) as connection:
         pg = connection.pgconn
