@@ -84,10 +84,10 @@ class Rotation:
 
 @contextmanager
 def rotation(place: Place, folder: Path) -> Iterator[Rotation]:
-    """Give a login with all rights, whose first password the function gives."""
+    """Give a login with the rights of the place's, whose first password the function gives."""
     made = Rotation(place, folder)
-    role = sql.Identifier(made.user)
-    place.connection.execute(sql.SQL("CREATE ROLE {} SUPERUSER LOGIN").format(role))
+    role, owner = sql.Identifier(made.user), sql.Identifier(urlsplit(place.url).username or "")
+    place.connection.execute(sql.SQL("CREATE ROLE {} LOGIN IN ROLE {}").format(role, owner))
     made.change()
     made.publish()
     yield made
