@@ -506,6 +506,13 @@ class QueueNotWritable(DatabaseFailure):
     )
 
 
+# the advice for a session of a superuser
+USE_AN_ORDINARY_LOGIN = (
+    "This login has the rights of a superuser, so it trusts only superusers and the roles of that "
+    "setting. Use an ordinary login with the operator's role. "
+)
+
+
 class TableRefused(DatabaseFailure):
     """A table is no ordinary one, or others can run code by it. Nothing was done with it."""
 

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Access, Connection
     from sqlq_spark.wire.address import QueueAddress
 
-SUPERUSER = (
-    "This login has the rights of a superuser, so it trusts only superusers and the roles of that "
-    "setting. Use an ordinary login with the operator's role. "
-)
 Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # why tables are not used
 
 
@@ -140,9 +136,8 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
         return errors.QueueNotWritable(queue=name, server=connection.server)
     if table is None:
         return errors.QueueNotFound(queue=name, server=connection.server)
-    is_allowed = connection.trusted.allows(
-        table.catalog, table.schema, table.table, here=table.here
-    )
+    its = (table.catalog, table.schema, table.table)
+    is_allowed = connection.trusted.allows(*its, here=table.here)
     # before the columns: the type of a column may be the owner's own
     if table.role is not None and not is_allowed:
         advice, value = advise(connection, [table])
@@ -168,4 +163,4 @@ def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:
     """Return what a superuser should do first, and the setting that trusts the roles of faults."""
     roles = [*connection.trusted.roles, *(each.role for each in faults if each.role is not None)]
     value = print_roles(dict.fromkeys(roles), connection.names)
-    return SUPERUSER if faults[0].is_super else "", value
+    return errors.USE_AN_ORDINARY_LOGIN if faults[0].is_super else "", value

@@ -295,6 +295,24 @@ SELECT types.name, types.kind, types.wanted
                (N'Due', N'datetime', N'datetime'),
                (N'Due', N'datetime2', N'datetime')) AS types (name, kind, wanted)
 
+-- name: wrong_column
+-- What is wrong with a column of those that t.columns names, null where all are right; t is a row of
+-- table_owners. The types of another database are not looked up. Other statements contain it.
+SELECT MIN(w.fault)
+  FROM (SELECT CASE WHEN COL_LENGTH(t.name, j.name) IS NULL
+                    THEN CONCAT(N'it has no column ', j.name)
+                    WHEN t.here = 1 AND NOT EXISTS (
+                            SELECT 1
+                              FROM sys.columns AS c
+                              JOIN sys.types AS y ON y.user_type_id = c.system_type_id
+                              JOIN ({queue_types}) AS k
+                                ON k.name = j.name AND k.kind = y.name COLLATE DATABASE_DEFAULT
+                             WHERE c.object_id = t.id AND c.name = j.name COLLATE DATABASE_DEFAULT)
+                    THEN CONCAT(N'column ', j.name, N' has another type than that of a queue')
+                    END AS fault
+          FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
+                  FROM OPENJSON(t.columns)) AS j) AS w
+
 -- name: wrong_types
 -- The columns of a queue that are absent, or have another type than the transport's.
 -- Returns: fault; no row where all are right, or the table is absent

@@ -30,22 +30,7 @@ SELECT t.id
 SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_NAME(t.id) END, PARSENAME(t.name, 1)) AS [table],
-       (SELECT MIN(w.fault)
-          FROM (SELECT CASE WHEN COL_LENGTH(t.name, j.name) IS NULL
-                            THEN CONCAT(N'it has no column ', j.name)
-                            WHEN t.here = 1 AND NOT EXISTS (
-                                    SELECT 1
-                                      FROM sys.columns AS c
-                                      JOIN sys.types AS t ON t.user_type_id = c.system_type_id
-                                      JOIN ({queue_types}) AS k
-                                        ON k.name = j.name
-                                       AND k.kind = t.name COLLATE DATABASE_DEFAULT
-                                     WHERE c.object_id = t.id
-                                       AND c.name = j.name COLLATE DATABASE_DEFAULT)
-                            THEN CONCAT(N'column ', j.name, N' has another type than that of a queue')
-                            END AS fault
-                  FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
-                          FROM OPENJSON(t.columns)) AS j) AS w) AS missing,
+       ({wrong_column}) AS missing,
        CAST(ISNULL(HAS_PERMS_BY_NAME(t.name, N'OBJECT', N'INSERT'), 1) * t.is_table AS bit) AS may_insert,
        ISNULL(USER_NAME(t.owner_id), N'an owner that cannot be seen') AS owner,
        CASE WHEN t.here = 0 THEN N'it is in another database, whose owners cannot be seen'
