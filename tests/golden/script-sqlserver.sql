@@ -38,7 +38,7 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders
          WHERE f.is_fault = 1
             OR f.owner_id NOT IN (
                SELECT t.id
-                 FROM (SELECT 1 AS id
+                 FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
                        UNION ALL
                        SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
                        UNION ALL
@@ -63,7 +63,7 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders
          WHERE OBJECT_ID(m.value) IS NOT NULL
            AND o.id NOT IN (
                SELECT t.id
-                 FROM (SELECT 1 AS id
+                 FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
                        UNION ALL
                        SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
                        UNION ALL

@@ -176,7 +176,7 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
          WHERE a.id IS NOT NULL) AS t
   LEFT JOIN (SELECT 1 AS found) AS u ON ISNULL(t.owner_id, 0) NOT IN (
        SELECT t.id
-         FROM (SELECT 1 AS id
+         FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
                UNION ALL
                SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
                UNION ALL
@@ -216,7 +216,7 @@ SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
  WHERE f.is_fault = 1
     OR f.owner_id NOT IN (
        SELECT t.id
-         FROM (SELECT 1 AS id
+         FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
                UNION ALL
                SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
                UNION ALL

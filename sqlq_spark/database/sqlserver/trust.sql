@@ -3,7 +3,7 @@
 -- of principals, @named the tables and schemas that the user names: their owners' code runs as this login
 -- already. A sysadmin trusts dbo and @owners only. No id is null, or 0, as that of a login by a group.
 SELECT t.id
-  FROM (SELECT 1 AS id
+  FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
         UNION ALL
         SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
         UNION ALL
