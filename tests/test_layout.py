@@ -13,10 +13,11 @@ from pages.page import table
 
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
-from sqlq_spark.database.statements import LACKS, StatementName, Statements
+from sqlq_spark.database.statements import StatementName
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields, read_option
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.dialects import DIALECTS
 from sqlq_spark.wire.postgresql import POSTGRESQL as NAMES_THERE
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ OF_ONE = re.compile(
 )
 # a folder or module that may name one: the dialects, their list, what starts a PostgreSQL of its
 # own, and the names of headers
-NAMES_ONE = {"database", *LACKS, "dialects", "testing", "demo", "headers"}
+NAMES_ONE = {"database", *DIALECTS, "dialects", "testing", "demo", "headers"}
 
 
 def words_of(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -116,8 +117,8 @@ def test_a_name_of_one_database_is_found() -> None:
 # ----- statements ------------------------------------------------------------------------------
 
 NAMES = get_args(StatementName)
-SHARED = [name for name in NAMES if not any(name in lacks for lacks in LACKS.values())]
-POSTGRESQL, SQLSERVER = Statements.load("postgresql"), Statements.load("sqlserver")
+POSTGRESQL, SQLSERVER = postgresql.STATEMENTS, sqlserver.STATEMENTS
+SHARED = [name for name in NAMES if name in POSTGRESQL and name in SQLSERVER]
 BRACES = re.compile(r"\{(\w+)\}")
 ROLES = {"queue", "delayed", "errors", "subscriptions", "table"}  # of tables
 WORDS = {"role_name"}  # for `role_escaped`
