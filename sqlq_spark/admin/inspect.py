@@ -149,10 +149,10 @@ def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = 
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
     """
     use(connection, [queue], READ)
-    name = connection.printed(queue)
     check_types(connection, queue)
-    row = connection.rows("stats", tables={"queue": queue}, table_name=name, largest=largest)[0]
-    return Depth(name, *row)
+    quoted = connection.names.quote_address(queue)
+    row = connection.rows("stats", tables={"queue": queue}, table_name=quoted, largest=largest)[0]
+    return Depth(connection.printed(queue), *row)
 
 
 def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> Delayed | None:
@@ -179,7 +179,7 @@ def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> De
             row = connection.rows(
                 "stats_delayed",
                 tables={"queue": table},
-                table_name=connection.printed(table),
+                table_name=connection.names.quote_address(table),
                 zone=zone,
                 largest=LARGEST_COUNTED_TABLE,
             )[0]

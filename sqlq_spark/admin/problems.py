@@ -135,8 +135,9 @@ def of_table(
     `last` is the highest seq, if it is known, and `expiring` whether messages expire.
     """
     printed = connection.printed(queue)
+    quoted = connection.names.quote_address(queue)
     rows = connection.rows(
-        "check_queue", tables={"queue": queue}, table_name=printed, last=last, expiring=expiring
+        "check_queue", tables={"queue": queue}, table_name=quoted, last=last, expiring=expiring
     )
     return _without_grants(connection, queue, [Finding(printed, *row) for row in rows])
 
@@ -147,7 +148,8 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     if printed is None:
         return []
     tables = {"delayed": delayed_of(queue), "queue": queue}
-    rows = connection.rows("check_delayed", tables=tables, table_name=printed)
+    quoted = connection.names.quote_address(tables["delayed"])
+    rows = connection.rows("check_delayed", tables=tables, table_name=quoted)
     into = connection.printed(queue)
     found = [Finding(into if row[0] in MOVED_INTO else printed, *row) for row in rows]
     return _without_grants(connection, queue, found)

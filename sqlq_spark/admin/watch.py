@@ -219,7 +219,7 @@ def look_at(
 
     Rights are left out, because who looks at a queue need not receive from it.
     """
-    name = connection.printed(queue)
+    name, quoted = connection.printed(queue), connection.names.quote_address(queue)
     its = unread(name, unnamed, *locks.get(name, ()))
     if "locked" in {each.name for each in its.problems}:
         return its
@@ -234,7 +234,7 @@ def look_at(
             sent, highest = None, depth.last
             if depth.first is not None:
                 sent = connection.rows("sample", tables={"queue": queue}, first=depth.first)[0][1]
-            elif given := connection.rows("seq_given", tables={"queue": queue}, table_name=name):
+            elif given := connection.rows("seq_given", tables={"queue": queue}, table_name=quoted):
                 highest = given[0][0]
             delayed = inspect.delayed_name(connection, queue)
             if delayed is not None:

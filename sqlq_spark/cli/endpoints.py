@@ -335,7 +335,8 @@ def look_at(
     tables, waiting, depth = [queue], 0, inspect.depth(connection, queue)
     if name is not None and "due" in connection.columns(delayed_of(queue)):
         delayed = use_delayed(connection, queue, READ)
-        values = {"table_name": name, "zone": None, "largest": None}
+        quoted = connection.names.quote_address(delayed)
+        values = {"table_name": quoted, "zone": None, "largest": None}
         waiting = connection.rows("stats_delayed", tables={"queue": delayed}, **values)[0][0]
         tables = [delayed, queue]
     left = Remains(tables, depth.messages, waiting, depth.last or 0)

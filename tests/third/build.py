@@ -41,23 +41,38 @@ def in_code(cell: str) -> list[str]:
     return texts
 
 
-def build(folder: Path) -> set[str]:
-    """Copy the package and its tests, and take the steps; return the files that they name."""
-    ignored = shutil.ignore_patterns("__pycache__", "_build")
-    for folder_name in ("sqlq_spark", "tests", "docs"):
-        shutil.copytree(ROOT / folder_name, folder / folder_name, ignore=ignored)
-    for file_name in ("pyproject.toml", "CONTRIBUTING.md", "README.md", "CHANGELOG.md"):
-        shutil.copy(ROOT / file_name, folder)
-    named: set[str] = set()
-    for new, model, _ in table("CONTRIBUTING.md", "dialect-files").rows:
-        (target,), (source,) = in_code(new), in_code(model)
-        make(folder, target, source)
-        named.add(target)
+def files() -> dict[str, str]:
+    """The files and folders of the first step: new → model."""
+    rows = table("CONTRIBUTING.md", "dialect-files").rows
+    return {in_code(new)[0]: in_code(model)[0] for new, model, _ in rows}
+
+
+def lists() -> list[tuple[str, str, str, str]]:
+    """The lists of the second step: the file and the list's name, the entry, and its import."""
+    found = []
     for where, entry, imported in table("CONTRIBUTING.md", "dialect-lists").rows:
         name, path = in_code(where)
-        enter(folder / path, name, *in_code(entry), *in_code(imported))
-        named.add(path)
-    return named
+        found.append((path, name, in_code(entry)[0], in_code(imported)[0]))
+    return found
+
+
+def steps() -> set[str]:
+    """All files and folders that the steps name."""
+    return {*files(), *(path for path, *_ in lists())}
+
+
+def build(folder: Path) -> None:
+    """Copy the package and its tests, and take the steps."""
+    ignored = shutil.ignore_patterns("__pycache__", "_build")
+    for name in ("sqlq_spark", "tests", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("pyproject.toml", "CONTRIBUTING.md", "README.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, folder)
+    assert {*OWN} < {*files()}
+    for target, source in files().items():
+        make(folder, target, source)
+    for path, name, entry, imported in lists():
+        enter(folder / path, name, entry, imported)
 
 
 def make(folder: Path, target: str, source: str) -> None:
