@@ -66,9 +66,15 @@ OF_ONE = re.compile(
 NAMES_ONE = {"database", *DIALECTS, "dialects", "testing", "demo", "headers"}
 
 
-def words_of(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
-    """The texts and names of a module's code, without docstrings, by line."""
-    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+def words_of(nodes: list[ast.AST], *, is_command: bool = False) -> Iterator[tuple[int, str]]:
+    """
+    The texts and names of a module's code, by line, without docstrings.
+
+    With `is_command` docstrings of functions count: they are what `--help` prints.
+    """
+    kinds = (
+        (ast.Module, ast.ClassDef) if is_command else (ast.Module, ast.ClassDef, ast.FunctionDef)
+    )
     bodies = [node.body[0] for node in nodes if isinstance(node, kinds) and node.body]
     docstrings = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
     for node in nodes:
@@ -89,7 +95,7 @@ def test_only_a_dialect_names_its_database() -> None:
         f"{path}:{line}: {word}"
         for path, nodes in TREES.items()
         if NAMES_ONE.isdisjoint(path.with_suffix("").parts)
-        for line, word in words_of(nodes)
+        for line, word in words_of(nodes, is_command=path.parts[0] == "cli")
         if OF_ONE.search(word)
     ]
 
@@ -112,6 +118,10 @@ def test_a_name_of_one_database_is_found() -> None:
     for text, is_found in planted.items():
         words = words_of([*ast.walk(ast.parse(text))])
         assert any(OF_ONE.search(word) for _, word in words) == is_found, text
+    help_of_a_command = words_of(
+        [*ast.walk(ast.parse("def f():\n    'of SQL Server'"))], is_command=True
+    )
+    assert any(OF_ONE.search(word) for _, word in help_of_a_command)
 
 
 # ----- statements ------------------------------------------------------------------------------

@@ -143,6 +143,32 @@ def test_the_selftest_passes(copied: Path, place: Place, tmp_path: Path) -> None
     assert {check["outcome"] for check in checks} == {"passed"}
 
 
+def test_the_commands_take_and_print_its_addresses(copied: Path, place: Place) -> None:
+    """From `create` to `retire`, with delayed messages and a subscription."""
+    url = place.url.replace("postgresql://", "slashed://", 1)
+    queue, state = f"{place.schema}/Shop.Orders", ("--state-schema", place.state)
+    routing = ("--subscription-table", f"{place.schema}/Routing")
+    message = copied / "message.json"
+    message.write_text("{}", "utf-8")
+
+    def command(*words: str) -> str:
+        return run(copied, "-m", "sqlq_spark", *words, SQLQUEUE_URL=url)
+
+    assert queue in command("create", queue, "--delayed")
+    command("install", *state)
+    command("subscribe", "Shop.Event", "--endpoint", "Lake", "--queue", queue, *routing)
+    command("send", queue, "--file", str(message))
+    command("send", "--topic", "Shop.Event", "--file", str(message), *routing)
+    assert queue in command("stats", queue, *state)
+    assert "no problem" in command("doctor", queue, *state, *routing)
+    assert len(command("browse", queue, "--json").splitlines()) == 2
+    command("purge", queue, "--yes")
+    command("send", queue, "--file", str(message))
+    command("retire", queue, "--discard-messages", "--yes", *state, *routing)
+
+    assert place.sql("SELECT count(*) FROM pg_tables WHERE tablename LIKE 'Shop.%%'") == [(0,)]
+
+
 def test_the_script_is_that_of_the_same_server(copied: Path) -> None:
     """Names of SQL are as the server writes them, whatever the notation of addresses."""
     assert run(copied, "tests/script_texts.py", "third") == golden("postgresql")
