@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from filecmp import cmp
@@ -29,17 +30,8 @@ if TYPE_CHECKING:
     from conftest import Place
 
 LIMIT = 600  # seconds of a program; a busy machine may need five times the usual
-# statements of all kinds, in two minutes; the whole suite takes five: `-k third` in such a copy
-SUITE = (
-    "test_checks.py",
-    "test_delayed.py",
-    "test_destinations.py",
-    "test_query_readers.py",
-    "test_receipts.py",
-    "test_send.py",
-    "test_subscriptions.py",
-    "test_watch.py",
-)
+# the suite without the two tests that kill a session at each statement, a fifth of its time
+SUITE = "third and not session_lost"
 SELFTEST = """
 import sys
 from sqlq_spark.admin import selftest
@@ -122,12 +114,13 @@ def test_the_steps_of_the_page_make_a_dialect_and_change_nothing_else(copied: Pa
 @pytest.mark.timeout(2 * LIMIT)
 def test_the_conformance_suite_passes(copied: Path, server: str) -> None:
     """With the third endpoint, which writes addresses in its own notation."""
-    paths = [f"tests/conformance/{name}" for name in SUITE]
+    words = ("pytest", "-q", "-k", SUITE, "tests/conformance")
 
-    said = run(copied, "-m", "pytest", "-q", "-k", "third", *paths, **{VARIABLE: server})
+    said = run(copied, "-m", *words, **{VARIABLE: server})
 
-    assert " passed" in said
-    assert " skipped" not in said
+    passed = re.search(r"^(\d+) passed, \d+ deselected in", said, flags=re.MULTILINE)
+    assert passed is not None, said[-2000:]
+    assert int(passed[1]) > 200
 
 
 def test_the_selftest_passes(copied: Path, place: Place, tmp_path: Path) -> None:
