@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import servers
-from conformance import transport_sqlserver
 from conformance.dba import as_login
 from conformance.transport import PostgreSQL
+from conformance.transports import TRANSPORTS
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
@@ -89,7 +89,10 @@ def sqlserver_server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=servers.databases())
+RUN = [name for name in TRANSPORTS if name != "sqlserver" or servers.has_sqlserver()]
+
+
+@pytest.fixture(params=RUN)
 def dialect(request: pytest.FixtureRequest) -> str:
     """Name the database that a shared test is run with."""
     name: str = request.param
@@ -151,11 +154,8 @@ def queue(place: Place) -> Queue:
 @pytest.fixture
 def dotnet(request: pytest.FixtureRequest, dialect: str) -> Iterator[DotNet]:
     """Give an endpoint in a place of its own."""
-    if dialect == "sqlserver":
-        with transport_sqlserver.place(request.getfixturevalue("sqlserver_server")) as found:
-            yield found
-        return
-    yield PostgreSQL.at(request.getfixturevalue("place"))
+    with TRANSPORTS[dialect].placed(request) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -189,7 +189,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     none = f"none: {servers.VARIABLE} names none and no Docker engine answers; T-SQL is parsed only"
     used = {
         "PostgreSQL": f"named by {VARIABLE}" if os.environ.get(VARIABLE) else "embedded",
-        "SQL Server": "run" if "sqlserver" in servers.databases() else none,
+        "SQL Server": "run" if servers.has_sqlserver() else none,
     }
     terminalreporter.section("servers")
     for name, what in used.items():

@@ -12,11 +12,12 @@ import sys
 from sqlq_spark.admin.script import Roles, endpoint, of_domain, script
 from sqlq_spark.options.names import names_of
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.dialects import DIALECTS
 
 
 def golden(dialect: str) -> str:
     """The script of a domain: an endpoint with an instance, and tables of all kinds."""
-    url = f"{dialect}://host/shop"
+    url = f"{DIALECTS[dialect].schemes[0]}://host/shop"
     state, reader, sender = of_domain("orders")
     shop = endpoint(
         url, "Shop.Orders", instances=["web1"], error="error", audit="audit", delayed=True

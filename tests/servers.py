@@ -29,15 +29,15 @@ ONLY = "one_database"  # the marker of tests that no other database can run
 
 
 @cache
-def databases() -> list[str]:
-    """The dialects that the shared tests are run with; a Docker engine has a second to answer."""
+def has_sqlserver() -> bool:
+    """Whether there is a SQL Server, or a Docker engine, which has a second to answer."""
     if named := os.environ.get(VARIABLE):
-        return ["postgresql"] if named == "none" else ["postgresql", "sqlserver"]
+        return named != "none"
     try:
         docker.from_env(timeout=1).ping()
     except (docker.errors.DockerException, OSError):
-        return ["postgresql"]
-    return ["postgresql", "sqlserver"]
+        return False
+    return True
 
 
 @contextmanager
@@ -65,9 +65,14 @@ def of_another(item: pytest.Item) -> bool:
     mark = item.get_closest_marker(ONLY)
     given = getattr(item, "callspec", None)
     dialect = given.params.get("dialect") if given else None
-    return mark is not None and dialect not in {None, mark.args[0]}
+    return mark is not None and dialect not in {None, *mark.args[0]}
 
 
 def only(dialect: str, reason: str) -> pytest.MarkDecorator:
     """Mark a test, or one of its cases, as one that no other database can run."""
-    return getattr(pytest.mark, ONLY)(dialect, reason)  # type: ignore[no-any-return]
+    return among((dialect,), reason)
+
+
+def among(dialects: tuple[str, ...], reason: str) -> pytest.MarkDecorator:
+    """Mark a test, or one of its cases, as one that only these databases can run."""
+    return getattr(pytest.mark, ONLY)(dialects, reason)  # type: ignore[no-any-return]

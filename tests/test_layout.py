@@ -13,10 +13,11 @@ from pages.page import table
 
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
-from sqlq_spark.database.statements import LACKS, StatementName, Statements
+from sqlq_spark.database.statements import StatementName
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import option_fields, read_option
 from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.dialects import DIALECTS
 from sqlq_spark.wire.postgresql import POSTGRESQL as NAMES_THERE
 
 if TYPE_CHECKING:
@@ -62,12 +63,18 @@ OF_ONE = re.compile(
 )
 # a folder or module that may name one: the dialects, their list, what starts a PostgreSQL of its
 # own, and the names of headers
-NAMES_ONE = {"database", *LACKS, "dialects", "testing", "demo", "headers"}
+NAMES_ONE = {"database", *DIALECTS, "dialects", "testing", "demo", "headers"}
 
 
-def words_of(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
-    """The texts and names of a module's code, without docstrings, by line."""
-    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+def words_of(nodes: list[ast.AST], *, is_command: bool = False) -> Iterator[tuple[int, str]]:
+    """
+    The texts and names of a module's code, by line, without docstrings.
+
+    With `is_command` docstrings of functions count: they are what `--help` prints.
+    """
+    kinds = (
+        (ast.Module, ast.ClassDef) if is_command else (ast.Module, ast.ClassDef, ast.FunctionDef)
+    )
     bodies = [node.body[0] for node in nodes if isinstance(node, kinds) and node.body]
     docstrings = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
     for node in nodes:
@@ -88,7 +95,7 @@ def test_only_a_dialect_names_its_database() -> None:
         f"{path}:{line}: {word}"
         for path, nodes in TREES.items()
         if NAMES_ONE.isdisjoint(path.with_suffix("").parts)
-        for line, word in words_of(nodes)
+        for line, word in words_of(nodes, is_command=path.parts[0] == "cli")
         if OF_ONE.search(word)
     ]
 
@@ -111,13 +118,17 @@ def test_a_name_of_one_database_is_found() -> None:
     for text, is_found in planted.items():
         words = words_of([*ast.walk(ast.parse(text))])
         assert any(OF_ONE.search(word) for _, word in words) == is_found, text
+    help_of_a_command = words_of(
+        [*ast.walk(ast.parse("def f():\n    'of SQL Server'"))], is_command=True
+    )
+    assert any(OF_ONE.search(word) for _, word in help_of_a_command)
 
 
 # ----- statements ------------------------------------------------------------------------------
 
 NAMES = get_args(StatementName)
-SHARED = [name for name in NAMES if not any(name in lacks for lacks in LACKS.values())]
-POSTGRESQL, SQLSERVER = Statements.load("postgresql"), Statements.load("sqlserver")
+POSTGRESQL, SQLSERVER = postgresql.STATEMENTS, sqlserver.STATEMENTS
+SHARED = [name for name in NAMES if name in POSTGRESQL and name in SQLSERVER]
 BRACES = re.compile(r"\{(\w+)\}")
 ROLES = {"queue", "delayed", "errors", "subscriptions", "table"}  # of tables
 WORDS = {"role_name"}  # for `role_escaped`

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from sqlserver_lint import RULES, UNKNOWN, Text, parse
 
 from sqlq_spark.admin.script import Roles, endpoint, script
+from sqlq_spark.database import dialect_named
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, explain, rows
-from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import LEGACY_LENGTH
@@ -399,7 +399,7 @@ def test_the_script_can_be_run_again() -> None:
 @pytest.mark.parametrize("dialect", ["postgresql", "sqlserver"])
 def test_the_version_of_the_texts_is_that_of_the_code(dialect: str) -> None:
     """And their time limit; both stand in the SQL, which a DBA reads."""
-    texts = Statements.load(dialect)
+    texts = dialect_named(dialect).STATEMENTS
 
     assert f".version (version) VALUES ({VERSION})" in texts["install_state"]
     assert re.search(rf"(?:DISTINCT FROM|<>) {VERSION}\b", texts["script_check"])

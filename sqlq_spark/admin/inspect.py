@@ -140,12 +140,12 @@ def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = 
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
     """
     use(connection, [queue], READ)
-    name = connection.printed(queue)
     check_types(connection, queue)
+    quoted = connection.names.quote_address(queue)
     (measured,) = connection.rows(
-        "stats", Depth, tables={"queue": queue}, table_name=name, largest=largest
+        "stats", Depth, tables={"queue": queue}, table_name=quoted, largest=largest
     )
-    return replace(measured, queue=name)
+    return replace(measured, queue=connection.printed(queue))
 
 
 def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> Delayed | None:
@@ -173,7 +173,7 @@ def delayed(connection: Connection, queue: QueueAddress, zone: str | None) -> De
                 "stats_delayed",
                 Delayed,
                 tables={"queue": table},
-                table_name=connection.printed(table),
+                table_name=connection.names.quote_address(table),
                 zone=zone,
                 largest=LARGEST_COUNTED_TABLE,
             )

@@ -173,11 +173,12 @@ def of_table(
     `last` is the highest seq, if it is known, and `expiring` whether messages expire.
     """
     printed = connection.printed(queue)
+    quoted = connection.names.quote_address(queue)
     findings = connection.rows(
         "check_queue",
         Finding,
         tables={"queue": queue},
-        table_name=printed,
+        table_name=quoted,
         last=last,
         expiring=expiring,
     )
@@ -191,7 +192,8 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     if printed is None:
         return []
     tables = {"delayed": delayed_of(queue), "queue": queue}
-    findings = connection.rows("check_delayed", Finding, tables=tables, table_name=printed)
+    quoted = connection.names.quote_address(tables["delayed"])
+    findings = connection.rows("check_delayed", Finding, tables=tables, table_name=quoted)
     into = connection.printed(queue)
     located = [
         replace(finding, where=into if finding.name in MOVED_INTO else printed)

@@ -143,8 +143,8 @@ def script(
         for its in tables[kind]
         for queue in its.values()
     ]
-    bare, commented = Statements.load(dialect), Statements.read(dialect, comments=True)
     writer = dialect_named(dialect)
+    bare, commented = writer.STATEMENTS, Statements.read(dialect, comments=True)
 
     def write(text: str, its: Tables | None = None, *, role: str = "", roles: str = "") -> str:
         quoted = names.quote_name(role)

@@ -25,9 +25,8 @@ import stamina
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect
 from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
-from sqlq_spark.database import find_same, schema, transaction
+from sqlq_spark.database import dialect_named, find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.database.statements import Statements
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of, with_login
 from sqlq_spark.receive import driver, offset, receipts
@@ -109,7 +108,7 @@ class Bench:
         """Make a login in a role; return the same bench with its sessions."""
         connection, login = self.open(), f"{role}_login"
         password = f"aA1-{secrets.token_urlsafe(18)}"
-        text = Statements.load(connection.names.dialect)["script_login"]
+        text = dialect_named(connection.names.dialect).STATEMENTS["script_login"]
         connection.run_script(text.format(login=login, role=role, password=password))
         url = connection.names.by_password(self.given["url"])
         given = {name: text for name, text in self.given.items() if name != "credentials"}

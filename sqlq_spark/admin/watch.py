@@ -231,7 +231,7 @@ def look_at(
 
     Rights are left out, because who looks at a queue need not receive from it.
     """
-    name = connection.printed(queue)
+    name, quoted = connection.printed(queue), connection.names.quote_address(queue)
     its = unread(name, unnamed, *locks.get(name, ()))
     if "locked" in {each.name for each in its.problems}:
         return its
@@ -246,7 +246,7 @@ def look_at(
             sent = None
             highest = depth.last
             if depth.first is None:
-                highest = connection.value("seq_given", tables={"queue": queue}, table_name=name)
+                highest = connection.value("seq_given", tables={"queue": queue}, table_name=quoted)
             else:
                 (sample,) = connection.rows(
                     "sample", Sample, tables={"queue": queue}, first=depth.first

@@ -127,7 +127,9 @@ def script(
     cli.require(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
     state, own_reader, own_sender = scripts.of_domain(domain)
     own = context.obj.state_schema
-    shared = replace(context.obj, url=f"{dialect}://", state_schema=own or state)
+    shared = replace(
+        context.obj, url=f"{DIALECTS[dialect].schemes[0]}://", state_schema=own or state
+    )
     is_one = len(queues) == 1 or not (shared.instance or shared.qualifier)
     cli.require(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
     team = "--domain or --state-schema with it, because all roles of one state schema are one team"
@@ -339,7 +341,7 @@ def look_at(
             "stats_delayed",
             inspect.Delayed,
             tables={"queue": table_of_delayed},
-            table_name=name,
+            table_name=connection.names.quote_address(table_of_delayed),
             zone=None,
             largest=None,
         )

@@ -42,7 +42,7 @@ def selftest(
 
     Options:
         roles: Also make roles and logins, and do their work.
-        databases: Also make databases of other collations: SQL Server.
+        databases: Also make databases of other collations, if the server has them.
         only: Only the check of this name; may be repeated.
         file: The report, for an issue; without password and host.
     """

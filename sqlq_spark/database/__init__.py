@@ -1,12 +1,12 @@
 """
 The seam between the package and its databases.
 
-A dialect is a package beside this module, named as the scheme of its urls. It exports what
-`Dialect` lists, extends `Connection`, and has the SQL files that statements.py lists, with the same
-statements as every other dialect, and all else in which one database differs from another. What is
-known of it before a connection is in wire/<dialect>.py. It is listed in two places: `LACKS` in
-statements.py has the statements that it has no use for, and `DIALECTS` in wire/dialects.py its
-names. The rest of the package uses a `Connection` by these names and imports no driver.
+A dialect is a package beside this module, with the name that its `Names` have. It exports what
+`Dialect` lists and extends `Connection`. It has the SQL files that statements.py lists, with the
+same statements as every other dialect, and all else in which one database differs from another.
+What is known of it before a connection is in wire/<dialect>.py. `LISTED` in wire/dialects.py is the
+only list that names it. The rest of the package uses a `Connection` by these names and imports no
+driver.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sqlq_spark.database.results import Result
-    from sqlq_spark.database.statements import StatementName
+    from sqlq_spark.database.statements import StatementName, Statements
     from sqlq_spark.wire.address import Names, QueueAddress
 
 R = TypeVar("R")
@@ -338,6 +338,8 @@ class Place:
 class Dialect(Protocol):
     """What the package of one kind of database exports."""
 
+    LACKS: frozenset[StatementName]  # statements that it has no use for; callers ask a connection
+    STATEMENTS: Statements  # all others
     TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → password for a url
 
     def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:

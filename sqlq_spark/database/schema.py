@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 from sqlq_spark import errors
 from sqlq_spark.database import StateSchema, dialect_named, transaction
-from sqlq_spark.database.statements import Statements
 from sqlq_spark.database.trust import INSERT, Fault, advise, look
 from sqlq_spark.wire.address import delayed_of
 
@@ -103,15 +102,16 @@ def check_state_owners(connection: Connection) -> None:
 
 def state_parts(connection: Connection) -> dict[str, str]:
     """Return each state table and index, with the statements that create it."""
-    dialect = connection.names.dialect
-    text = re.sub("^    ", "", Statements.load(dialect)["install_state"], flags=re.MULTILINE)
+    dialect = dialect_named(connection.names.dialect)
+    text = re.sub("^    ", "", dialect.STATEMENTS["install_state"], flags=re.MULTILINE)
     parts: dict[str, str] = {}
     for each in re.findall("^(?:CREATE|ALTER|EXEC|INSERT) [^;]+;", text, flags=re.MULTILINE):
         table, index = re.findall(r"\{\w+\}\.(\w+)", each), re.findall(r"INDEX (\w+)", each)
         parts |= dict.fromkeys(index, each)
         parts |= {name: f"{parts.get(name, '')}{each}\n" for name in table}
-    fill = dialect_named(dialect).fill_names
-    return {name: fill(part.strip(), connection.state, {}) for name, part in parts.items()}
+    return {
+        name: dialect.fill_names(part.strip(), connection.state, {}) for name, part in parts.items()
+    }
 
 
 def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:

@@ -2,8 +2,8 @@
 The statements of the databases, by name.
 
 Each database has the same SQL files with the same statements in the same order, but for those that
-it lacks (see LACKS). `StatementName` lists the names, so that a typo in a call is a type error.
-A file that differs fails on load.
+it lacks, which its dialect lists as LACKS. `StatementName` lists the names, so that a typo in a
+call is a type error. A file that differs fails on load.
 """
 
 from __future__ import annotations
@@ -86,22 +86,6 @@ StatementName = Literal[
 ]
 # fmt: on
 
-# dialect → statements that it has no use for; callers ask their connection
-LACKS: dict[str, frozenset[StatementName]] = {
-    # `receive` weighs the rows that it locks. The server keeps no costs by statement.
-    "postgresql": frozenset({"weigh", "selftest_costs"}),
-    # It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
-    # The right to INSERT gives no lock of a table: whose it is, is asked before and after the use.
-    # Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the
-    # whole server.
-    "sqlserver": frozenset(
-        {
-            *("check_deferred", "receive_range", "lock_read", "lock_insert", "lock_delete"),
-            *("endpoint_zone", "end_frozen"),
-        }
-    ),
-}
-
 
 def sql(dialect: str, name: str) -> str:
     """Return one of a dialect's SQL files, with its comments."""
@@ -112,10 +96,14 @@ class Statements(dict[str, str]):
     """The statements of one dialect by name."""
 
     @classmethod
-    def load(cls, dialect: str) -> Self:
-        """Read a dialect's SQL files; their statements must be those of StatementName, in order."""
+    def load(cls, dialect: str, lacks: frozenset[StatementName]) -> Self:
+        """
+        Read a dialect's SQL files for the dialect itself, which exports them as STATEMENTS.
+
+        They must be those of StatementName, in order, without those that the dialect lacks.
+        """
         statements = cls.read(dialect)
-        names = [each for each in get_args(StatementName) if each not in LACKS[dialect]]
+        names = [name for name in get_args(StatementName) if name not in lacks]
         for found, expected in zip_longest(statements, names):
             if found != expected:
                 message = f"{dialect}: statement {found} was found where {expected} was expected"

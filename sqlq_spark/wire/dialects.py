@@ -11,9 +11,12 @@ from sqlq_spark.wire.sqlserver import SQLSERVER
 if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names
 
-# by the dialect's name, its folder in database/; the statements of the first are the model for the
-# others
-DIALECTS: dict[str, Names] = {names.dialect: names for names in (POSTGRESQL, SQLSERVER)}
+# the statements of the first are the model for the others
+LISTED: tuple[Names, ...] = (
+    POSTGRESQL,
+    SQLSERVER,
+)
+DIALECTS = {names.dialect: names for names in LISTED}  # by the name of its folder in database/
 DEFAULT_DIALECT = next(iter(DIALECTS))  # where no url says which
 
 CANONICAL = re.compile(rf"(?:{'|'.join(names.canonical for names in DIALECTS.values())})(?:, |\Z)")

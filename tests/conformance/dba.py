@@ -152,8 +152,8 @@ class DBA:
         """Give a right on a queue, with what this database asks for beside it."""
         self.on(queue, f"GRANT {right} ON {{queue}} TO {login.name}")
         self.admit(login, str(queue.schema))
-        if right == "INSERT" and self.dotnet.dialect == "postgresql":
-            self.on(queue, f"GRANT USAGE ON SEQUENCE {{sequence}} TO {login.name}")
+        if right == "INSERT" and "use_numbers" in self.dotnet.texts:
+            self.on(queue, self.dotnet.texts["use_numbers"].replace("[login]", login.name))
 
     def drop_login(self, login: Login) -> None:
         """Take the login away with its rights."""

@@ -7,13 +7,7 @@ A test takes its cases by name from both; a case that one database alone has is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-import pytest
-from servers import only
-
-if TYPE_CHECKING:
-    from _pytest.mark.structures import ParameterSet
+from typing import NamedTuple
 
 
 class Wrong(NamedTuple):
@@ -295,15 +289,3 @@ SQLSERVER = Shapes(
     give="ALTER AUTHORIZATION ON OBJECT::{{queue}} TO {name}",
     drop_login="DROP USER {name};\nDROP LOGIN {name}",
 )
-
-_ALL = {"postgresql": POSTGRESQL, "sqlserver": SQLSERVER}
-
-
-def cases(kind: str) -> list[ParameterSet]:
-    """The names of one kind of shapes, in both; those that one database alone has are marked."""
-    found = []
-    for name in dict.fromkeys(name for each in _ALL.values() for name in getattr(each, kind)):
-        having = [dialect for dialect, each in _ALL.items() if name in getattr(each, kind)]
-        marks = [only(having[0], f"{kind.replace('_', ' ')} of it alone")] * (len(having) == 1)
-        found.append(pytest.param(name, marks=marks))
-    return found

@@ -24,8 +24,8 @@ from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import Bench, bodies
-from .shapes import cases
 from .test_send import chunk, dispatch, stage
+from .transports import cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,11 +106,11 @@ def test_the_delayed_table_is_checked(bare: Bench, make: str, name: str, severit
 def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
     """Only where there are some; on PostgreSQL only in a table that takes a while to read."""
     dba = bare.dotnet.dba
-    if bare.dotnet.dialect == "sqlserver":
+    if bare.dotnet.makes_expires_index:
         dba.do("unindex_expires", bare.queue)
     assert look(bare) == []
     bare.dotnet.send(bare.queue, lives=3_600_000)
-    if bare.dotnet.dialect == "postgresql":  # whose transport makes no such index
+    if not bare.dotnet.makes_expires_index:
         assert look(bare) == []
         dba.on(bare.queue, dba.shapes.swell)
 

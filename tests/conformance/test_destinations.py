@@ -78,12 +78,7 @@ def test_a_message_for_another_queue_is_forwarded_once(bench: Bench, *, receipts
 
 def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None:
     """However its address is spelled; null stands for none."""
-    schema = bench.dotnet.schema
-    spelled = {
-        "postgresql": [f"{schema}.orders", f'"{schema}".orders'],
-        "sqlserver": [f"orders@{schema}", f"[orders]@[{schema}]"],
-    }
-    own = [bench.printed, *spelled[bench.dotnet.dialect], None]
+    own = [bench.printed, *bench.dotnet.spellings("orders"), None]
     for at, address in enumerate(own):
         forward(bench, address, b"%d" % at)
 
@@ -122,7 +117,7 @@ def failing(bench: Bench) -> dict[str, str]:
     bench.spoil()
     missing = (address("absent"), address("archive"), address("view"), shapes.missing_schema)
     reasons = dict.fromkeys(missing, "this login cannot insert into a queue")
-    if bench.dotnet.dialect == "postgresql":
+    if "refuse_late" in bench.dotnet.texts:
         bench.dotnet.dba.do("refuse_late", bench.another("late"))  # at the commit
         reasons[address("late")] = "not today"
     return {**reasons, address("refuses"): "not today", **shapes.no_address}
@@ -303,7 +298,7 @@ def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_g
         name("view"): "",
         name("refuses"): "not today",
     }
-    if bench.dotnet.dialect == "postgresql":
+    if "refuse_late" in bench.dotnet.texts:
         dba.do("refuse_late", bench.another("late"))
         reasons[name("late")] = "not today"
     bad = [(queue, b"bad %d" % at) for at, queue in enumerate(reasons)]

@@ -34,7 +34,7 @@ WOLVERINE = (
 @pytest.fixture
 def twins(bench: Bench) -> Bench:
     """Give the bench with queues whose seq may repeat."""
-    if bench.dotnet.dialect == "postgresql":
+    if bench.dotnet.numbers_once:
         for queue in (bench.queue, bench.errors):
             bench.dotnet.dba.on(queue, WOLVERINE)
     return bench

@@ -140,10 +140,9 @@ def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
     bench: Bench, shop: Shop, topics: list[str], hear: list[str]
 ) -> None:
     """Also a queue that two endpoints share, however it is spelled; a topic is a full name."""
-    schema = bench.dotnet.schema
-    plain = {"postgresql": f"{schema}.web", "sqlserver": f"web@{schema}"}
+    plain, _ = bench.dotnet.spellings("web")
     for topic in (PLACED, EVENT):
-        shop.subscribe("another", topic, plain[bench.dotnet.dialect])
+        shop.subscribe("another", topic, plain)
     shop.subscribe("late", "Shop.Other", "")  # no one looks at it
 
     shop.publish(events(b"x", topics=topics))

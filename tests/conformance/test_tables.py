@@ -28,9 +28,9 @@ from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.rows import Origin
 
 from .conftest import TIMEOUT, Bench, Clock, bodies
-from .shapes import cases
 from .test_delayed import chunk as delayed_chunk
 from .test_send import chunk, dispatch, stage
+from .transports import cases
 
 if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
@@ -65,7 +65,7 @@ def test_our_tables_are_the_ones_that_an_endpoint_makes(bare: Bench) -> None:
 
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     """The second waits for the first; a column is made once, in a table that has rows too."""
-    new, body_string = bare.beside("new"), bare.dotnet.dialect == "postgresql"
+    new, body_string = bare.beside("new"), bare.dotnet.has_body_string
     bare.dotnet.dba.do("own", bare.queue)
     bare.dotnet.send(bare.queue, body=b"before")
 

@@ -26,7 +26,9 @@ from .shapes import POSTGRESQL, Shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
+    import pytest
     from conftest import Place
 
 Row = tuple[Any, ...]
@@ -84,6 +86,19 @@ class DotNet(ABC):
     earlier: ClassVar[str]  # a column, by so many hours
     active: ClassVar[str]  # sessions with a word in their names, and whether they wait for a lock
     ends: ClassVar[str]  # ends a session
+    makes_expires_index: ClassVar[bool]  # the transport makes an index on Expires
+    keeps_ids: ClassVar[bool]  # a delayed message has an id, which a move keeps
+    numbers_once: ClassVar[bool]  # no two rows of a queue have the same seq
+    has_body_string: ClassVar[bool]  # `create` may add the column BodyString
+
+    @classmethod
+    @abstractmethod
+    def placed(cls, request: pytest.FixtureRequest) -> AbstractContextManager[Self]:
+        """Give an endpoint in a place of its own, on the server of the tests."""
+
+    @abstractmethod
+    def spellings(self, table: str) -> list[str]:
+        """Other ways to write the address of a table of `schema`, the shortest first."""
 
     @property
     def dba(self) -> DBA:
@@ -424,6 +439,7 @@ _DBA = {
     ),
     "own": "ALTER TABLE {queue} OWNER TO sqlq_tests",  # let the login of our sessions own it
     "archive": "CREATE TABLE {queue} (id uuid, headers text, body bytea)",
+    "use_numbers": "GRANT USAGE ON SEQUENCE {sequence} TO [login]",
     "view": "CREATE VIEW {queue} AS SELECT * FROM {to}",
 }
 
@@ -443,11 +459,23 @@ class PostgreSQL(DotNet):
         SELECT pid, wait_event_type IS NOT DISTINCT FROM 'Lock' FROM pg_stat_activity
          WHERE position(%s IN application_name) > 0"""
     ends: ClassVar[str] = "SELECT pg_terminate_backend({})"
+    makes_expires_index: ClassVar[bool] = False
+    keeps_ids: ClassVar[bool] = True
+    numbers_once: ClassVar[bool] = True
+    has_body_string: ClassVar[bool] = True
 
     @classmethod
-    def at(cls, place: Place) -> PostgreSQL:
+    def at(cls, place: Place) -> Self:
         """Stand in a test's place."""
         return cls(place.url, place.schema, place.state, place.connection)
+
+    @classmethod
+    @contextmanager
+    def placed(cls, request: pytest.FixtureRequest) -> Iterator[Self]:
+        yield cls.at(request.getfixturevalue("place"))
+
+    def spellings(self, table: str) -> list[str]:
+        return [f"{self.schema}.{table}", f'"{self.schema}".{table}']
 
     def connect(self, zone: str | None, patience: float) -> psycopg.Connection[Row]:
         settings = f"-c lock_timeout={int(patience * 1000)}"

@@ -12,7 +12,7 @@ import secrets
 import uuid
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.url import Target
@@ -23,6 +23,8 @@ from .transport import Busy, DotNet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import pytest
 
     from sqlq_spark.wire.address import QueueAddress
 
@@ -259,21 +261,6 @@ class SQLServerDBA(DBA):
         super().drop_login(login)
 
 
-@contextmanager
-def place(url: str) -> Iterator[SQLServer]:
-    """Give an endpoint in schemas of its own; they are dropped after."""
-    schema, state = (f"{kind}_{secrets.token_hex(6)}" for kind in ("test", "state"))
-    unconnected = SQLServer(url, schema, state, None)  # type: ignore[arg-type]
-    with closing(unconnected.connect(None, 60.0)) as connection:
-        dotnet = replace(unconnected, connection=connection)
-        dotnet.execute(f"EXEC (N'CREATE SCHEMA {schema}')")
-        try:
-            yield dotnet
-        finally:
-            for each in (schema, state):
-                dotnet.drop_schema(each)
-
-
 @dataclass(frozen=True)
 class SQLServer(DotNet):
     """An endpoint of the SQL Server transport, run by whichever driver is there."""
@@ -294,6 +281,29 @@ class SQLServer(DotNet):
          WHERE s.session_id <> @@SPID
            AND CHARINDEX(?, CAST(s.context_info AS varchar(128))) > 0"""
     ends: ClassVar[str] = "KILL {}"
+    makes_expires_index: ClassVar[bool] = True
+    keeps_ids: ClassVar[bool] = False
+    numbers_once: ClassVar[bool] = False
+    has_body_string: ClassVar[bool] = False
+
+    @classmethod
+    @contextmanager
+    def placed(cls, request: pytest.FixtureRequest) -> Iterator[Self]:
+        """As DotNet; the schemas are dropped after."""
+        schema, state = (f"{kind}_{secrets.token_hex(6)}" for kind in ("test", "state"))
+        url = request.getfixturevalue("sqlserver_server")
+        unconnected = cls(url, schema, state, None)  # type: ignore[arg-type]
+        with closing(unconnected.connect(None, 60.0)) as connection:
+            dotnet = replace(unconnected, connection=connection)
+            dotnet.execute(f"EXEC (N'CREATE SCHEMA {schema}')")
+            try:
+                yield dotnet
+            finally:
+                for each in (schema, state):
+                    dotnet.drop_schema(each)
+
+    def spellings(self, table: str) -> list[str]:
+        return [f"{table}@{self.schema}", f"[{table}]@[{self.schema}]"]
 
     @property
     def dba(self) -> DBA:

@@ -23,8 +23,8 @@ from proxy import relayed
 
 from sqlq_spark.admin import checks
 from sqlq_spark.database import transaction
+from sqlq_spark.database.postgresql.rows import STATEMENTS
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.database.statements import Statements
 from sqlq_spark.datasource.write import look_ahead
 from sqlq_spark.errors import StateOfOther, TableRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -77,7 +77,7 @@ DRIVERS = "SELECT version() FROM pg_type WHERE typreceive != 0 OR typreceive::te
 
 def texts() -> str:
     """All statements, without what is quoted in them."""
-    known = Statements.load("postgresql")
+    known = STATEMENTS
     return "\n".join([DRIVERS, *(re.sub(r"'[^']*'", "''", text) for text in known.values())])
 
 

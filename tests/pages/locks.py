@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import sys
 
-from sqlq_spark.database.statements import FILES, Statements, sql
+from sqlq_spark.database import dialect_named
+from sqlq_spark.database.statements import FILES, sql
 
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "no row", "sqlserver": "keeps none"}
@@ -63,7 +64,7 @@ def locked_by(name: str, commented: dict[str, str], statements: dict[str, str], 
 
 def table() -> str:
     """The table in Markdown: statements with the same locks share a row."""
-    found = {each: (comments(each), Statements.load(each)) for each in DIALECTS}
+    found = {each: (comments(each), dialect_named(each).STATEMENTS) for each in DIALECTS}
     names = [x for concern in CONCERNS for each in DIALECTS for x in comments(each, [concern])]
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(names):

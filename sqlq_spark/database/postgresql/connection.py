@@ -32,6 +32,7 @@ from sqlq_spark.database.postgresql.errors import (
     statement_error,
 )
 from sqlq_spark.database.postgresql.rows import (
+    LACKS,
     STATEMENTS,
     bind,
     fill_names,
@@ -42,7 +43,6 @@ from sqlq_spark.database.postgresql.rows import (
     write_values,
 )
 from sqlq_spark.database.postgresql.url import redact
-from sqlq_spark.database.statements import LACKS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
@@ -123,7 +123,7 @@ class Connection(database.Connection):
     """One session by ADBC."""
 
     names = POSTGRESQL
-    lacks = LACKS["postgresql"]
+    lacks = LACKS
     shapes = explain.SHAPES
     _raw: dbapi.Connection
     _began = 0.0  # when the last statement was sent, by this process's clock
@@ -266,7 +266,7 @@ class Connection(database.Connection):
         self._began = time.monotonic()
         try:
             with self._raw.cursor() as cursor:
-                schema = into.schema or "public"
+                schema = into.schema or POSTGRESQL.default_schema
                 cursor.adbc_ingest(into.table, batches, mode="append", db_schema_name=schema)
         except Error as error:
             raise self._failure(statement, tables, error) from None

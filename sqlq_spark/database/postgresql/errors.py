@@ -184,7 +184,8 @@ def refused_schema(failure: Failure, place: Place) -> str | None:
 
 def missing_grant(text: str, place: Place) -> str:
     """Return the GRANT that is missing. `refused_schema` was no state schema."""
-    queue, target = place.queue, place.target
+    queue = place.queue
+    target = place.target if queue is None else POSTGRESQL.quote_address(queue)
     kind, _, name = text.removeprefix("permission denied for ").partition(" ")
     if text.startswith("must be owner"):
         return f"a login that owns {target}"

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sqlq_spark.database import Tables, Value
+    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
-STATEMENTS = Statements.load("postgresql")
+# `receive` weighs the rows that it locks. The server keeps no costs by statement.
+LACKS: frozenset[StatementName] = frozenset({"weigh", "selftest_costs"})
+STATEMENTS = Statements.load(POSTGRESQL.dialect, LACKS)
 WORD = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 KINDS = {
@@ -72,7 +75,9 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     quoted = {name: POSTGRESQL.quote_address(address) for name, address in tables.items()}
     quoted["state"] = POSTGRESQL.quote_name(state)
     if "{schema}" in text:
-        quoted["schema"] = POSTGRESQL.quote_name(next(iter(tables.values())).schema or "public")
+        quoted["schema"] = POSTGRESQL.quote_name(
+            next(iter(tables.values())).schema or POSTGRESQL.default_schema
+        )
     if "{sequence}" in text:
         queue = tables["queue"]
         quoted["sequence"] = POSTGRESQL.quote_address(

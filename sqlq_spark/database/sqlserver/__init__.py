@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from sqlq_spark.database.sqlserver.calls import fill_names, join_script
+from sqlq_spark.database.sqlserver.calls import LACKS, STATEMENTS, fill_names, join_script
 from sqlq_spark.database.sqlserver.connection import Connection, connect
 
 TOKENS: dict[str, Any] = {}  # `authentication` in the url replaces them
 
-__all__ = ["TOKENS", "Connection", "connect", "fill_names", "join_script"]
+__all__ = ["LACKS", "STATEMENTS", "TOKENS", "Connection", "connect", "fill_names", "join_script"]

@@ -17,9 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from sqlq_spark.database import Tables, Value
+    from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
-STATEMENTS = Statements.load("sqlserver")
+# It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
+# The right to INSERT gives no lock of a table: whose it is, is asked before and after the use.
+# Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the whole
+# server.
+LACKS: frozenset[StatementName] = frozenset(
+    {
+        *("check_deferred", "receive_range", "lock_read", "lock_insert", "lock_delete"),
+        *("endpoint_zone", "end_frozen"),
+    }
+)
+STATEMENTS = Statements.load(SQLSERVER.dialect, LACKS)
 IDENTIFIER = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![@\w])@([a-z_]+)\b")
 GUARD = "IF @@TRANCOUNT <> 1 BEGIN; THROW 51900, N'the transaction is gone', 1; END; "

@@ -21,6 +21,7 @@ from sqlq_spark.database.explain import find_faults, to_explain
 from sqlq_spark.database.results import Result
 from sqlq_spark.database.sqlserver import drivers, explain
 from sqlq_spark.database.sqlserver.calls import (
+    LACKS,
     STATEMENTS,
     Weight,
     build_call,
@@ -44,7 +45,6 @@ from sqlq_spark.database.sqlserver.rows import (
     plain_columns,
 )
 from sqlq_spark.database.sqlserver.url import Target
-from sqlq_spark.database.statements import LACKS
 from sqlq_spark.database.trust import READ, look
 from sqlq_spark.wire.sqlserver import SQLSERVER
 
@@ -118,7 +118,7 @@ class Connection(database.Connection):
     """One session by one of the two drivers."""
 
     names = SQLSERVER
-    lacks = LACKS["sqlserver"]
+    lacks = LACKS
     shapes = explain.SHAPES
 
     def __init__(

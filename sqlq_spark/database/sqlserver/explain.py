@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 from sqlq_spark.database.explain import WHOLE
 from sqlq_spark.database.sqlserver.calls import PARAMETER
 from sqlq_spark.database.statements import Statements
+from sqlq_spark.wire.dialects import DEFAULT_DIALECT
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Tables
@@ -30,7 +31,7 @@ SHAPES = {
 ONLY_PLANS = "SET SHOWPLAN_XML ON"
 LOADED = ["headers", "body", "expires", "id"]  # columns of a bulk insert
 SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
-# PostgreSQL casts each parameter to its type, which the variable then has too
+# the model of the statements casts each parameter to its type, which the variable then has too
 CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
 TYPES = {"bigint": "bigint", "boolean": "bit", "bytea": "varbinary(8000)", "float8": "float"}
 CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion\]")
@@ -38,7 +39,7 @@ CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion
 
 def declare(text: str) -> str:
     """Declare the parameters that a text does not: in sp_executesql it would not be compiled."""
-    casts = dict(CAST.findall(" ".join(Statements.load("postgresql").values())))
+    casts = dict(CAST.findall(" ".join(Statements.read(DEFAULT_DIALECT).values())))
     declared = ", ".join(
         f"@{name} {TYPES.get(casts.get(name, ''), 'nvarchar(4000)')}"
         for name in dict.fromkeys(PARAMETER.findall(text))

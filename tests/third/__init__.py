@@ -1,0 +1,1 @@
+"""A third dialect: PostgreSQL's server under another name, with a notation of its own."""
