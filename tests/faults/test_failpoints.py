@@ -59,6 +59,7 @@ ELSEWHERE = {
     "receive.driver.purge",  # … take what is meant to be lost
     "send.dispatch.give_up",  # … are one transaction of a job
     *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # … touch no message
+    "send.subscriptions.unsubscribe",
 }
 DEATHS = 8  # of one process in a trip
 LIFE = 10**8  # milliseconds
