@@ -44,24 +44,33 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+# settings that do not contradict one another are tried together
 SETTINGS = [
-    {"spark.sql.timestampType": "TIMESTAMP_NTZ"},
-    {"spark.sql.ansi.enabled": "false"},
-    {"spark.sql.session.timeZone": "Asia/Kathmandu"},
-    {"spark.sql.caseSensitive": "true"},
-    {"spark.sql.legacy.charVarcharAsString": "true"},
-    {"spark.sql.preserveCharVarcharTypeInfo": "true"},
-    {"spark.sql.legacy.timeParserPolicy": "LEGACY"},
-    {"spark.sql.legacy.interval.enabled": "true"},
-    {"spark.sql.legacy.sizeOfNull": "true", "spark.sql.ansi.enabled": "false"},
-    {"spark.sql.legacy.json.allowEmptyString.enabled": "true"},
-    {"spark.sql.parser.escapedStringLiterals": "true"},
-    {"spark.sql.ansi.doubleQuotedIdentifiers": "true"},
-    {"spark.sql.ansi.enforceReservedKeywords": "true"},
-    {"spark.sql.mapKeyDedupPolicy": "LAST_WIN"},
-    {"spark.sql.jsonGenerator.ignoreNullFields": "false"},
-    {"spark.sql.storeAssignmentPolicy": "LEGACY"},
-    {"spark.sql.execution.arrow.useLargeVarTypes": "true"},
+    {
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+        "spark.sql.session.timeZone": "Asia/Kathmandu",
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.legacy.json.allowEmptyString.enabled": "true",
+        "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+        "spark.sql.jsonGenerator.ignoreNullFields": "false",
+    },
+    {
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.legacy.charVarcharAsString": "true",
+        "spark.sql.legacy.timeParserPolicy": "LEGACY",
+        "spark.sql.legacy.interval.enabled": "true",
+        "spark.sql.legacy.sizeOfNull": "true",
+        "spark.sql.storeAssignmentPolicy": "LEGACY",
+    },
+    {
+        "spark.sql.preserveCharVarcharTypeInfo": "true",
+        "spark.sql.parser.escapedStringLiterals": "true",
+        "spark.sql.execution.arrow.useLargeVarTypes": "true",
+    },
+    {
+        "spark.sql.ansi.doubleQuotedIdentifiers": "true",
+        "spark.sql.ansi.enforceReservedKeywords": "true",
+    },
 ]
 NOW = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d:\d{6} Z"
 COLUMNS = [
