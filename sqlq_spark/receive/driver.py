@@ -234,6 +234,8 @@ class StreamDriver:
         self._note(start, closed)
         if is_unread:
             self._report_unread(closed, now)
+        elif not known:
+            self._warn_of_unread(closed)
         if following is None:
             self._pause(now)
             return start
@@ -267,6 +269,11 @@ class StreamDriver:
         at_least = "at least " if backlog["backlogIsEstimate"] else ""
         log.warning(UNREAD_AT_END, queue, closed.batch, tasks, at_least, backlog["backlog"])
 
+    def _warn_of_unread(self, closed: Acknowledged) -> None:
+        """Warn of a batch of which no task ran, if nothing else reports it."""
+        if closed.unread_tasks:
+            log.warning(receipts.MISSING, self.claim.queue, closed.batch, closed.unread_tasks, 0)
+
     @property
     def _is_frozen(self) -> bool:
         """Whether this is a run of AvailableNow, which receives what waited at its start."""
@@ -285,6 +292,7 @@ class StreamDriver:
             closed = receipts.acknowledge(connection, end, self.claim)
             self._learn(closed)
         self._note(end, closed)
+        self._warn_of_unread(closed)
 
     def _learn(self, closed: Acknowledged) -> None:
         """Record what a batch has received. A batch that is closed again counts once."""
