@@ -25,6 +25,7 @@ from sqlq_spark.database.postgresql.rows import STATEMENTS, fill_names, number_p
 from sqlq_spark.database.results import has_no_default
 from sqlq_spark.database.sqlserver.calls import STATEMENTS as T_SQL
 from sqlq_spark.database.sqlserver.calls import fill_names as fill_t_sql_names
+from sqlq_spark.database.sqlserver.rows import COLUMNS, no_rows
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -169,6 +170,30 @@ def test_each_row_type_has_the_columns_of_the_last_select_of_t_sql() -> None:
         found += list(faults(statement, type_of(statement), columns))
 
     assert found == []
+
+
+def arrow_statements() -> set[str]:
+    """Return the statements whose rows come in columns, in all the package."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                if call.func.attr == "arrow" and call.args:
+                    words = ast.walk(call.args[0])
+                    found |= {str(word.value) for word in words if isinstance(word, ast.Constant)}
+    return found
+
+
+def test_every_column_that_comes_from_t_sql_in_columns_has_a_type() -> None:
+    """A column that `rows.COLUMNS` lacks would stop each read, whichever rows it has."""
+    names = arrow_statements() & T_SQL.keys()
+    found = {name: {*t_sql_columns(T_SQL[name])} for name in names}
+
+    assert {"receive", "take", "browse", "browse_seq", "browse_headers"} <= found.keys()
+    assert {name: columns - COLUMNS.keys() for name, columns in found.items()} == dict.fromkeys(
+        names, set()
+    )
+    assert found["receive"] == {*no_rows().column_names}
 
 
 def t_sql_columns(text: str) -> list[str]:

@@ -150,6 +150,7 @@ FACTS = [
     ("check_server blockers", AZURE, "on a server the right is granted in master"),
     ("blockers", "(?!.*OBJECT_(SCHEMA_)?NAME)", "it waits for the session that is reported"),
     ("blockers", r"(?!.*JOIN sys\.(objects|schemas) AS \w (?!WITH \(NOLOCK\)))", "so does this"),
+    ("weigh_page browse", r"(?!.*\bOVER\b)", "a sum over rows with bodies spools them in tempdb"),
     ("new_sink", "IF ERROR_NUMBER\\(\\) <> 2627 BEGIN; THROW; END; END CATCH$", "no other error"),
     ("new_sink", "(?!.*HOLDLOCK)SET XACT_ABORT OFF; BEGIN TRY INSERT INTO", "no gap is locked"),
     (
@@ -310,6 +311,50 @@ def test_the_ends_of_a_step() -> None:
 def test_a_receive_locks_no_more_rows_than_were_weighed() -> None:
     """Between 4,000 messages that are too large, it would escalate: the size is no filter."""
     assert "@largest" not in TEXTS["weigh"]
+
+
+# ---------------------------------------------------------------- how far a browse goes
+
+SEQS = st.lists(st.tuples(st.integers(-3, 20), st.integers(0, 2 * LARGEST)), min_size=1)
+
+
+@given(SEQS, st.integers(1, 5000))
+def test_a_page_ends_where_it_is_full_and_splits_no_seq(
+    sizes: list[tuple[int, int]], most: int
+) -> None:
+    """The message that reaches the limit is in it; what is too large weighs nothing."""
+    weighed = [calls.Weight(*each) for each in sorted(sizes)]
+    page = calls.cut_page(weighed, most=most, largest=LARGEST)
+
+    inside = [message for message in weighed if message.seq < page["stop"]]
+    last = inside[-1].seq
+    fitting = {seq: 0 for seq, _ in sizes}
+    for message in weighed:
+        fitting[message.seq] += message.bytes if message.bytes <= LARGEST else 0
+    before = sum(size for seq, size in fitting.items() if seq < last)
+    assert page["stop"] == last + 1
+    assert before < most
+    assert inside == weighed or before + fitting[last] >= most
+    heaviest = max((each.bytes for each in inside if each.bytes <= LARGEST), default=0)
+    assert page["largest"] == heaviest
+
+
+def test_a_page_of_nothing() -> None:
+    """So the browse ends without a read."""
+    assert calls.cut_page([], most=1, largest=1) == {}
+
+
+@pytest.mark.parametrize(
+    ("large", "weighed"),
+    [([None, None], True), ([None, 1001], True), ([600, None], False), ([1001, 1000], False)],
+)
+def test_a_message_that_came_after_the_weighing_is_noticed(
+    large: list[int | None], *, weighed: bool
+) -> None:
+    """It is too heavy for the page, and not too large for a browse."""
+    page = pa.table({"large": pa.array(large, pa.int64())})
+
+    assert rows.is_weighed(page, LARGEST) is weighed
 
 
 # ---------------------------------------------------------------- names

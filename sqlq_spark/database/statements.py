@@ -70,7 +70,7 @@ StatementName = Literal[
     # delayed.sql
     "endpoint_zone", "dues", "move_due", "next_due",
     # browse.sql
-    "browse", "browse_seq", "browse_headers", "purge", "purge_range",
+    "weigh_page", "browse", "browse_seq", "browse_headers", "purge", "purge_range",
     "purge_expired", "stats", "stats_delayed", "seq_given", "queue_tables",
     # trail.sql
     "trail_kept", "record_action", "trail",

@@ -51,8 +51,8 @@ SHAPES = {
     " INSERT errors SELECT ORDER BY seq SELECT",
     **dict.fromkeys(("purge", "purge_range"), "DELETE queue SELECT"),
     "purge_expired": f"DELETE INSERT SELECT queue{_PAST} DELETE INNER LOOP JOIN {_TAKE} SELECT",
-    "browse": f"SELECT queue{_PAST} ORDER BY RowVersion SELECT ORDER BY RowVersion"
-    " SELECT ORDER BY RowVersion",
+    "weigh_page": f"SELECT queue{_PAST} ORDER BY RowVersion",
+    "browse": f"SELECT SELECT queue{_PAST} ORDER BY RowVersion ORDER BY RowVersion",
     "move_due": f"SELECT {_TAKE.replace('queue', 'delayed')} ORDER BY Due DELETE queue SELECT",
     "next_due": f"SELECT delayed{_PAST}",
     "fence": "SELECT SELECT EXISTS SELECT query_reader stream(REPEATABLEREAD,ROWLOCK)",
@@ -97,7 +97,7 @@ SHAPES = {
 
 # statements of one path
 _ALIKE = {
-    "read queue.Index_RowVersion": "weigh find_large browse",
+    "read queue.Index_RowVersion": "weigh find_large weigh_page browse",
     "delete queue.Index_RowVersion": "receive take divert_large purge_range transport.receive",
     "delete queue": "purge transport.purge",
     "move delayed.Index_Due": "move_due transport.move",
@@ -179,7 +179,7 @@ GROUPS = {
         "purge": "purge {q}",
         "purge-range": "purge_range {q}",
         "purge-expired": "purge_expired {q}",
-        "browse": "browse {q}",
+        "browse": "weigh_page {q}; browse {q}",
         "send": "send enew-{n}",
         "endpoint-receives": "transport.receive {q}; return_to_errors to-{n}",
         "endpoint-purges": "transport.purge {q}",

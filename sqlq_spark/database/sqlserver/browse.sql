@@ -4,23 +4,22 @@ FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
  ORDER BY RowVersion
 
+-- name: weigh_page
+-- The messages of a page and their sizes, before `browse` reads it. The client cuts the page at its size
+-- (see calls.py). One statement that sums up the sizes of rows with their bodies would spool the bodies
+-- in tempdb.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: seq bigint, bytes bigint; by seq
+SELECT TOP (@messages) RowVersion AS seq, {message_bytes} AS bytes
+{page}
+
 -- name: browse
--- Reads a page of a range, up to a count and a size, at least one message; skips locked rows. Keeps no
--- lock, deletes nothing. Of a message larger than @largest it reads only the size.
+-- Reads a page of a range; skips locked rows. Keeps no lock, deletes nothing. Of a message larger than
+-- @largest it reads only the size.
 -- Index:   Index_RowVersion.
 -- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
 --          headers and body are null
-WITH lowest AS (
-    SELECT TOP (@messages)
-           Id, Expires, Headers, Body, RowVersion,
-           {message_bytes} AS bytes
-    {page}
-), weighed AS (
-    SELECT *,
-           SUM(CASE WHEN bytes <= @largest THEN bytes ELSE 0 END)
-               OVER (ORDER BY RowVersion ROWS UNBOUNDED PRECEDING) AS up_to
-      FROM lowest
-)
 SELECT CAST(Id AS binary(16)) AS id,
        CASE WHEN Expires < '99991231' THEN Expires END AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
@@ -29,8 +28,10 @@ SELECT CAST(Id AS binary(16)) AS id,
        CASE WHEN bytes <= @largest THEN Body END AS body,
        RowVersion AS seq,
        CASE WHEN bytes > @largest THEN bytes END AS large
-  FROM weighed
- WHERE up_to - bytes < @bytes
+  FROM (SELECT TOP (@messages)
+               Id, Expires, Headers, Body, RowVersion,
+               {message_bytes} AS bytes
+        {page}) AS page
  ORDER BY RowVersion
 
 -- name: browse_seq

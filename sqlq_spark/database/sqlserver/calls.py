@@ -201,7 +201,7 @@ MOST_LOCKS, PAGE = 4000, 4000
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A message of a range and its size."""
+    """A message of a range and its size: a row of `weigh` and `weigh_page`."""
 
     seq: int
     bytes: int
@@ -235,3 +235,31 @@ def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) 
         return {}
     heaviest = min(largest, (most + largest) // max(1, count))
     return {"stop": stop, "messages": count, "largest": heaviest}
+
+
+# ---------------------------------------------------------------- how far one `browse` goes
+
+
+def cut_page(rows: Iterable[Weight], *, most: int, largest: int) -> dict[str, int]:
+    """
+    Return up to where a browse reads, as parameters of `browse`; nothing where nothing waits.
+
+    The page ends with the message that reaches the limit, and with all others of its seq. A row
+    that is committed after the weighing comes unweighed. The limit for each row is that of the
+    heaviest weighed one, so that `is_weighed` finds a heavier one that came since.
+
+    Args:
+        rows: the messages, by seq.
+        most: bytes of the page, but one message at least.
+        largest: bytes of one message; of a larger one only the size is read.
+    """
+    total = heaviest = 0
+    stop: int | None = None
+    for message in rows:
+        if stop is not None and total >= most and message.seq >= stop:
+            break
+        if message.bytes <= largest:
+            total += message.bytes
+            heaviest = max(heaviest, message.bytes)
+        stop = message.seq + 1
+    return {} if stop is None else {"stop": stop, "largest": heaviest}

@@ -27,6 +27,7 @@ from sqlq_spark.database.sqlserver.calls import (
     build_call,
     build_insert,
     check_fit,
+    cut_page,
     cut_step,
     fill_names,
     find_table,
@@ -40,6 +41,7 @@ from sqlq_spark.database.sqlserver.errors import (
 )
 from sqlq_spark.database.sqlserver.rows import (
     fetch_table,
+    is_weighed,
     json_rows,
     no_rows,
     plain_columns,
@@ -157,9 +159,11 @@ class Connection(database.Connection):
         return self._do(statement, text, tables, values)
 
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
-        """Before a `receive` weigh the rows of its range, see `cut_step`."""
+        """Before a `receive` or a `browse` weigh its rows, see `cut_step` and `cut_page`."""
         if statement == "receive":
             return self._receive(tables, cast("dict[str, int]", values))
+        if statement == "browse":
+            return self._browse(tables, cast("dict[str, int]", values))
         return self._fetch(statement, tables, values)
 
     def _receive(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
@@ -175,6 +179,17 @@ class Connection(database.Connection):
                 if found.num_rows:
                     return found
             limits = {**limits, "first": step["stop"], "messages": MOST_ROWS}
+
+    def _browse(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
+        """Read a page; weigh it again where a heavier message has come since it was weighed."""
+        while True:
+            rows = self.rows("weigh_page", Weight, tables=tables, **limits)
+            page = cut_page(rows, most=limits["bytes"], largest=limits["largest"])
+            if not page:
+                return no_rows()
+            found = self._fetch("browse", tables, {**limits, **page})
+            if is_weighed(found, limits["largest"]):
+                return found
 
     def _fetch(
         self, statement: StatementName, tables: Tables, values: Mapping[str, int | str]

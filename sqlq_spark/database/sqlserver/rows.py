@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sqlq_spark.wire.rows import id_texts
 
-# columns of `arrow`, as they come; an id leaves with 16 bytes, and headers as text
-COLUMNS = {
+# columns of a message, as they come; an id leaves with 16 bytes, and headers as text
+RECEIVED = {
     "id": pa.binary(),
     "expires": pa.timestamp("us"),
     "expired": pa.bool_(),
@@ -26,6 +27,8 @@ COLUMNS = {
     "body": pa.binary(),
     "seq": pa.int64(),
 }
+# all columns of `arrow`; `large` is of a browse
+COLUMNS = {**RECEIVED, "large": pa.int64()}
 # a uniqueidentifier holds the first three parts of a uuid from the low byte up
 NETWORK_ORDER = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15]
 
@@ -82,7 +85,12 @@ def plain_columns(found: pa.Table) -> pa.Table:
 
 def no_rows() -> pa.Table:
     """Return the table that `receive` gives where there is nothing to receive."""
-    return plain_columns(pa.schema(COLUMNS).empty_table())
+    return plain_columns(pa.schema(RECEIVED).empty_table())
+
+
+def is_weighed(page: pa.Table, largest: int) -> bool:
+    """Whether a browse left out only the bodies of messages of more than so many bytes."""
+    return not pc.any(pc.less_equal(page["large"], largest)).as_py()
 
 
 def network_order(ids: pa.ChunkedArray) -> pa.Array:
