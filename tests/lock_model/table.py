@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 
 _TABLE = r"\{(?:queue|errors|delayed|subscriptions|to)\}|\{state\}\.\w+"
+_HINTS = r"(?:[^()]|\(\w+\))*"  # an index has brackets of its own
 _TOKEN = re.compile(
     r"\b(?P<word>SELECT|INSERT|UPDATE|DELETE|MERGE|EXISTS|ORDER BY [\w.]+|(?:INNER )?(?:LOOP )?JOIN"
     r"|sp_getapplock)\b"
-    rf"|(?P<table>{_TABLE})(?:\s+AS\s+\w+)?(?:\s+WITH\s*\((?P<hints>[^)]*)\))?"
+    rf"|(?P<table>{_TABLE})(?:\s+AS\s+\w+)?(?:\s+WITH\s*\((?P<hints>{_HINTS})\))?"
 )
 
 
@@ -33,12 +34,13 @@ def skeleton(text: str) -> str:
 
 def hints(shape: str, table: str, number: int = 0) -> frozenset[str]:
     """Return the hints on the n-th use of a table in a skeleton."""
-    uses = re.findall(rf"(?<![\w.]){table}(?:\(([^)]*)\))?(?!\w)", shape)
+    uses = re.findall(rf"(?<![\w.]){table}(?:\(({_HINTS})\))?(?!\w)", shape)
     return frozenset(filter(None, uses[number].split(",") if uses else ()))
 
 
 _TAKE = "queue(FORCESEEK,UPDLOCK,READPAST,ROWLOCK,READCOMMITTEDLOCK)"
 _LOOK = "queue(FORCESEEK,READPAST,ROWLOCK,READCOMMITTEDLOCK)"
+_BY_QUERY = "INDEX(receipt_query),FORCESEEK"
 _PAST = "(READPAST,ROWLOCK,READCOMMITTEDLOCK)"
 
 # statement → skeleton
@@ -72,8 +74,8 @@ SHAPES = {
     "stage": "INSERT staging SELECT EXISTS SELECT dispatch_log"
     " EXISTS SELECT staging(READCOMMITTEDLOCK)",
     "advance": "UPDATE dispatch_log",
-    "settle": "INSERT SELECT stream(REPEATABLEREAD,ROWLOCK) SELECT receipt(FORCESEEK)"
-    " UPDATE receipt(FORCESEEK) JOIN",
+    "settle": f"INSERT SELECT stream(REPEATABLEREAD,ROWLOCK) SELECT receipt({_BY_QUERY})"
+    f" UPDATE receipt({_BY_QUERY}) JOIN",
     "chunks": "SELECT staging ORDER BY attempt",
     "chunk_pages": "SELECT staging_page ORDER BY page",
     "discard": "DELETE staging DELETE staging_page",

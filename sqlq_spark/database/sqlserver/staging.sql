@@ -73,12 +73,12 @@ SELECT o.stream, o.acked_batch
   FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
  WHERE o.stream IN (
         SELECT r.stream
-          FROM {state}.receipt AS r WITH (FORCESEEK)
+          FROM {state}.receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
          WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit) AS settled
-  FROM {state}.receipt AS r WITH (FORCESEEK)
+  FROM {state}.receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked
 
