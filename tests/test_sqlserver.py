@@ -151,6 +151,12 @@ FACTS = [
     ("blockers", "(?!.*OBJECT_(SCHEMA_)?NAME)", "it waits for the session that is reported"),
     ("blockers", r"(?!.*JOIN sys\.(objects|schemas) AS \w (?!WITH \(NOLOCK\)))", "so does this"),
     ("weigh_page browse", r"(?!.*\bOVER\b)", "a sum over rows with bodies spools them in tempdb"),
+    ("load", r"SELECT TOP \(@messages\) (?!.*GRANT)", "the server knows how many rows it sorts"),
+    (
+        "selftest_costs",
+        "max_grant_kb, s.max_used_grant_kb, s.max_spills",
+        "it shows what a sort took",
+    ),
     ("new_sink", "IF ERROR_NUMBER\\(\\) <> 2627 BEGIN; THROW; END; END CATCH$", "no other error"),
     ("new_sink", "(?!.*HOLDLOCK)SET XACT_ABORT OFF; BEGIN TRY INSERT INTO", "no gap is locked"),
     (

@@ -72,6 +72,8 @@ class StatementCost:
     elapsed: int  # microseconds
     reads: int  # pages
     max_grant_kb: int
+    max_used_grant_kb: int
+    max_spills: int  # pages
 
 
 @dataclass(frozen=True)

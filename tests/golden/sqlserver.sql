@@ -270,7 +270,7 @@ OUTPUT CAST(1 AS bit) AS settled
 GO
 
 -- load
-INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) SELECT Headers, ISNULL(Body, 0x), Expires, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Expires datetime2(6) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1, MIN_GRANT_PERCENT = 1);
+INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) SELECT TOP (@messages) Headers, ISNULL(Body, 0x), Expires, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Expires datetime2(6) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1);
 GO
 
 -- move_due
@@ -311,9 +311,9 @@ GO
 
 -- load of an old table, with bodies that are null
 IF EXISTS (SELECT 1 FROM OPENJSON(@rows) WITH (Headers nvarchar(max) '$[1]') WHERE CAST(CAST(Headers COLLATE Latin1_General_CI_AS AS varchar(max)) AS nvarchar(max)) COLLATE Latin1_General_100_BIN2 <> Headers) BEGIN; THROW 51901, N'characters of Headers do not fit', 1; END;
-INSERT INTO [sales].[Shop.Orders] (Headers, Body, Id) SELECT Headers, Body, Id FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1, MIN_GRANT_PERCENT = 1);
+INSERT INTO [sales].[Shop.Orders] (Headers, Body, Id) SELECT TOP (@messages) Headers, Body, Id FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1);
 GO
 
 -- load with columns of version 1
-INSERT INTO [sales].[Shop.Orders] (Headers, CorrelationId, ReplyToAddress, Id, Recoverable) SELECT Headers, CorrelationId, ReplyToAddress, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', CorrelationId varchar(256) '$[2]', ReplyToAddress varchar(256) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1, MIN_GRANT_PERCENT = 1);
+INSERT INTO [sales].[Shop.Orders] (Headers, CorrelationId, ReplyToAddress, Id, Recoverable) SELECT TOP (@messages) Headers, CorrelationId, ReplyToAddress, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', CorrelationId varchar(256) '$[2]', ReplyToAddress varchar(256) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1);
 GO

@@ -165,6 +165,8 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
     """
     Return the INSERT of `load` for some columns, in the order in which they were sent.
 
+    @rows are `json_rows`, and @messages says how many they are.
+
     If no body may be null, a text without characters, which OPENJSON may read as a null, becomes an
     empty body.
     """
@@ -181,10 +183,11 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
     read = ", ".join(f"{column} {kind} '$[{at}]'" for at, column, kind in known)
     source = f"OPENJSON(@rows) WITH (Headers nvarchar(max) '$[{names.index('headers') + 1}]')"
     return check_fit(shape, source) + (
-        f"INSERT INTO {{queue}} ({', '.join(values)}) SELECT {', '.join(values.values())} "  # noqa: S608 - of LOADED
-        f"FROM OPENJSON(@rows) WITH (place int '$[0]', {read}) AS sent ORDER BY place "
+        f"INSERT INTO {{queue}} ({', '.join(values)}) "  # noqa: S608 - of LOADED
         # the server expects 50 rows of OPENJSON, and would sort the others in tempdb
-        "OPTION (MAXDOP 1, MIN_GRANT_PERCENT = 1)"
+        f"SELECT TOP (@messages) {', '.join(values.values())} "
+        f"FROM OPENJSON(@rows) WITH (place int '$[0]', {read}) AS sent ORDER BY place "
+        "OPTION (MAXDOP 1)"
     )
 
 

@@ -214,7 +214,9 @@ class Connection(database.Connection):
         each = max(1, rows.nbytes // max(1, rows.num_rows))
         size = max(1, min(MOST_ROWS, MOST_BYTES // each))
         for first in range(0, rows.num_rows, size):
-            self._do("load", text, tables, {"rows": json_rows(rows.slice(first, size))})
+            part = rows.slice(first, size)
+            values: dict[str, Value] = {"rows": json_rows(part), "messages": part.num_rows}
+            self._do("load", text, tables, values)
 
     def store(self, table: str, rows: pa.Table) -> None:
         if not rows.num_rows:

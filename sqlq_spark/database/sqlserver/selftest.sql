@@ -53,9 +53,11 @@ SELECT m.text
 
 -- name: selftest_costs
 -- What the server has counted for each plan of a statement in whose text @schema_name is.
--- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), max_grant_kb bigint
+-- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), max_grant_kb, max_used_grant_kb,
+--          max_spills (pages written to tempdb) bigint
 SELECT SUBSTRING(t.text, CHARINDEX(N'sqlqueue:', t.text) + 9, 30) AS statement, s.execution_count AS executions,
-       s.total_worker_time AS cpu, s.total_elapsed_time AS elapsed, s.total_logical_reads AS reads, s.max_grant_kb
+       s.total_worker_time AS cpu, s.total_elapsed_time AS elapsed, s.total_logical_reads AS reads,
+       s.max_grant_kb, s.max_used_grant_kb, s.max_spills
   FROM sys.dm_exec_query_stats AS s
  CROSS APPLY sys.dm_exec_sql_text(s.sql_handle) AS t
  WHERE t.text LIKE N'%sqlqueue:%' AND CHARINDEX(@schema_name, t.text) > 0
