@@ -24,6 +24,7 @@ from sqlq_spark.database import dialect_named
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, explain, rows
 from sqlq_spark.errors import BadAddress
+from sqlq_spark.receive import poison
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import LEGACY_LENGTH
 from sqlq_spark.wire.sqlserver import SQLSERVER
@@ -312,6 +313,20 @@ def test_the_ends_of_a_step() -> None:
 
     assert calls.cut_step([], messages=1, most=1, largest=1) == {}
     assert pages["messages"] == calls.MOST_LOCKS // 10
+
+
+@given(st.lists(st.integers(1, 20 << 20), min_size=1, max_size=poison.MOST_LARGE))
+def test_a_move_of_large_messages_takes_no_more_locks_than_a_step(sizes: list[int]) -> None:
+    """One for each row, and one for each page of its value. A single message may take more."""
+    found = [poison.LargeMessage(seq, size, "") for seq, size in enumerate(sizes)]
+
+    groups = [*poison.cut_groups(found, connection.Connection.most_moved)]
+
+    moved = [message for group in groups for message in group]
+    assert moved == found or sum(message.bytes for message in moved) >= poison.MOST_BYTES
+    for group in groups:
+        locks = sum(1 + message.bytes // calls.PAGE for message in group)
+        assert locks <= calls.MOST_LOCKS or len(group) == 1
 
 
 def test_a_receive_locks_no_more_rows_than_were_weighed() -> None:

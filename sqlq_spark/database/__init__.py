@@ -84,6 +84,7 @@ class Connection(ABC):
     names: ClassVar[Names]  # how this database writes names
     lacks: ClassVar[frozenset[StatementName]]  # statements that it has no use for; callers ask
     shapes: ClassVar[Mapping[str, str]]  # that a queue's table may have → what gives it one
+    most_moved: ClassVar[int]  # bytes of messages that one statement moves to another table
 
     def __init__(
         self,

@@ -37,7 +37,6 @@ log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
 
 SAMPLED = 50  # messages whose mean weight a plan knows: at most, see the statement `sample`
-AT_ONCE = 64 << 20  # bytes that one statement moves; one message at least
 MOST_LARGE = 1000  # of them in a task, and
 MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the next batch
 
@@ -165,7 +164,7 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
         lowest = found[0]
         raise MessageTooLarge(queue=name, seq=lowest.seq, size=lowest.bytes, largest=largest)
     moved = expired = 0
-    for group in cut_groups(found):
+    for group in cut_groups(found, connection.most_moved):
         done = move(connection, task, errors, group)
         moved += done.moved
         expired += done.expired
@@ -182,14 +181,18 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     return moved, expired
 
 
-def cut_groups(found: list[LargeMessage]) -> Iterator[list[LargeMessage]]:
-    """Cut messages by seq and bytes into what one statement moves, up to what one task may."""
+def cut_groups(found: list[LargeMessage], most: int) -> Iterator[list[LargeMessage]]:
+    """
+    Cut messages by seq and bytes into what one statement moves, up to what one task may.
+
+    `most` is how many bytes one statement moves, but one message at least.
+    """
     total = size = 0
     group: list[LargeMessage] = []
     for message in found:
         if total >= MOST_BYTES:
             break
-        if group and size + message.bytes > AT_ONCE:
+        if group and size + message.bytes > most:
             yield group
             group = []
             size = 0

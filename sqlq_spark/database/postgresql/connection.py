@@ -125,6 +125,7 @@ class Connection(database.Connection):
     names = POSTGRESQL
     lacks = LACKS
     shapes = explain.SHAPES
+    most_moved = 64 << 20
     _raw: dbapi.Connection
     _began = 0.0  # when the last statement was sent, by this process's clock
 

@@ -200,6 +200,7 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 # From 5,000 locks on, SQL Server may lock the table. It may count a lock for each page of a large
 # value; a page holds 8,000 bytes, and a byte of headers counts for two.
 MOST_LOCKS, PAGE = 4000, 4000
+MOST_MOVED = (MOST_LOCKS - 1000) * PAGE  # bytes of up to 1,000 messages that one statement moves
 
 
 @dataclass(frozen=True, slots=True)

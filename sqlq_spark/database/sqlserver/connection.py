@@ -22,6 +22,7 @@ from sqlq_spark.database.results import Result
 from sqlq_spark.database.sqlserver import drivers, explain
 from sqlq_spark.database.sqlserver.calls import (
     LACKS,
+    MOST_MOVED,
     STATEMENTS,
     Weight,
     build_call,
@@ -122,6 +123,7 @@ class Connection(database.Connection):
     names = SQLSERVER
     lacks = LACKS
     shapes = explain.SHAPES
+    most_moved = MOST_MOVED
 
     def __init__(
         self,
