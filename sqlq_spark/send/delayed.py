@@ -61,7 +61,7 @@ def store_delayed(
     """
     Insert delayed messages into the tables where they wait, Due by the database's clock.
 
-    A time in the past is stored as it is, as the transport does. The next mover takes it.
+    A time in the past is stored as the current time. The next mover takes it.
 
     A message for a queue whose own table is missing can be set aside. The table of the option
     `delayedQueue`, for all queues, must be there. `chosen` says which rows are for which queue.

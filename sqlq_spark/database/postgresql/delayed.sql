@@ -20,14 +20,15 @@ SELECT CASE WHEN now() AT TIME ZONE zone IS NOT NULL THEN zone END AS zone
 
 -- name: dues
 -- Due times of delays in milliseconds, and of times in UTC. As the transport does, this reads the
--- server's UTC clock as a local time of the session's zone. Each list is a JSON array of texts.
+-- server's UTC clock as a local time of the session's zone. Each list is a JSON array of texts. A time
+-- in the past becomes the current time.
 -- Returns: one row: delays timestamptz[], moments timestamptz[]: the due times, in their order
 SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 millisecond')
                      AT TIME ZONE :zone::text
                 FROM json_array_elements_text(:delays::text::json)
                      WITH ORDINALITY AS each (wait, place)
                ORDER BY place) AS delays,
-       ARRAY (SELECT moment::timestamp AT TIME ZONE :zone::text
+       ARRAY (SELECT greatest(moment::timestamp, now() AT TIME ZONE 'UTC') AT TIME ZONE :zone::text
                 FROM json_array_elements_text(:moments::text::json)
                      WITH ORDINALITY AS each (moment, place)
                ORDER BY place) AS moments

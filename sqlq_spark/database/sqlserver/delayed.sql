@@ -1,6 +1,7 @@
 -- name: dues
 -- Due times of delays in milliseconds, and of times in UTC. Each list is a JSON array of texts.
 -- DATEADD takes at most 24 days of milliseconds, so days are added separately.
+-- A time in the past becomes the current time: a datetime begins in 1753.
 -- Returns: one row: delays, moments: the due times, in their order, separated by commas
 SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                         millisecond, CAST(CAST(j.value AS bigint) % 86400000 AS int),
@@ -9,7 +10,8 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                 FROM OPENJSON(@delays) AS j
                ORDER BY CAST(j.[key] AS int)
                  FOR XML PATH('')), 1, 1, N'') AS delays,
-       STUFF((SELECT N',' + j.value
+       STUFF((SELECT N',' + CASE WHEN CAST(j.value AS datetime2(6)) > GETUTCDATE()
+                                 THEN j.value ELSE CONVERT(nvarchar(30), GETUTCDATE(), 126) END
                 FROM OPENJSON(@moments) AS j
                ORDER BY CAST(j.[key] AS int)
                  FOR XML PATH('')), 1, 1, N'') AS moments
