@@ -72,8 +72,13 @@ def golden() -> str:
             ["headers", "correlationid", "replytoaddress", "id"], legacy
         ),
     }
-    texts = rendered() | {name: named(text) for name, text in inserts.items()}
-    return "\n".join(f"-- {name}\n{texts[name]};\nGO\n" for name in (*REVIEWED, *inserts))
+    moves = {
+        "move_due into an old table": named(
+            calls.STATEMENTS["move_due"], headers_fit=calls.headers_fit(old)
+        )
+    }
+    texts = rendered() | {name: named(text) for name, text in inserts.items()} | moves
+    return "\n".join(f"-- {name}\n{texts[name]};\nGO\n" for name in (*REVIEWED, *inserts, *moves))
 
 
 if __name__ == "__main__":

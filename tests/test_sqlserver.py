@@ -152,6 +152,11 @@ FACTS = [
     ("blockers", "(?!.*OBJECT_(SCHEMA_)?NAME)", "it waits for the session that is reported"),
     ("blockers", r"(?!.*JOIN sys\.(objects|schemas) AS \w (?!WITH \(NOLOCK\)))", "so does this"),
     ("weigh_page browse", r"(?!.*\bOVER\b)", "a sum over rows with bodies spools them in tempdb"),
+    (
+        "dues",
+        r"CASE WHEN CAST\(j\.value AS datetime2\(6\)\) > GETUTCDATE\(\) THEN j\.value ELSE",
+        "a datetime begins in 1753, so a time in the past is now",
+    ),
     ("load", r"SELECT TOP \(@messages\) (?!.*GRANT)", "the server knows how many rows it sorts"),
     (
         "selftest_costs",

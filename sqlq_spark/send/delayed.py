@@ -144,6 +144,7 @@ class MoveCounts:
 
     moved: int
     renamed: int  # of them: they got a new id there
+    unfit: int  # that are due and stay: the queue's table cannot hold their headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ class Mover:
         self.options = options
         self.delayed = delayed_of(queue)
         self._zone: str | None = None
+        self._unfit = 0  # messages, of the last warning
 
     def move(self, connection: Connection, most: int = DUE_BATCH) -> Moved:
         """
@@ -197,13 +199,27 @@ class Mover:
                 raise
             raise _with_queue(connection, error, self.delayed, self.queue) from None
         self._zone = zone
+        self._warn(connection, counts)
+        return Moved(counts.moved, next_due)
+
+    def _warn(self, connection: Connection, counts: MoveCounts) -> None:
+        """Warn of new ids, and of messages that stay, whenever their number has changed."""
+        queue = connection.printed(self.queue)
         if counts.renamed:
             log.warning(
                 "%s: %d delayed messages were moved under new ids: theirs were there already",
-                connection.printed(self.queue),
+                queue,
                 counts.renamed,
             )
-        return Moved(counts.moved, next_due)
+        if counts.unfit not in {0, self._unfit}:
+            log.warning(
+                "%s: %d due messages stay in %s, because their headers have characters that the "
+                "queue's column cannot hold. `sqlqueue doctor` prints the statement that fixes it",
+                queue,
+                counts.unfit,
+                connection.printed(self.delayed),
+            )
+        self._unfit = counts.unfit
 
     def move_all(self, connection: Connection, most: int | None = None) -> Moved:
         """Move all that is due, or at most so many messages, a batch in a transaction."""

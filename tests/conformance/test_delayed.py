@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from cli.database import own_database
+from recorded_connection import RecordedConnection
 from servers import only
 
 from sqlq_spark.errors import BadOption, DelayedQueueNotFound, MissingOption
@@ -26,6 +28,7 @@ from .conftest import TIMEOUT, Bench, Clock, bench_of, bodies
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sqlq_spark.database import Connection
 
 HOUR = 3_600_000  # milliseconds
 PAST, FUTURE = datetime(1, 1, 1), datetime(2345, 6, 7, 8, 9, 10, 111213)  # noqa: DTZ001 - UTC
@@ -95,7 +98,7 @@ def test_a_delayed_row_waits_and_the_others_are_sent(bench: Bench, way: Callable
     after = bench.dotnet.clock()
     assert bench.bodies() == [b"1"]
     stored = {row.body: row for row in bench.dotnet.delayed_rows(bench.delayed)}
-    assert sorted(stored) == [b"0", b"2", b"3", b"4"]
+    assert stored.keys() == {b"0", b"2", b"3", b"4"}
     due = {body: row.due.astimezone(UTC).replace(tzinfo=None) for body, row in stored.items()}
     rounded = timedelta(milliseconds=4)  # SQL Server's 1/300 s
     assert abs(due[b"3"] - FUTURE) < rounded
@@ -204,6 +207,52 @@ def test_a_known_id_does_not_stop_a_mover(bench: Bench, caplog: pytest.LogCaptur
     assert {row.body for row in rows} == {b"there", b"copy", b"behind"}
     assert len({row.id for row in rows}) == 3
     assert "1 delayed messages were moved under new ids" in caplog.text
+
+
+@only("sqlserver", "a column that holds one code page")
+def test_what_the_queue_cannot_hold_stays_and_the_others_move(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A varchar would store question marks; a move when the column is wide takes the rest."""
+    dba = bench.dotnet.dba
+    dba.on(bench.queue, dba.shapes.wrong["headers_type"].make)
+    for at, name in enumerate(("Zoë", "日本", "b")):
+        bench.dotnet.store(bench.delayed, f'{{"n":"{name}"}}', b"%d" % at, delay=at - 9)
+
+    assert move(bench).messages == 2
+    assert bench.bodies() == [b"0", b"2"]
+    assert waiting(bench) == [b"1"]
+    assert "1 due messages stay in " in caplog.text
+
+    dba.on(bench.queue, "ALTER TABLE {queue} ALTER COLUMN Headers nvarchar(max) NOT NULL")
+    assert move(bench) == Moved(1, None)
+    assert bench.dotnet.rows(bench.queue)[-1].headers == '{"n":"日本"}'
+
+
+class Narrow(RecordedConnection):
+    """A connection whose queue cannot hold some of the due messages."""
+
+    def __init__(self, inner: Connection, unfit: int) -> None:
+        super().__init__(inner)
+        self.__dict__["unfit"] = unfit
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection."""
+        found = call()
+        return [replace(found[0], unfit=self.unfit)] if statement == "move_due" else found
+
+
+def test_messages_that_stay_are_warned_of_when_their_number_changes(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream moves every second, and would fill its log."""
+    own = mover(bench)
+    for unfit in (3, 3, 4, 0, 4):
+        own.move(Narrow(bench.desk, unfit))
+
+    said = [text.partition(" due messages stay in ")[0] for text in caplog.messages]
+    assert said == [f"{bench.printed}: {unfit}" for unfit in (3, 4, 4)]
+    assert "`sqlqueue doctor` prints the statement that fixes it" in caplog.messages[0]
 
 
 def test_a_stream_moves_what_is_due_before_it_peeks(bench: Bench) -> None:

@@ -274,17 +274,21 @@ INSERT INTO [sales].[Shop.Orders] (Headers, Body, Expires, Id, Recoverable) SELE
 GO
 
 -- move_due
-DECLARE @now datetime = GETUTCDATE();
+DECLARE @now datetime = GETUTCDATE(), @moved bigint;
 WITH message AS (
     SELECT TOP (@messages) Headers, Body, Due
       FROM [sales].[Shop.Orders.Delayed] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE Due <= @now
+     WHERE Due <= @now AND 1 = 1
      ORDER BY Due
 )
 DELETE FROM message
 OUTPUT NEWID(), 1, deleted.Headers, ISNULL(deleted.Body, 0x)
   INTO [sales].[Shop.Orders] (Id, Recoverable, Headers, Body);
-SELECT ROWCOUNT_BIG() AS moved, CAST(0 AS bigint) AS renamed;
+SET @moved = ROWCOUNT_BIG();
+SELECT @moved AS moved, CAST(0 AS bigint) AS renamed,
+       (SELECT COUNT_BIG(*)
+          FROM [sales].[Shop.Orders.Delayed] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE Due <= @now AND NOT (1 = 1)) AS unfit;
 GO
 
 -- purge_expired
@@ -310,10 +314,28 @@ SELECT @gone AS messages;
 GO
 
 -- load of an old table, with bodies that are null
-IF EXISTS (SELECT 1 FROM OPENJSON(@rows) WITH (Headers nvarchar(max) '$[1]') WHERE CAST(CAST(Headers COLLATE Latin1_General_CI_AS AS varchar(max)) AS nvarchar(max)) COLLATE Latin1_General_100_BIN2 <> Headers) BEGIN; THROW 51901, N'characters of Headers do not fit', 1; END;
+IF EXISTS (SELECT 1 FROM OPENJSON(@rows) WITH (Headers nvarchar(max) '$[1]') WHERE NOT (CAST(CAST(Headers COLLATE Latin1_General_CI_AS AS varchar(max)) AS nvarchar(max)) COLLATE Latin1_General_100_BIN2 = Headers)) BEGIN; THROW 51901, N'characters of Headers do not fit', 1; END;
 INSERT INTO [sales].[Shop.Orders] (Headers, Body, Id) SELECT TOP (@messages) Headers, Body, Id FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', Body varbinary(max) '$[2]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1);
 GO
 
 -- load with columns of version 1
 INSERT INTO [sales].[Shop.Orders] (Headers, CorrelationId, ReplyToAddress, Id, Recoverable) SELECT TOP (@messages) Headers, CorrelationId, ReplyToAddress, Id, 1 FROM OPENJSON(@rows) WITH (place int '$[0]', Headers nvarchar(max) '$[1]', CorrelationId varchar(256) '$[2]', ReplyToAddress varchar(256) '$[3]', Id uniqueidentifier '$[4]') AS sent ORDER BY place OPTION (MAXDOP 1);
+GO
+
+-- move_due into an old table
+DECLARE @now datetime = GETUTCDATE(), @moved bigint;
+WITH message AS (
+    SELECT TOP (@messages) Headers, Body, Due
+      FROM [sales].[Shop.Orders.Delayed] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
+     WHERE Due <= @now AND CAST(CAST(Headers COLLATE Latin1_General_CI_AS AS varchar(max)) AS nvarchar(max)) COLLATE Latin1_General_100_BIN2 = Headers
+     ORDER BY Due
+)
+DELETE FROM message
+OUTPUT NEWID(), 1, deleted.Headers, ISNULL(deleted.Body, 0x)
+  INTO [sales].[Shop.Orders] (Id, Recoverable, Headers, Body);
+SET @moved = ROWCOUNT_BIG();
+SELECT @moved AS moved, CAST(0 AS bigint) AS renamed,
+       (SELECT COUNT_BIG(*)
+          FROM [sales].[Shop.Orders.Delayed] WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE Due <= @now AND NOT (CAST(CAST(Headers COLLATE Latin1_General_CI_AS AS varchar(max)) AS nvarchar(max)) COLLATE Latin1_General_100_BIN2 = Headers)) AS unfit;
 GO

@@ -55,7 +55,8 @@ SHAPES = {
     "purge_expired": f"DELETE INSERT SELECT queue{_PAST} DELETE INNER LOOP JOIN {_TAKE} SELECT",
     "weigh_page": f"SELECT queue{_PAST} ORDER BY RowVersion",
     "browse": f"SELECT SELECT queue{_PAST} ORDER BY RowVersion ORDER BY RowVersion",
-    "move_due": f"SELECT {_TAKE.replace('queue', 'delayed')} ORDER BY Due DELETE queue SELECT",
+    "move_due": f"SELECT {_TAKE.replace('queue', 'delayed')} ORDER BY Due DELETE queue SELECT"
+    f" SELECT delayed{_PAST}",
     "next_due": f"SELECT delayed{_PAST}",
     "fence": "SELECT SELECT EXISTS SELECT query_reader stream(REPEATABLEREAD,ROWLOCK)",
     "enter_query": "UPDATE query_reader(REPEATABLEREAD,ROWLOCK)"
@@ -102,7 +103,7 @@ _ALIKE = {
     "read queue.Index_RowVersion": "weigh find_large weigh_page browse",
     "delete queue.Index_RowVersion": "receive take divert_large purge_range transport.receive",
     "delete queue": "purge transport.purge",
-    "move delayed.Index_Due": "move_due transport.move",
+    "move delayed.Index_Due": "transport.move",
     "insert queue": "send",
     "insert errors": "return_to_errors",
     "insert delayed": "delay",
@@ -119,6 +120,8 @@ PATHS = {statement: path for path, names in _ALIKE.items() for statement in name
     "purge_expired": "expire queue.Index_RowVersion#1",
     "transport.purge_expired": "expire queue.Index_RowVersion#0",
     "transport.move_by_scan": "move delayed",  # it has no ORDER BY
+    # the second look counts what stays, because the queue's varchar cannot hold it
+    "move_due": "move delayed.Index_Due; read delayed.Index_Due#1",
     "next_due": "read delayed.Index_Due covered",
     # a task of a batch that was acknowledged ends here
     "fence": "read stream; read query_reader; absent acked rolled back",

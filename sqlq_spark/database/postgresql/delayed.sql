@@ -39,7 +39,8 @@ SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 mill
 -- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for another of our
 --          movers; an endpoint's mover waits for this one and then finds the rows gone.
 -- Index:   the one on due; then by ctid.
--- Returns: one row: moved bigint; renamed bigint: those of them that got a new id
+-- Returns: one row: moved bigint; renamed bigint: those of them that got a new id; unfit bigint: 0,
+--          because a queue holds all texts of this database
 WITH due AS (
     DELETE FROM ONLY {delayed}
      WHERE ctid = ANY (ARRAY (
@@ -62,7 +63,8 @@ renamed AS (
      WHERE id NOT IN (SELECT id FROM moved)
      ORDER BY due
     RETURNING id)
-SELECT (SELECT count(*) FROM due) AS moved, (SELECT count(*) FROM renamed) AS renamed
+SELECT (SELECT count(*) FROM due) AS moved, (SELECT count(*) FROM renamed) AS renamed,
+       0::bigint AS unfit
 
 -- name: next_due
 -- Index:   the one on due.

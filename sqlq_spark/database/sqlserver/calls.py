@@ -38,6 +38,7 @@ GUARD = "IF @@TRANCOUNT <> 1 BEGIN; THROW 51900, N'the transaction is gone', 1; 
 # the type of a column that holds one code page only, and its collation
 NARROW = re.compile(r"varchar COLLATE (\w+)")
 BINARY_ORDER = "Latin1_General_100_BIN2"
+ALL_FIT = "1 = 1"  # a condition, where headers of all characters fit
 UNFIT = "BEGIN; THROW 51901, N'characters of Headers do not fit', 1; END;"
 
 BINARY = {"body", "payload"}  # values that are bytes where they are not null
@@ -72,6 +73,7 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
         "recoverable": "Recoverable, ",
         "one": "1, ",
         "fits": "",
+        "headers_fit": ALL_FIT,
         "seek": "FORCESEEK, ",
     }
     for role, address in tables.items():
@@ -146,19 +148,26 @@ def type_of(name: str, value: Value) -> str:
     return "nvarchar(4000)" if units <= SHORT_TEXT else "nvarchar(max)"
 
 
-def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
+def headers_fit(shape: dict[str, str]) -> str:
     """
-    Return a check for headers that a queue's varchar cannot hold; empty where it holds all.
+    Return the condition that a queue's column holds all characters of Headers.
 
     SQL Server writes question marks to a varchar, without an error. `shape` has the queue's columns
     and their types.
     """
     found = NARROW.fullmatch(shape.get("headers", ""))
     if found is None:
-        return ""
+        return ALL_FIT
     kept = f"CAST(CAST(Headers COLLATE {found[1]} AS varchar(max)) AS nvarchar(max))"
-    unfit = f"SELECT 1 FROM {source} WHERE {kept} COLLATE {BINARY_ORDER} <> Headers"  # noqa: S608
-    return f"IF EXISTS ({unfit}) {UNFIT}\n"
+    return f"{kept} COLLATE {BINARY_ORDER} = Headers"
+
+
+def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
+    """Return a check for headers that a queue's varchar cannot hold; empty where it holds all."""
+    fit = headers_fit(shape)
+    if fit == ALL_FIT:
+        return ""
+    return f"IF EXISTS (SELECT 1 FROM {source} WHERE NOT ({fit})) {UNFIT}\n"  # noqa: S608
 
 
 def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool = False) -> str:

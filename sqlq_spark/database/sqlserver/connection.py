@@ -32,6 +32,7 @@ from sqlq_spark.database.sqlserver.calls import (
     cut_step,
     fill_names,
     find_table,
+    headers_fit,
     split_script,
 )
 from sqlq_spark.database.sqlserver.errors import (
@@ -302,7 +303,7 @@ class Connection(database.Connection):
         if "{recoverable}" not in text:
             return fill_names(text, self.state, tables)
         columns = self._columns_of(tables.get("errors") or tables["queue"])
-        words = {"fits": check_fit(columns)}
+        words = {"fits": check_fit(columns), "headers_fit": headers_fit(columns)}
         if "recoverable" not in columns:
             words |= {"recoverable": "", "one": ""}
         if "{seek}" in text:

@@ -21,20 +21,26 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
 -- A message is in exactly one of the tables at any time.
 -- {seek}: FORCESEEK where an index on Due is there. Stale statistics could choose a scan and a sort,
 -- which lock every message that is due.
+-- {headers_fit}: false for headers that the queue's varchar would store with question marks. They stay.
 -- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for a row.
 -- Index:   Index_Due, a seek.
--- Returns: one row: moved bigint; renamed bigint: 0, because new ids cannot be in the queue already
-DECLARE @now datetime = GETUTCDATE();
+-- Returns: one row: moved bigint; renamed bigint: 0, because new ids cannot be in the queue already;
+--          unfit bigint: how many are due and stay, because their headers do not fit
+DECLARE @now datetime = GETUTCDATE(), @moved bigint;
 WITH message AS (
     SELECT TOP (@messages) Headers, Body, Due
       FROM {delayed} WITH ({seek}UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
-     WHERE Due <= @now
+     WHERE Due <= @now AND {headers_fit}
      ORDER BY Due
 )
 DELETE FROM message
 OUTPUT NEWID(), {one}deleted.Headers, ISNULL(deleted.Body, 0x)
   INTO {queue} (Id, {recoverable}Headers, Body);
-SELECT ROWCOUNT_BIG() AS moved, CAST(0 AS bigint) AS renamed
+SET @moved = ROWCOUNT_BIG();
+SELECT @moved AS moved, CAST(0 AS bigint) AS renamed,
+       (SELECT COUNT_BIG(*)
+          FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE Due <= @now AND NOT ({headers_fit})) AS unfit
 
 -- name: next_due
 -- Locks:   keeps none, waits for no row.
