@@ -320,3 +320,25 @@ def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> No
     assert chunk["topics"].to_pylist() == [option, option, ["Own"], None]
     assert [each[wire.MESSAGE_INTENT] for each in headers(chunk)] == [*["Publish"] * 3, "Send"]
     assert [each[wire.MESSAGE_INTENT] for each in headers(mixed)] == ["Send", "Publish", "Send"]
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "columns"),
+    [
+        ("sqlserver://host/shop", "true", {"correlationid", "replytoaddress"}),
+        ("sqlserver://host/shop", "false", set()),
+        ("postgresql://host/shop", "true", set()),
+    ],
+)
+def test_legacy_columns_are_filled_where_queues_have_them(
+    url: str, given: str, columns: set[str]
+) -> None:
+    """With what a varchar of any code page holds: other texts would become question marks."""
+    rows = frame(3, correlationId=pa.array(["a", "Łódź", None]), id=pa.array(["1", "2", "ü"]))
+
+    found = sender(url=url, legacyColumns=given).messages(rows, 0)
+
+    assert {"correlationid", "replytoaddress"} & {*found.column_names} == columns
+    assert [each[wire.CORRELATION_ID] for each in headers(found)] == ["a", "Łódź", "ü"]
+    if columns:
+        assert found["correlationid"].to_pylist() == ["a", None, None]
