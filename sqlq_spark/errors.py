@@ -579,8 +579,8 @@ class MessageTooLarge(DatabaseFailure):
     template = (
         "queue {queue}: the message with seq {seq} has {size} bytes, more than maxMessageBytes "
         "({largest}). Nothing was received. Set the option errorQueue, so that the server moves "
-        "the message there. Or raise maxMessageBytes, at most to 1000m: a task holds a message in "
-        "memory several times. Or delete the message."
+        "the message there. Or raise maxMessageBytes: a task holds a message in memory several "
+        "times. Or delete the message."
     )
 
 

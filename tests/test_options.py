@@ -56,6 +56,15 @@ def test_queues_are_separated_by_commas_outside_quotes() -> None:
     assert other.names == ("a, b@[sales]", 'o"r"@[dbo]')
 
 
+def test_the_largest_message_is_what_the_database_can_be_sent() -> None:
+    """On SQL Server in base64, as a part of one text of at most 2**30 - 1 characters."""
+    for url, size in ((URL, "1000m"), (SQLSERVER_URL, "512m")):
+        options = parse(url=url, queue="orders", maxMessageBytes=size)
+        assert options.max_message_bytes == names_of(url).largest_message
+
+    assert SQLSERVER.largest_message * 4 / 3 < 2**30 * 3 / 4
+
+
 CALLBACKS: list[tuple[dict[str, str], list[int | None]]] = [
     ({"queues": 'Shop.Orders.east1, "public"."Shop.Orders", Shop'}, [1, 1, None]),
     ({"queues": 'Shop, "sales"."Shop.east1", "sales"."Shop"'}, [None, 1, None]),
@@ -106,6 +115,19 @@ REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
         {"minConcurrency": "5", "maxConcurrency": "4"},
         BadOption,
         "option minConcurrency is '5': expected at most 4",
+    ),
+    *(
+        (
+            SourceOptions,
+            {"url": url, "maxMessageBytes": size},
+            BadOption,
+            f"option maxMessageBytes is '{size}': expected bytes, .* and at most {most}, as",
+        )
+        for url, size, most in (
+            (URL, "1001m", "1000m"),
+            (URL, "0", "1000m"),
+            (SQLSERVER_URL, "513m", "512m"),
+        )
     ),
     (SourceOptions, {"minConcurrency": "0"}, BadOption, "a whole number of at least 1"),
     (SinkOptions, {"topics": "Shop.Placed"}, BadOption, "expected no queue beside it"),

@@ -26,8 +26,7 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
 DEFAULT_MESSAGE_SIZE = 256 << 20  # of maxMessageBytes; a larger message is not fetched
-# one limit, so that a message that one database holds can be sent to any other
-LARGEST_MESSAGE = min(names.largest_message for names in DIALECTS.values())
+LARGEST_MESSAGE = max(names.largest_message for names in DIALECTS.values())  # of any database
 LONGEST_NAME = 63  # bytes
 
 
@@ -160,9 +159,16 @@ def _read_size(text: str) -> int:
     return min(int(found[1]) * BYTES[found[2]], INT64)
 
 
-def _read_message_size(text: str) -> int:
-    require(_read_size(text) <= LARGEST_MESSAGE)
-    return _read_size(text)
+def read_message_size(option: str, text: str, naming: Names) -> int:
+    """Read the bytes of one message; BadOption names the most that the database can hold."""
+    most = naming.largest_message
+    try:
+        found = _read_size(text)
+        require(found <= most)
+    except ValueError:
+        expected = f"bytes, at least 1 and at most {most >> 20}m, as 268435456 or 256m"
+        raise BadOption(option=option, found=text, expected=expected) from None
+    return found
 
 
 def _read_name(text: str) -> str:
@@ -178,9 +184,6 @@ def _read_words(text: str) -> str:
 
 count = whole_number(1)
 size = Reader("bytes, at least 1, as 67108864 or 64m", _read_size)
-message_size = Reader(
-    "bytes, at least 1 and at most 1000m, as 268435456 or 256m", _read_message_size
-)
 true_or_false = one_of("true", "false")
 flag = Reader(true_or_false.expected, lambda text: true_or_false(text) == "true")
 name = Reader(f"a name of 1 to {LONGEST_NAME} bytes", _read_name)

@@ -14,9 +14,9 @@ from sqlq_spark.options.fields import (
     count,
     duration,
     flag,
-    message_size,
     one_of,
     option,
+    read_message_size,
     size,
 )
 from sqlq_spark.options.names import parse_queue, parse_queues
@@ -59,7 +59,9 @@ class SourceOptions(DatabaseOptions):
     )
     max_messages: int = option("maxMessagesPerTrigger", count, default=100_000)
     max_bytes: int | None = option("maxBytesPerTrigger", size)
-    max_message_bytes: int = option("maxMessageBytes", message_size, default=DEFAULT_MESSAGE_SIZE)
+    max_message_bytes: int = option(
+        "maxMessageBytes", read_message_size, default=DEFAULT_MESSAGE_SIZE
+    )
     min_messages: int | None = option("minMessagesPerTrigger", count)
     max_trigger_delay: float = option("maxTriggerDelay", duration(0), default=15 * 60.0)  # seconds
     max_concurrency: int | None = option("maxConcurrency", count)

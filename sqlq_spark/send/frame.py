@@ -206,6 +206,13 @@ class Frame:
         self.refuse(bodies.is_null(), "body is null: send zero bytes instead, coalesce(body, '')")
         return bodies.cast(pa.binary())
 
+    def check_size(self, headers: pa.Array, bodies: pa.Array, naming: Names) -> None:
+        """Refuse a message that is larger than the database can be sent."""
+        sizes = pc.add(*(pc.binary_length(each).cast(pa.int64()) for each in (headers, bodies)))
+        most = naming.largest_message
+        reason = f"headers and body have more than {most} bytes, the most that can be sent"
+        self.refuse(pc.greater(sizes, most), reason)
+
     def headers(self) -> Own:
         """Return the headers of the rows' own."""
         column = self.column("headers")

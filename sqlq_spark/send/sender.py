@@ -137,7 +137,9 @@ class Sender:
         topics = frame.topics(queues, options)
         delays = frame.delays(lifetime)
         headers = self._headers(frame, queues, lifetime, topics, delays)
-        columns = [queues, headers, frame.body(), lifetime]
+        bodies = frame.body()
+        frame.check_size(headers, bodies, options.naming)
+        columns = [queues, headers, bodies, lifetime]
         if options.undeliverable_address is None:
             frame.check_queues(queues, topics, options)
         messages = pa.Table.from_arrays(columns, schema=CHUNK_ROW)

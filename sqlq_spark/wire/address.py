@@ -73,7 +73,7 @@ class Names(ABC):
     longest: int  # of every other name
     default_schema: str  # of a name without a schema
     queue_columns: str  # of a queue, for people
-    largest_message: int  # bytes that a row may hold
+    largest_message: int  # bytes of headers and body that can be sent
 
     @abstractmethod
     def size(self, name: str) -> int: ...

@@ -58,7 +58,8 @@ class SQLServerNames(Names):
     longest_table = longest = 128
     default_schema = "dbo"
     queue_columns = "id, expires, headers, body and RowVersion, in any case"
-    largest_message = (1 << 31) - 1  # of varbinary(max)
+    # a send is JSON in one parameter of at most 2**30 - 1 characters, and bodies grow by a third
+    largest_message = 512 << 20
 
     def size(self, name: str) -> int:
         return len(name.encode("utf-16-le")) // 2

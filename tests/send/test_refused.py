@@ -23,6 +23,7 @@ from sqlq_spark.send.throttle import (
     seconds_left,
 )
 from sqlq_spark.wire.headers import dumps
+from sqlq_spark.wire.postgresql import PostgreSQLNames
 
 from .frames import frame, headers, maps, moments, sender
 
@@ -86,6 +87,21 @@ def test_a_bad_row_is_refused_by_its_number(
 
     check_refused(batch, reason, **raw)
     check_refused(pa.concat_batches([batch.slice(0, 1), batch]).slice(1), reason, **raw)
+
+
+@pytest.mark.parametrize("column", ["body", "headers"])
+def test_a_message_that_cannot_be_sent_is_refused_before_anything_is_sent(
+    column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its headers count too; the default ones have some 400 bytes."""
+    monkeypatch.setattr(PostgreSQLNames, "largest_message", 2000)
+    small, large = b"x" * 1000, b"x" * 2000
+    given = {
+        "body": {"body": pa.array([small, large])},
+        "headers": {"headers": maps({"a": small.decode()}, {"a": large.decode()})},
+    }
+
+    check_refused(frame(2, **given[column]), "headers and body have more than 2000 bytes")
 
 
 TYPE, CONTROL = "NServiceBus.EnclosedMessageTypes", "NServiceBus.ControlMessage"
