@@ -148,6 +148,11 @@ class Bench:
         """How options and state tables name the queue; on SQL Server without its database."""
         return names_of(self.dotnet.url).print_address(self.queue)
 
+    def use_own_name(self) -> str:
+        """Use a queue whose name no other test has; return the name of its drivers' sessions."""
+        self.queue = self.another(f"orders {self.name}")
+        return f"sqlqueue driver {self.queue.table}"
+
     @property
     def delayed(self) -> QueueAddress:
         """The queue's table of delayed messages, which need not be there."""

@@ -275,10 +275,10 @@ SQLSERVER = Shapes(
     },
     no_address={
         "a@[b]@[c]@[d]": "it has 4 parts",
-        "[unclosed": "is not closed",
+        "orders@[unclosed": "is not closed",
         "": "the table is empty",
         "x" * 300: "300 ",
-        "[orders]; DROP TABLE orders; --": "text follows the bracket",
+        "orders@[dbo]; DROP TABLE orders; --": "text follows the bracket",
     },
     missing_schema="orders@[no such schema]",
     login=(

@@ -184,8 +184,9 @@ def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_at_any_statement_of_the_driver_is_done_again(bench: Bench) -> None:
     """Between ack, peeks and plan: one plan for the batch, every message of two queues once."""
+    sessions = bench.use_own_name()  # a server may run other tests at the same time
     queues = f"{bench.printed}, {bench.address('error')}"
-    for _ in bench.strikes("sqlqueue driver orders"):
+    for _ in bench.strikes(sessions):
         bench.dotnet.dba.forget("stream")
         sent = send(bench, 2)
         bench.dotnet.send(bench.errors, body=b"other")
@@ -214,7 +215,9 @@ class Several:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.queues = [bench.queue, *(bench.another(table) for table in TABLES)]
-        self.names = [bench.desk.printed(queue) for queue in self.queues]
+        # as options and state tables have them, and as a list of queues does
+        self.names = [bench.desk.names.print_address(queue) for queue in self.queues]
+        self.listed = [bench.dotnet.in_list(queue.table) for queue in self.queues]
 
     def send(self, queue: int, messages: int, *, size: int = 0) -> list[bytes]:
         """Send messages that say where they were sent to, and return their bodies."""
@@ -224,7 +227,7 @@ class Several:
 
     def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> StreamDriver:
         """Give a stream of some of the queues; of all by default."""
-        names = [self.names[at] for at in read or range(3)]
+        names = [self.listed[at] for at in read or range(3)]
         return self.bench.loop(clock, queues=", ".join(names), **raw)
 
 
@@ -299,7 +302,7 @@ def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several)
 def test_ranges_that_share_a_partition_keep_their_receipts(several: Several) -> None:
     """One task of Spark receives them all, and its retry hands out what it received."""
     sent = [several.send(at, 2) for at in range(3)]
-    options = several.bench.source(queues=", ".join(several.names), maxConcurrency="1")
+    options = several.bench.source(queues=", ".join(several.listed), maxConcurrency="1")
     reader = StreamReader(options, StructType([StructField("body", BinaryType())]))
     with closing(reader.driver):
         end = reader.latestOffset(reader.initialOffset())

@@ -100,6 +100,10 @@ class DotNet(ABC):
     def spellings(self, table: str) -> list[str]:
         """Other ways to write the address of a table of `schema`, the shortest first."""
 
+    @abstractmethod
+    def in_list(self, table: str) -> str:
+        """How a list of queues names a table of `schema`, whatever its name holds."""
+
     @property
     def dba(self) -> DBA:
         """Who has all rights."""
@@ -476,6 +480,9 @@ class PostgreSQL(DotNet):
 
     def spellings(self, table: str) -> list[str]:
         return [f"{self.schema}.{table}", f'"{self.schema}".{table}']
+
+    def in_list(self, table: str) -> str:
+        return f"{self.quote(self.schema)}.{self.quote(table)}"
 
     def connect(self, zone: str | None, patience: float) -> psycopg.Connection[Row]:
         settings = f"-c lock_timeout={int(patience * 1000)}"

@@ -41,8 +41,15 @@ class Queue:
 
     @property
     def name(self) -> str:
-        """The canonical address; on PostgreSQL it is what SQL needs too."""
+        """The address as options have it; on PostgreSQL it is what SQL needs too."""
         return names_of(self.place.url).print_address(self.address)
+
+    @property
+    def whole_name(self) -> str:
+        """The address as reads, messages and errors have it: on SQL Server with its database."""
+        found: list[str] = []
+        self.connected(lambda connection: found.append(connection.canonical(self.address)))
+        return found[0]
 
     @property
     def dotnet(self) -> DotNet:

@@ -116,7 +116,7 @@ def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> No
     for at, (body, words) in enumerate(BAD, len(GOOD)):
         assert words in failed[f"m-{at}"], body
     headers = error.rows()[0][0]
-    assert headers["NServiceBus.FailedQ"] == queue.name
+    assert headers["NServiceBus.FailedQ"] == queue.whole_name
     assert headers[f"{EXCEPTION_INFO}ExceptionType"] == "sqlq_spark.UnfitBody"
     assert sorted(body for _, body in error.rows()) == sorted(body or b"" for body, _ in BAD)
     assert control.count() == len(GOOD)

@@ -92,6 +92,6 @@ def test_killed_around_a_write(queue: SparkQueue) -> None:
     assert queue.spark.table(merged).select("number").distinct().count() == 500
     assert sorted(errors.ids()) == sorted(each for each in numbered(0, 500) if each[-1] == "7")
     failed = [headers["NServiceBus.FailedQ"] for headers, _ in lost.rows()]
-    assert failed == [to["absent"]] * 10
+    assert failed == [queue.beside("absent").whole_name] * 10
     left = [queue.count(), orders.count(), queue.state("staging"), queue.state("receipt")]
     assert left == [0, 0, 0, 0]

@@ -40,8 +40,9 @@ def test_messages_of_net_endpoints_become_columns_and_are_written_back(queue: Sp
     for _, text, body in wire:
         queue.put(text, body)
     names = ("NServiceBus.CorrelationId", "NServiceBus.ReplyToAddress")
+    address = queue.whole_name
     rows = [
-        (*map(parsed.get, names), None, parsed, None, body, seq, queue.name)
+        (*map(parsed.get, names), None, parsed, None, body, seq, address)
         for seq, (parsed, _, body) in enumerate(wire, 1)
     ]
     expected = queue.spark.createDataFrame(rows, COLUMNS.removeprefix("id string, "))
@@ -94,11 +95,12 @@ def test_a_browse_applies_filters_of_seq_and_queue(
 ) -> None:
     """Where Spark pushes them; with and without that the rows are the same."""
     queue.fill(0, 100)
+    address = queue.whole_name
     pushed = "spark.sql.python.filterPushdown.enabled"
 
     def browsed(condition: str) -> DataFrame:
         read = queue.reader(maxConcurrency=4).load()
-        return read.where(condition.format(queue.name)).orderBy("seq")
+        return read.where(condition.format(address)).orderBy("seq")
 
     for condition, seqs, left in (  # whether Spark filters too
         ("seq BETWEEN 5 AND 7 AND queue = '{}'", [5, 6, 7], False),
@@ -172,13 +174,14 @@ def test_two_queues_are_received_into_one_table(queue: SparkQueue) -> None:
     small = queue.another("Shop, Billing")
     queue.fill(0, 300)
     small.fill(0, 10)
-    names = {"queues": f"{queue.name}, {small.name}"}
+    names = {"queues": ", ".join(queue.dotnet.in_list(each.table) for each in (queue, small))}
     stream = queue.spark.readStream.format("sqlqueue").options(**queue.database_options | names)
 
     query = queue.into_table(stream.option("maxMessagesPerTrigger", 100).load())
 
     sizes = {queue.name: 300, small.name: 10}
-    assert dict(queue.landed().groupBy("queue").count().collect()) == sizes
+    landed = {queue.whole_name: 300, small.whole_name: 10}
+    assert dict(queue.landed().groupBy("queue").count().collect()) == landed
     assert [queue.count(), small.count(), queue.state("receipt")] == [0, 0, 0]
     first, _, third, *_ = [each["queues"] for each in backlogs(query)]
     assert {each["queue"]: each["backlog"] for each in first} == sizes

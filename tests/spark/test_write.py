@@ -140,7 +140,7 @@ def test_a_missing_destination_is_found_before_a_task_runs(
     with pytest.raises(PySparkException) as refused:
         send()
 
-    assert f"queue {absent.name} was not found in " in str(refused.value)
+    assert f"queue {absent.whole_name} was not found in " in str(refused.value)
     assert ran.value == 0
     absent.create()
     send()

@@ -42,3 +42,6 @@ class Third(PostgreSQL):
 
     def spellings(self, table: str) -> list[str]:
         return [f"{self.schema}/{table}", f'"{self.schema}"/{table}']
+
+    def in_list(self, table: str) -> str:
+        return f"{self.quote(self.schema)}/{self.quote(table)}"
