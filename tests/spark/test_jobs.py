@@ -363,7 +363,7 @@ def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
     least = streams.spread(queue.spark, {**read, "minConcurrency": "3"})
     assert least["maxConcurrency"] == "3"
     assert streams.spread(queue.spark, own) == own
-    instance = {"url": queue.place.url, "queues": 'orders, "orders.one"'}
+    instance = {"url": queue.place.url, "queues": "orders, orders.one"}
     assert streams.spread(queue.spark, instance) == instance
 
 
