@@ -316,7 +316,10 @@ def test_the_ends_of_a_step() -> None:
         weighed_rows([9 * calls.PAGE] * 2000), messages=2000, most=1 << 40, largest=1 << 40
     )
 
+    below = calls.cut_step([calls.Weight(-1, 1)], messages=1, most=1, largest=1)
+
     assert calls.cut_step([], messages=1, most=1, largest=1) == {}
+    assert below["stop"] == 0
     assert pages["messages"] == calls.MOST_LOCKS // 10
 
 

@@ -233,7 +233,8 @@ def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) 
         most: bytes of the step, but one message at least.
         largest: bytes of one message.
     """
-    count = total = locks = heaviest = stop = 0
+    count = total = locks = heaviest = 0
+    stop: int | None = None
     for message in rows:
         size = message.bytes
         locks += 1
@@ -244,7 +245,7 @@ def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) 
                 break
             count, total = count + 1, total + size
         stop = message.seq + 1
-    if not stop:
+    if stop is None:
         return {}
     heaviest = min(largest, (most + largest) // max(1, count))
     return {"stop": stop, "messages": count, "largest": heaviest}
