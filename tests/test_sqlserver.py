@@ -311,11 +311,10 @@ def test_messages_of_one_size_fill_a_step(size: int, count: int, most: int) -> N
 
 
 def test_the_ends_of_a_step() -> None:
-    """Nothing waits; many pages, each of which may count as a lock."""
+    """Nothing waits; many pages, each of which may count as a lock; a seq below 0."""
     pages = calls.cut_step(
         weighed_rows([9 * calls.PAGE] * 2000), messages=2000, most=1 << 40, largest=1 << 40
     )
-
     below = calls.cut_step([calls.Weight(-1, 1)], messages=1, most=1, largest=1)
 
     assert calls.cut_step([], messages=1, most=1, largest=1) == {}
