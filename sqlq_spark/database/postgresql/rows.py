@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 # `receive` weighs the rows that it locks. The server keeps no costs by statement.
-LACKS: frozenset[StatementName] = frozenset({"weigh", "selftest_costs"})
+LACKS: frozenset[StatementName] = frozenset({"weigh", "due_index", "selftest_costs"})
 STATEMENTS = Statements.load(POSTGRESQL.dialect, LACKS)
 WORD = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
