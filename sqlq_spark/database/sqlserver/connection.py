@@ -226,11 +226,11 @@ class Connection(database.Connection):
         return [found.get(each, each) for each in whole]
 
     def run_script(self, text: str) -> list[Any]:
-        found: list[Any] = []
-        for batch in split_script(text):
-            result = self._do("selftest", batch, {})
-            found += result.columns[0] if result.columns else []
-        return found
+        return [row for batch in split_script(text) for row in self.run_batch(batch)]
+
+    def run_batch(self, text: str) -> list[Any]:
+        result = self._do("selftest", text, {})
+        return [*result.columns[0]] if result.columns else []
 
     def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
         known = self.run_script(COLLATIONS)
