@@ -7,6 +7,7 @@ No server is asked here; tests/conformance runs it on one that SQLQ_TEST_SQLSERV
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlserver_lint import RULES, UNKNOWN, Text, parse
 
+from sqlq_spark.admin import selftest
 from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database import dialect_named
 from sqlq_spark.database.results import Result
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, explain, rows
 from sqlq_spark.errors import BadAddress
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive import driver
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import LEGACY_LENGTH
 from sqlq_spark.wire.sqlserver import SQLSERVER
@@ -236,21 +240,39 @@ def test_an_index_on_due_is_what_a_move_seeks_by() -> None:
 
 
 def test_no_line_of_a_result_ends_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a name of others stands in is sent as it is; a script is cut at its lines GO."""
+    """The clean-up of `selftest` sends names of others as they are; a script has lines GO."""
     sent: list[str] = []
 
     def do(_session: Any, _statement: str, text: str, _tables: Any) -> Result:
         sent.append(text)
         return Result((), [])
 
-    monkeypatch.setattr(connection.Connection, "_do", do)
-    session = object.__new__(connection.Connection)
     hostile = "DROP SCHEMA [a\nGO\nDROP TABLE x\nGO\n]"
+    monkeypatch.setattr(connection.Connection, "_do", do)
+    monkeypatch.setattr(connection.Connection, "values", lambda *_, **__: [hostile])
+    session = object.__new__(connection.Connection)
 
-    session.run_batch(hostile)
+    selftest.drop(session, "a", "b")
     session.run_script("SELECT 1\nGO\nSELECT 2")
 
     assert sent == [hostile, "SELECT 1\n", "\nSELECT 2"]
+
+
+def test_a_purge_at_the_start_is_logged_with_the_database(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a DBA knows the queues; the options and the state tables leave it out."""
+    given = {"url": "sqlserver://db/shop", "queues": "a, b@[sales]", "purgeOnStartup": "true"}
+    stream = driver.StreamDriver(SourceOptions.parse(given), time.monotonic, lambda *_: None)
+    session = object.__new__(connection.Connection)
+    session.catalog = "shop"
+    monkeypatch.setattr(driver, "purge", lambda *_: 3)
+
+    stream._prepare(session)  # noqa: SLF001 - without a session of its own
+
+    (record,) = caplog.records
+    queues = "a@[dbo]@[shop], b@[sales]@[shop]"
+    assert record.getMessage() == f"{queues}: 3 messages purged (purgeOnStartup=true)"
 
 
 def test_no_lock_on_a_state_table_escalates() -> None:
