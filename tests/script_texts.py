@@ -29,6 +29,7 @@ def golden(dialect: str) -> str:
         roles=Roles(reader=reader, sender=sender, operator="clerk", producer="endpoints"),
         body_string=True,
         delayed=True,
+        database="shop",
         dialect=dialect,
     )
 

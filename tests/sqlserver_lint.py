@@ -133,10 +133,106 @@ def indexes_are_not_converted(text: Text) -> Iterator[str]:
         )
 
 
+# ---------------------------------------------------------------- collations
+
+# columns that hold no text; and `query_id`, whose state tables declare its collation
+NO_TEXT = re.compile(r"(?:\w+_)?(?:id|batch|level|time)|class|created|seen|unit_of_work")
+# functions that return no text, or not that of their argument
+OWN_RESULT = {
+    *("DATABASE_PRINCIPAL_ID", "OBJECTPROPERTY", "HAS_PERMS_BY_NAME", "DATEDIFF"),
+    *("USER_NAME", "SCHEMA_NAME"),
+}
+CONDITIONS = {"IS", "IN", "LIKE", "BETWEEN", "EXISTS"}
+OF_SERVER = re.compile(r"\bsys\.(?:databases|dm_\w+)(?:\s*\([^)]*\))?\s+AS\s+(\w+)")
+
+
+def function_name(segment: Any) -> str:
+    """The name of a function in upper case; empty for what is none."""
+    return code(segment)[0].raw.upper() if segment.is_type("function") else ""
+
+
+def results(segment: Any) -> list[Any]:
+    """The parts of an expression that its result may be made of: a condition has none."""
+    parts = code(segment)
+    words = {each.raw.upper() for each in parts}
+    if any(each.is_type("comparison_operator") for each in parts) or words & CONDITIONS:
+        return []
+    return parts[2:] if segment.is_type("when_clause") else parts
+
+
+def without_collation(segment: Any) -> Iterator[str]:
+    """The columns in an expression whose own collation is that of the result."""
+    if segment.is_type("column_reference"):
+        if not NO_TEXT.fullmatch(segment.raw.rpartition(".")[2]):
+            yield segment.raw
+        return
+    if not segment.segments or function_name(segment) in OWN_RESULT:
+        return
+    if any(each.raw.upper() == "COLLATE" for each in code(segment)):
+        return
+    for part in results(segment):
+        yield from without_collation(part)
+
+
+def unions_have_a_collation(text: Text) -> Iterator[str]:
+    """
+    Each column of each branch has COLLATE: else two collations meet, an error at ORDER BY.
+
+    Names of a database and of its server differ, and so do some columns of one view.
+    """
+    for union in text.all("set_expression"):
+        for branch in union.segments:
+            if branch.is_type("select_statement"):
+                yield from without_collation(code(branch)[0])
+
+
+def names_of_the_server_have_a_collation(text: Text) -> Iterator[str]:
+    """In a CONCAT, where names of the database or texts of the script may stand beside them."""
+    for query in text.all("select_statement"):
+        clauses = code(query)
+        aliases = {
+            alias
+            for clause in clauses
+            if clause.is_type("from_clause")
+            for alias in OF_SERVER.findall(clause.raw)
+        }
+        for call in clauses[0].recursive_crawl("function") if aliases else ():
+            if function_name(call) == "CONCAT":
+                found = without_collation(call)
+                yield from (each for each in found if each.rpartition(".")[0] in {*aliases, ""})
+
+
+# ---------------------------------------------------------------- what a result is executed from
+
+STATEMENT = re.compile(r"N'(?:; )?(?:DROP|ALTER|CREATE|GRANT|REVOKE|KILL|EXEC|USE|DBCC) ")
+OURS = {"wanted", "k"}  # the names of the transport's columns
+
+
+def unquoted(segment: Any) -> Iterator[str]:
+    """The columns in an expression that are not in QUOTENAME."""
+    if segment.is_type("column_reference"):
+        place, _, name = segment.raw.rpartition(".")
+        if place not in OURS and not NO_TEXT.fullmatch(name) and name != "permission_name":
+            yield segment.raw
+    elif segment.segments and function_name(segment) != "QUOTENAME":
+        for part in results(segment):
+            yield from unquoted(part)
+
+
+def executed_names_are_quoted(text: Text) -> Iterator[str]:
+    """Whoever may create a schema chooses its name; `selftest` executes it, or a DBA does."""
+    for item in text.all("select_clause_element"):
+        if STATEMENT.search(item.raw) and "SELECT" not in item.raw:
+            yield from unquoted(item)
+
+
 RULES: tuple[Rule, ...] = (
     readpast_is_shared,
     hints_agree,
     insert_has_its_columns,
     output_has_its_columns,
     indexes_are_not_converted,
+    unions_have_a_collation,
+    names_of_the_server_have_a_collation,
+    executed_names_are_quoted,
 )

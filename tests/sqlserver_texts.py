@@ -30,6 +30,9 @@ WORDS = {
     "{roles}": "CREATE ROLE [sqlqueue_reader]",
     "{owners_escaped}": "[]",
     "{made_escaped}": "[]",
+    "{roles_escaped}": "[]",
+    "{database}": "shop",
+    "{database_escaped}": "shop",
 }
 # Statements that take, move or delete messages, or decide whether that may be done. A mistake in
 # one of them loses or repeats messages, so a change of their text must be seen in tests/golden.

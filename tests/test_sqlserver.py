@@ -7,9 +7,10 @@ No server is asked here; tests/conformance runs it on one that SQLQ_TEST_SQLSERV
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -19,12 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlserver_lint import RULES, UNKNOWN, Text, parse
 
+from sqlq_spark.admin import selftest
 from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database import dialect_named
+from sqlq_spark.database.results import Result
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, explain, rows
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.receive import poison
+from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive import driver
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import LEGACY_LENGTH
 from sqlq_spark.wire.sqlserver import SQLSERVER
@@ -40,7 +45,6 @@ SENT = {
     "settings": connection.SETTINGS,
     "undo": connection.UNDO,
     "call": calls.build_call("take", "SELECT 1", {"chosen": "[[1]]"}, guarded=True)[0],
-    "look for an index": sqlserver_texts.named(connection.DUE_INDEX),
     **{
         f"{name} without Recoverable": sqlserver_texts.named(
             calls.STATEMENTS[name], recoverable="", one=""
@@ -122,6 +126,39 @@ FAULTS = [
     ("insert_has_its_columns", "save_receipt", "@unpacked, ", ""),
     ("output_has_its_columns", "move_due", r"NEWID\(\), 1,", "NEWID(),"),
     ("indexes_are_not_converted", "stats", "<= GETUTCDATE", "<= SYSUTCDATETIME"),
+    ("unions_have_a_collation", "selftest_remains", "d.name COLLATE DATABASE_DEFAULT,", "d.name,"),
+    (
+        "unions_have_a_collation",
+        "selftest_remains",
+        r"(NULL\)\))\s+COLLATE DATABASE_DEFAULT",
+        r"\1",
+    ),
+    (
+        "unions_have_a_collation",
+        "check_queue",
+        "(p.permission_name) COLLATE DATABASE_DEFAULT",
+        r"\1",
+    ),
+    ("names_of_the_server_have_a_collation", "check_server", "s.status COLLATE \\w+", "s.status"),
+    ("names_of_the_server_have_a_collation", "blockers", "(s.program_name) COLLATE \\w+", r"\1"),
+    (
+        "executed_names_are_quoted",
+        "selftest_remains",
+        r"DROP SCHEMA ', QUOTENAME\((.*?)\)",
+        r"DROP ', \1",
+    ),
+    (
+        "executed_names_are_quoted",
+        "selftest_remains",
+        r"LOGIN ' \+ QUOTENAME\((.*?)\)",
+        r"LOGIN ' + \1",
+    ),
+    (
+        "executed_names_are_quoted",
+        "selftest_remains",
+        r"DATABASE ', QUOTENAME\((.*?)\)",
+        r"X ', \1",
+    ),
 ]
 
 
@@ -137,7 +174,13 @@ def test_a_planted_fault_is_found(rule: str, name: str, old: str, new: str) -> N
 
 # ---------------------------------------------------------------- what it says
 
-AZURE = r"SERVERPROPERTY\(N'EngineEdition'\) IN \(5, 12\) AND HAS_PERMS_BY_NAME\(QUOTENAME\("
+AZURE = r"SERVERPROPERTY\(N'EngineEdition'\) IN \(5, 12\) AND 1 IN \(HAS_PERMS_BY_NAME\(QUOTENAME\("
+NEWER = r"N'VIEW SERVER PERFORMANCE STATE'.*N'VIEW DATABASE PERFORMANCE STATE'"
+GRANTEE = r"@grantee nvarchar\(258\) = IIF\(ISNULL\(DATABASE_PRINCIPAL_ID\(\), 0\) = 0 OR "
+GRANTEE += (
+    r"ISNULL\(DB_ID\(PARSENAME\(N'.*', 3\)\), DB_ID\(\)\) <> DB_ID\(\), N'the_user', @login\)"
+)
+OLD = r"AND EXISTS \(SELECT 1 FROM sys\.dm_tran_active_transactions .*-10, .*\) SELECT TOP"
 GRANTED = r"EXEC @got = sys\.sp_getapplock.*@LockOwner = N'Transaction'.*IF @got < 0 BEGIN.*"
 GRANTED += r"THROW @number, @said, 1;"
 # statements, what stands in their text or does not, and why
@@ -149,6 +192,25 @@ FACTS = [
         for kind in ("triggers", "foreign_keys", "check_constraints")
     ),
     ("check_server blockers", AZURE, "on a server the right is granted in master"),
+    ("check_server blockers", NEWER, "it is enough since 2022 and on Azure"),
+    ("check_server", r"WHERE SERVERPROPERTY\(N'EngineEdition'\) = 12", "it mirrors bodies"),
+    ("check_server", r"SUSER_ID\(SUSER_SNAME\(\)\) IS NULL, N'the_login'", "as for a user"),
+    ("check_queue check_delayed", GRANTEE, "15151: a member of a group has no such user"),
+    ("check_queue check_delayed", r"(?!.*GRANT [^;]{1,80} TO ', @login)", "so has each GRANT"),
+    ("blockers", OLD, "the list of locks is long"),
+    (
+        "blockers",
+        r"IN \(N'IS', N'IX', N'IU', N'Sch-S'\) THEN 0 ELSE 1 END",
+        "the others exclude IX",
+    ),
+    ("blockers", "GROUP BY k.request_session_id, k.resource_assoc", "a lock for each processor"),
+    ("blockers", "LEFT JOIN sys.dm_exec_sessions", "-2 is no session"),
+    (
+        "blockers",
+        r"WHEN l.session_id = -2 THEN CONCAT.N'KILL '+, l.unit_of_work,",
+        "no number names it",
+    ),
+    ("table_owners", r"COL_LENGTH\(t.name, j.name\).* AS sysname\) AS name", "it takes no (max)"),
     ("blockers", "(?!.*OBJECT_(SCHEMA_)?NAME)", "it waits for the session that is reported"),
     ("blockers", r"(?!.*JOIN sys\.(objects|schemas) AS \w (?!WITH \(NOLOCK\)))", "so does this"),
     ("weigh_page browse", r"(?!.*\bOVER\b)", "a sum over rows with bodies spools them in tempdb"),
@@ -182,6 +244,48 @@ def test_a_statement_says_what_its_server_needs(names: str, pattern: str, why: s
     for name in names.split():
         anywhere = pattern if pattern.startswith("(?!") else f".*?{pattern}"
         assert re.match(anywhere, plain(TEXTS[name])), f"{name}: {why}"
+
+
+def test_an_index_on_due_is_what_a_move_seeks_by() -> None:
+    """The finding has the rule of `move_due`: no filtered and no columnstore index."""
+    assert plain(TEXTS["due_index"]) in plain(TEXTS["check_delayed"])
+    assert "i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0" in TEXTS["due_index"]
+
+
+def test_no_line_of_a_result_ends_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clean-up of `selftest` sends names of others as they are; a script has lines GO."""
+    sent: list[str] = []
+
+    def do(_session: Any, _statement: str, text: str, _tables: Any) -> Result:
+        sent.append(text)
+        return Result((), [])
+
+    hostile = "DROP SCHEMA [a\nGO\nDROP TABLE x\nGO\n]"
+    monkeypatch.setattr(connection.Connection, "_do", do)
+    monkeypatch.setattr(connection.Connection, "values", lambda *_, **__: [hostile])
+    session = object.__new__(connection.Connection)
+
+    selftest.drop(session, "a", "b")
+    session.run_script("SELECT 1\nGO\nSELECT 2")
+
+    assert sent == [hostile, "SELECT 1\n", "\nSELECT 2"]
+
+
+def test_a_purge_at_the_start_is_logged_with_the_database(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a DBA knows the queues; the options and the state tables leave it out."""
+    given = {"url": "sqlserver://db/shop", "queues": "a, b@[sales]", "purgeOnStartup": "true"}
+    stream = driver.StreamDriver(SourceOptions.parse(given), time.monotonic, lambda *_: None)
+    session = object.__new__(connection.Connection)
+    session.catalog = "shop"
+    monkeypatch.setattr(driver, "purge", lambda *_: 3)
+
+    stream._prepare(session)  # noqa: SLF001 - without a session of its own
+
+    (record,) = caplog.records
+    queues = "a@[dbo]@[shop], b@[sales]@[shop]"
+    assert record.getMessage() == f"{queues}: 3 messages purged (purgeOnStartup=true)"
 
 
 def test_no_lock_on_a_state_table_escalates() -> None:
@@ -425,7 +529,7 @@ def test_a_table_of_another_database_is_looked_up_and_fixed_there() -> None:
 # ---------------------------------------------------------------- the DBA's script
 
 
-def made(queue: str = "Shop.Orders@[sales]") -> list[str]:
+def made(queue: str = "Shop.Orders@[sales]", database: str | None = None) -> list[str]:
     """The batches of a script with everything in it."""
     queues = endpoint("sqlserver://", queue, instances=["web1"], error="error", audit="audit")
     text = script(
@@ -435,6 +539,7 @@ def made(queue: str = "Shop.Orders@[sales]") -> list[str]:
         roles=Roles(reader="sqlqueue_reader", operator="sqlqueue_operator"),
         body_string=True,
         delayed=True,
+        database=database,
         dialect="sqlserver",
     )
     return text.split("\nGO\n")
@@ -453,6 +558,31 @@ def test_the_script_parses_and_creates_all_in_one_batch() -> None:
     assert re.sub("--.*\n", "", end).startswith("SET NOEXEC OFF;")
     assert nothing == ""
     assert [faults(each) for each in (settings, batch, end)] == [[], [], []]
+
+
+def test_the_script_does_nothing_in_another_database_than_its_own() -> None:
+    """Named, or any but the server's own. Its head says how sqlcmd reads it as UTF-8."""
+    own, any_of_users = (made(database=name)[0] for name in ("O'Brien 1", None))
+
+    assert own.startswith('-- Run this by `sqlcmd -b -I -f 65001 -d "O\'Brien 1"` as')
+    assert "@wanted sysname = N'O''Brien 1'" in own
+    assert "@wanted sysname = N''" in any_of_users
+    for text in map(plain, (own, any_of_users)):
+        assert "@wanted = N'' AND @here IN (N'master', N'tempdb', N'model', N'msdb')" in text
+        assert "OR @wanted <> N'' AND ISNULL(DB_ID(@wanted), 0) <> DB_ID() BEGIN" in text
+        assert re.search(r"RAISERROR \(.*\); SET NOEXEC ON; END$", text)
+    with pytest.raises(BadAddress, match="sqlcmd would misread"):
+        made(database="shop\nGO")
+
+
+def test_the_script_uses_no_role_of_another() -> None:
+    """Whoever owns a role adds members; a user or a group is no role."""
+    batch = plain(made()[1])
+
+    roles = """OPENJSON(N'["sqlqueue_reader", "sqlqueue_sender", "sqlqueue_operator"]')"""
+    assert f"p.name IN (SELECT r.value COLLATE DATABASE_DEFAULT FROM {roles} AS r)" in batch
+    owners = "(p.type <> N'R' OR ISNULL(p.owning_principal_id, 0) NOT IN ( SELECT t.id"
+    assert batch.index(owners) < batch.index("CREATE ROLE")
 
 
 def test_the_script_can_be_run_again() -> None:

@@ -95,6 +95,7 @@ def script(
     body_string: bool = False,
     delayed: bool = False,
     trusted: Sequence[str] = (),
+    database: str | None = None,
     dialect: str = DEFAULT_DIALECT,
 ) -> str:
     """
@@ -109,7 +110,8 @@ def script(
         roles: which roles to grant to.
         body_string: also add the column BodyString to each queue.
         delayed: also create the tables of delayed messages; the reader may move due messages.
-        trusted: roles whose tables may be there already.
+        trusted: roles whose tables may be there already, and who may add members to the roles.
+        database: the only database in which the script does anything.
         dialect: the name of the dialect.
 
     Raises:
@@ -129,7 +131,7 @@ def script(
         ],
         "subscriptions": [] if subscriptions is None else [{"subscriptions": subscriptions}],
     }
-    given = [state, *used.values()]
+    given = [state, *used.values(), *filter(None, [database])]
     for each in (queue for some in tables.values() for its in some for queue in its.values()):
         given += filter(None, (each.table, each.schema))
         if each.catalog is not None:
@@ -144,15 +146,21 @@ def script(
         for queue in its.values()
     ]
     writer = dialect_named(dialect)
+    script_words = {
+        "owners_escaped": _escape(json.dumps([*trusted])),
+        "made_escaped": _escape(json.dumps(created)),
+        "roles_escaped": _escape(json.dumps([*used.values()])),
+        "database_escaped": _escape(database or ""),
+        "database": _word(database or "the_database"),
+    }
     bare, commented = writer.STATEMENTS, Statements.read(dialect, comments=True)
 
     def write(text: str, its: Tables | None = None, *, role: str = "", roles: str = "") -> str:
         quoted = names.quote_name(role)
-        words = {"role": quoted, "role_escaped": quoted.replace("'", "''"), "roles": roles}
-        words["role_name"] = role.replace("'", "''")
-        words["owners_escaped"] = json.dumps([*trusted]).replace("'", "''")
-        words["made_escaped"] = json.dumps(created).replace("'", "''")
-        return writer.fill_names(text, state, its or {}, **words)
+        words = {"role": quoted, "role_escaped": _escape(quoted), "roles": roles}
+        return writer.fill_names(
+            text, state, its or {}, role_name=_escape(role), **words, **script_words
+        )
 
     parts = [write(commented[name]) for name in BEGIN]
     statements = ["create_queue", *(["add_body_string"] if body_string else [])]
@@ -176,6 +184,16 @@ def script(
         parts.append(write(comment, role=role) + _join(grants))
     parts.append(commented["script_end"])
     return writer.join_script(parts)
+
+
+def _escape(text: str) -> str:
+    """Return a text as it stands inside a literal."""
+    return text.replace("'", "''")
+
+
+def _word(name: str) -> str:
+    """Return a name as one word of a command line."""
+    return name if re.fullmatch(r"[\w.-]+", name) else '"' + name.replace('"', '""') + '"'
 
 
 def _join(statements: Iterable[str]) -> str:

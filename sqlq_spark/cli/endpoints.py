@@ -112,6 +112,7 @@ def script(
     operator: str | None = None,
     producer: str | None = None,
     subscription_table: str | None = None,
+    database: str | None = None,
 ) -> None:
     """
     Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect.
@@ -123,6 +124,7 @@ def script(
         operator: Also create a role that may run these commands.
         producer: Also create a role that only sends, for endpoints and ServiceControl.
         subscription_table: Also create this table, and let the sender publish with it.
+        database: The database it is for. In another one the script does nothing.
     """
     cli.require(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
     state, own_reader, own_sender = scripts.of_domain(domain)
@@ -150,6 +152,7 @@ def script(
         delayed=shared.delayed,
         body_string=shared.body_string,
         trusted=options.trusted_owners,
+        database=database,
         dialect=dialect,
     )
     if shared.as_json:

@@ -9,12 +9,16 @@ from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import typer
 
 from sqlq_spark.cli.options import FOUND, AskingCommand, Context, require
 from sqlq_spark.wire.dialects import DIALECTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 app = typer.Typer()
 
@@ -63,17 +67,23 @@ def selftest(
     results = list[dict[str, object]]()
     for each in context.with_resource(closing(its.run(given, chosen))):
         results.append(each)
+        # before the clean-up, which may fail
+        file.write_text(report_text(results, server), "utf-8")
         figures = f"{each['check']:<21}{each['seconds']:6.1f} s"
         context.answer(each, f"{each['outcome']:<13}{figures}  {each['seen']}")
+    outcomes = [each["outcome"] for each in results]
+    counts = ", ".join(f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes))
+    context.note(f"{counts}; {file} is to be attached to an issue")
+    if "failed" in outcomes:
+        raise typer.Exit(FOUND)
+
+
+def report_text(results: Sequence[dict[str, object]], server: str) -> str:
+    """Return the report of the checks that have run, without the server's names."""
     versions = {each.name: each.version for each in distributions() if each.name in PACKAGES}
     versions |= {"python": platform.python_version(), "system": platform.platform()}
     report = {"at": datetime.now(UTC), "versions": versions, "checks": results}
     text = json.dumps(report, indent=1, ensure_ascii=False, default=str)
     for secret in filter(None, (server, *re.split(r":\d+(?:,|$)|,", urlsplit(server).netloc))):
         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "the server", text)
-    file.write_text(text + "\n", "utf-8")
-    outcomes = [each["outcome"] for each in results]
-    counts = ", ".join(f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes))
-    context.note(f"{counts}; {file} is to be attached to an issue")
-    if "failed" in outcomes:
-        raise typer.Exit(FOUND)
+    return text + "\n"

@@ -68,7 +68,7 @@ StatementName = Literal[
     # subscriptions.sql
     "subscribers", "subscribed", "subscribe", "unsubscribe",
     # delayed.sql
-    "endpoint_zone", "dues", "move_due", "next_due",
+    "endpoint_zone", "dues", "due_index", "move_due", "next_due",
     # browse.sql
     "weigh_page", "browse", "browse_seq", "browse_headers", "purge", "purge_range",
     "purge_expired", "stats", "stats_delayed", "seq_given", "queue_tables",

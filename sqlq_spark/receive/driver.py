@@ -163,7 +163,8 @@ class StreamDriver:
         if options.purge_on_startup and not self._purged:
             gone = purge(connection, options.addresses)
             self._purged = True
-            log.warning("%s: %d messages purged (purgeOnStartup=true)", self.claim.queue, gone)
+            queues = ", ".join(map(connection.printed, options.addresses))
+            log.warning("%s: %d messages purged (purgeOnStartup=true)", queues, gone)
         if not self._checked:
             self._at_start(connection, options)
             self._checked = True

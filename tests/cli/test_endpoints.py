@@ -217,6 +217,36 @@ def test_a_script_that_fails_changes_nothing(
     assert place.sql("SELECT to_regclass(%s)", QUEUE) == [(None,)]
 
 
+def test_a_script_does_nothing_in_another_database(run: Run, place: Place, owner: str) -> None:
+    """Whatever the name of its own is; in that it makes all."""
+    name = 'O\'Brien "%" $do$'
+    with pytest.raises(errors.RaiseException, match=re.escape(f"expected {name}")):
+        execute(owner, script(run, place, QUEUE, "--database", name))
+    before = tables(place)
+
+    execute(owner, script(run, place, QUEUE, "--database", place.connection.info.dbname))
+
+    assert before == set()
+    assert tables(place) == {"Shop.Orders"}
+
+
+@pytest.mark.usefixtures("owner")
+def test_a_script_uses_no_role_to_which_another_adds_members(run: Run, place: Place) -> None:
+    """Only to one of --trust, or who runs it. Without ADMIN a member adds none."""
+    reader, other = (role(place, each) for each in ("reader", "dba"))
+    place.sql(f"CREATE ROLE {reader}; GRANT {reader} TO {other}")
+    place.sql(script(run, place, QUEUE))
+    place.sql(f"GRANT {reader} TO {other} WITH ADMIN OPTION")
+
+    with pytest.raises(errors.RaiseException, match=f"role {reader} gets members by {other}"):
+        execute(place.url, script(run, place, LATER))
+    before = tables(place)
+    execute(place.url, script(run, place, LATER, "--trust", other))
+
+    assert "Later" not in before
+    assert "Later" in tables(place)
+
+
 # ---------------------------------------------------------------- what each role may do
 
 

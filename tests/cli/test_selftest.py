@@ -320,18 +320,63 @@ def test_a_login_of_a_selftest_is_by_password() -> None:
     assert POSTGRESQL.by_password(plain) == plain
 
 
-def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place) -> None:
-    """What is younger may be of a run beside this one, and stays."""
-    old, young = f"{selftest.MARK}00000001_dead", f"{selftest.MARK}ffffffff_live"
-    for name in (old, young):
+@pytest.mark.parametrize(
+    "more", ["_dead", "0; {drop}; --", '0"; {drop}; --', "0\nGO\n{drop}\nGO\n"]
+)
+def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place, more: str) -> None:
+    """What is younger may be of a run beside this one, and stays. A name is executed nowhere."""
+    place.sql("CREATE SCHEMA kept")
+    old, young = f"{selftest.MARK}00000001", f"{selftest.MARK}ffffffff"
+    end = more.format(drop="DROP SCHEMA kept")
+    for name in (POSTGRESQL.quote_name(each + end) for each in (old, young)):
         place.sql(f"CREATE SCHEMA {name}; CREATE TABLE {name}.t (); CREATE ROLE {name}")
         place.sql(f"GRANT USAGE ON SCHEMA {name} TO {name}")
 
     run_one(place.superuser, "facts")
     left = {name for (name,) in place.sql(LEFT)}
-    place.sql(f"DROP SCHEMA {young} CASCADE; DROP ROLE {young}")
+    live = POSTGRESQL.quote_name(young + end)
+    place.sql(f"DROP SCHEMA {live} CASCADE; DROP ROLE {live}; DROP SCHEMA kept")
 
-    assert left == {young}
+    assert left == {young + end}
+
+
+def test_a_clean_up_that_fails_leaves_the_report(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has been written after each check."""
+
+    def failing(*_: object) -> None:
+        raise RightMissing(reason="no right to drop", statement="selftest", fix="GRANT")
+
+    monkeypatch.setattr(selftest, "drop", failing)
+    file = tmp_path / "report.json"
+
+    done = run("selftest", "--yes", "--only", "facts", "--file", str(file))
+
+    assert done.code == 3
+    assert "no right to drop" in done.err
+    (check,) = json.loads(file.read_text("utf-8"))["checks"]
+    assert check["outcome"] == "passed"
+
+
+def test_a_slow_login_is_no_fault_of_a_second_attempt(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sessions of both attempts are open before the first one commits."""
+    receive, sessions = selftest.Bench.receive, list[object]()
+
+    def seen(bench: selftest.Bench, task: Any, connection: Any = None) -> Any:
+        sessions.append(connection)
+        return receive(bench, task, connection)
+
+    monkeypatch.setattr(selftest.Bench, "receive", seen)
+
+    found = run_one(place.superuser, "new_task")
+
+    assert found["outcome"] == "passed"
+    first, second, *_ = sessions
+    assert first is not None
+    assert second is not None
 
 
 def test_a_run_that_is_stopped_drops_what_it_made(place: Place) -> None:
@@ -355,8 +400,12 @@ SCAN = """
   <IndexScan Ordered="{ordered}"><Object Table="{table}"/></IndexScan></RelOp>"""
 SORT = '<RelOp PhysicalOp="{}"><OutputList>{}</OutputList></RelOp>'
 CONVERSION = '<ScalarOperator ScalarString="CONVERT_IMPLICIT({},[d].[s].[q].[{}],0)&lt;[@last]"/>'
+ANY_ROW = """
+<RelOp PhysicalOp="Nested Loops" LogicalOp="Left {}"><OutputList/><NestedLoops>
+  <RelOp PhysicalOp="Constant Scan"/>{}</NestedLoops></RelOp>"""
 BELOW_TOP = '<RelOp PhysicalOp="Top"><Top>{}</Top></RelOp>'
 QUEUE, ORDERED = {"table": "[q]"}, {"table": "[q]", "ordered": "true"}
+UNORDERED = {"table": "[q]", "ordered": "false"}
 
 
 @pytest.mark.parametrize(
@@ -365,6 +414,25 @@ QUEUE, ORDERED = {"table": "[q]"}, {"table": "[q]", "ordered": "true"}
         (SCAN.format(kind="Table Scan", ordered="0", **QUEUE), "peek", ["Table Scan of [q]"]),
         (SCAN.format(kind="Index Scan", **ORDERED), "peek", ["Index Scan of [q]"]),
         (BELOW_TOP.format(SCAN.format(kind="Index Scan", **ORDERED)), "peek", []),
+        (ANY_ROW.format("Semi Join", SCAN.format(kind="Index Scan", **UNORDERED)), "waiting", []),
+        (
+            ANY_ROW.format("Outer Join", SCAN.format(kind="Index Scan", **UNORDERED)),
+            "waiting",
+            ["Index Scan of [q]"],
+        ),
+        (
+            ANY_ROW.format("Semi Join", SCAN.format(kind="Index Scan", **UNORDERED)).replace(
+                "</IndexScan>", "<Predicate/></IndexScan>"
+            ),
+            "check_owner",
+            ["Index Scan of [q]"],
+        ),
+        (SORT.format("Window Spool", COLUMN.format("RowVersion")), "browse_seq", []),
+        (
+            SORT.format("Window Spool", COLUMN.format("Body")),
+            "browse",
+            ["Window Spool of bodies"],
+        ),
         (SCAN.format(kind="Table Scan", ordered="0", **QUEUE), "stats", []),
         (SCAN.format(kind="Table Scan", ordered="0", table="[receipt]"), "peek", []),
         (SORT.format("Sort", COLUMN.format("RowVersion")), "receive", []),

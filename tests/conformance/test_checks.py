@@ -79,11 +79,17 @@ def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
     assert (wrong(bare).name, wrong(bare).severity) == ("seq_index", "error")
 
 
+PARTIAL = """
+DROP INDEX "{schema}"."orders.Delayed_Due";
+CREATE INDEX ON "{schema}"."orders.Delayed" (due) WHERE due > '2000-01-01'"""
+
+
 @only("postgresql", "the DBA's statements")
 @pytest.mark.parametrize(
     ("make", "name", "severity"),
     [
         ('DROP INDEX "{schema}"."orders.Delayed_Due"', "due_index", "warning"),
+        (PARTIAL, "due_index", "warning"),
         ("ALTER TABLE {table} DROP COLUMN body", "delayed_column", "error"),
         ("ALTER TABLE {table} SET (autovacuum_enabled = off)", "delayed_autovacuum", "error"),
     ],

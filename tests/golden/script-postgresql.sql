@@ -10,6 +10,7 @@ SET LOCAL lock_timeout = 3000;
 CREATE SCHEMA IF NOT EXISTS "sqlqueue_orders";
 
 -- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
+-- Whoever has the ADMIN option of a role adds members.
 -- Trusted are superusers and the roles of --trust; and, if this login is no superuser, itself and the owner
 -- of the database.
 DO $do$
@@ -17,6 +18,10 @@ DECLARE
     faults text;
     known  integer;
 BEGIN
+    IF current_database() <> 'shop' AND 'shop' <> '' THEN
+        RAISE EXCEPTION 'nothing is installed: the database is %, expected %', current_database(),
+              'shop' USING HINT = 'Connect to the database that the script is for.';
+    END IF;
     WITH RECURSIVE given (owners, named, deletes) AS (
         SELECT '[]'::json, '[]'::json, true
     ), roles AS MATERIALIZED (
@@ -85,7 +90,12 @@ BEGIN
          UNION
         SELECT 'schema ' || nspname || ' belongs to ' || quote_ident(pg_get_userbyid(nspowner))
           FROM pg_namespace
-         WHERE nspname = 'sqlqueue_orders' AND nspowner NOT IN (SELECT owner FROM trusted)) AS found;
+         WHERE nspname = 'sqlqueue_orders' AND nspowner NOT IN (SELECT owner FROM trusted)
+         UNION
+        SELECT format('role %I gets members by %I', pg_get_userbyid(m.roleid), pg_get_userbyid(m.member))
+          FROM pg_auth_members AS m
+         WHERE m.admin_option AND m.member NOT IN (SELECT owner FROM trusted)
+           AND pg_get_userbyid(m.roleid) IN (SELECT json_array_elements_text('["orders_reader", "orders_sender", "clerk", "endpoints"]'::json))) AS found;
     IF faults IS NOT NULL THEN
         RAISE EXCEPTION 'nothing is installed in schema %: %', '"sqlqueue_orders"', faults
               USING HINT = 'Find out who made this, drop or rename it, or use another schema. If you trust'

@@ -1,25 +1,38 @@
--- Run this by `sqlcmd -b -I` as a member of db_owner. Members of the roles below are one team: each
--- can read, change and return what the others received. Print another script with --domain for another
--- team. It waits 3 s for a lock, and then ends with error 1222. After an error nothing has changed,
--- except rights. Then run it again. A second run changes nothing that is in place.
+-- Run this by `sqlcmd -b -I -f 65001 -d shop` as a member of db_owner.
+-- Members of the roles below are one team: each can read, change and return what the others received.
+-- Print another script with --domain for another team. It waits 3 s for a lock, and then ends with error
+-- 1222. After an error nothing has changed, except rights. Then run it again. A second run changes nothing
+-- that is in place.
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
 SET ANSI_NULLS ON;
 SET QUOTED_IDENTIFIER ON;
 SET LOCK_TIMEOUT 3000;
+-- In the wrong database nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
+DECLARE @here sysname = DB_NAME(), @wanted sysname = N'shop';
+IF @wanted = N'' AND @here IN (N'master', N'tempdb', N'model', N'msdb')
+   OR @wanted <> N'' AND ISNULL(DB_ID(@wanted), 0) <> DB_ID()
+BEGIN
+    IF @wanted = N''
+        SET @wanted = N'that of the queues';
+    RAISERROR (N'nothing is installed: the database is %s, expected %s', 16, 1, @here, @wanted);
+    SET NOEXEC ON;
+END
 GO
 BEGIN TRANSACTION;
 IF SCHEMA_ID(N'sqlqueue_orders') IS NULL
     EXEC (N'CREATE SCHEMA [sqlqueue_orders]');
 
 -- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
+-- Whoever owns a role adds members.
 -- Trusted are dbo, this user and the principals of --trust. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
 -- Rights are granted one by one, because each waits for the sessions that use the table.
 DECLARE @fault nvarchar(2000), @known int, @owners nvarchar(max) = N'[]',
         @named nvarchar(max) = N'[]';
 SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders]: ', f.fault)
   FROM (
-        SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
+        SELECT f.what COLLATE DATABASE_DEFAULT
+               + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
                              + ISNULL(USER_NAME(NULLIF(f.owner_id, 0)), N'an owner that cannot be seen') END AS fault,
                CASE WHEN f.is_fault = 0 THEN USER_NAME(NULLIF(f.owner_id, 0)) END AS role,
                CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
@@ -27,7 +40,7 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders
                   FROM sys.schemas AS s
                  WHERE s.name = N'sqlqueue_orders'
                 UNION ALL
-                SELECT CONCAT(N'table ', QUOTENAME(o.name),
+                SELECT CONCAT(N'table ', QUOTENAME(o.name COLLATE DATABASE_DEFAULT),
                               CASE WHEN o.type <> N'U' THEN N' is no table' WHEN p.policies > 0 THEN N' has a policy' END),
                        CASE WHEN o.type <> N'U' OR p.policies > 0 THEN 1 ELSE 0 END,
                        ISNULL(OBJECTPROPERTY(o.object_id, N'OwnerId'), 0)
@@ -57,7 +70,8 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders
                 WHERE ISNULL(t.id, 0) > 0
                )
         UNION ALL
-        SELECT CONCAT(N'table ', m.value, N' belongs to ', QUOTENAME(USER_NAME(o.id))), NULL, NULL
+        SELECT CONCAT(N'table ', m.value COLLATE DATABASE_DEFAULT, N' belongs to ', QUOTENAME(USER_NAME(o.id))),
+               NULL, NULL
           FROM OPENJSON(N'["[dbo].[Shop.Orders]", "[dbo].[Shop.Orders.web1]", "[dbo].[error]", "[dbo].[audit]", "[dbo].[Shop.Orders]", "[dbo].[Shop.Orders.Delayed]", "[dbo].[SubscriptionRouting]"]') AS m
          CROSS APPLY (SELECT ISNULL(OBJECTPROPERTY(OBJECT_ID(m.value), N'OwnerId'), 0) AS id) AS o
          WHERE OBJECT_ID(m.value) IS NOT NULL
@@ -81,6 +95,33 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders
                         WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
                 WHERE ISNULL(t.id, 0) > 0
                )
+        UNION ALL
+        SELECT CONCAT(N'user or role ', QUOTENAME(p.name COLLATE DATABASE_DEFAULT),
+                      CASE WHEN p.type <> N'R' THEN N' is no role' ELSE N' belongs to '
+                           + ISNULL(QUOTENAME(USER_NAME(p.owning_principal_id)), N'an owner that cannot be seen') END),
+               NULL, NULL
+          FROM sys.database_principals AS p
+         WHERE p.name IN (SELECT r.value COLLATE DATABASE_DEFAULT FROM OPENJSON(N'["orders_reader", "orders_sender", "clerk", "endpoints"]') AS r)
+           AND (p.type <> N'R' OR ISNULL(p.owning_principal_id, 0) NOT IN (
+                SELECT t.id
+                  FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
+                        UNION ALL
+                        SELECT DATABASE_PRINCIPAL_ID(CAST(o.value AS nvarchar(128))) FROM OPENJSON(@owners) AS o
+                        UNION ALL
+                        SELECT o.id
+                          FROM (SELECT DATABASE_PRINCIPAL_ID()
+                                UNION ALL
+                                SELECT n.id
+                                  FROM OPENJSON(@named) WITH (schema_name nvarchar(128) '$.schema_name',
+                                                              name nvarchar(776) '$.name',
+                                                              catalog nvarchar(128) '$.catalog') AS w
+                                 CROSS APPLY (SELECT OBJECTPROPERTY(OBJECT_ID(w.name, N'U'), N'OwnerId')
+                                              UNION ALL
+                                              SELECT principal_id FROM sys.schemas WHERE name = w.schema_name) AS n (id)
+                                 WHERE w.catalog IS NULL OR ISNULL(DB_ID(w.catalog), 0) = DB_ID()) AS o (id)
+                         WHERE ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0) AS t
+                 WHERE ISNULL(t.id, 0) > 0
+                ))
        ) AS f;
 IF @fault IS NULL AND OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
 BEGIN

@@ -150,7 +150,7 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
                                     WHERE c.object_id = t.id AND c.name = j.name COLLATE DATABASE_DEFAULT)
                            THEN CONCAT(N'column ', j.name, N' has another type than that of a queue')
                            END AS fault
-                 FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
+                 FROM (SELECT CAST(CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS sysname) AS name
                          FROM OPENJSON(t.columns)) AS j) AS w) AS missing,
        CAST(ISNULL(HAS_PERMS_BY_NAME(t.name, N'OBJECT', N'INSERT'), 1) * t.is_table AS bit) AS may_insert,
        ISNULL(USER_NAME(t.owner_id), N'an owner that cannot be seen') AS owner,
@@ -197,7 +197,8 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
 GO
 
 -- state_faults
-SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
+SELECT f.what COLLATE DATABASE_DEFAULT
+       + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
                      + ISNULL(USER_NAME(NULLIF(f.owner_id, 0)), N'an owner that cannot be seen') END AS fault,
        CASE WHEN f.is_fault = 0 THEN USER_NAME(NULLIF(f.owner_id, 0)) END AS role,
        CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
@@ -205,7 +206,7 @@ SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
           FROM sys.schemas AS s
          WHERE s.name = N'sqlqueue'
         UNION ALL
-        SELECT CONCAT(N'table ', QUOTENAME(o.name),
+        SELECT CONCAT(N'table ', QUOTENAME(o.name COLLATE DATABASE_DEFAULT),
                       CASE WHEN o.type <> N'U' THEN N' is no table' WHEN p.policies > 0 THEN N' has a policy' END),
                CASE WHEN o.type <> N'U' OR p.policies > 0 THEN 1 ELSE 0 END,
                ISNULL(OBJECTPROPERTY(o.object_id, N'OwnerId'), 0)

@@ -341,7 +341,7 @@ SELECT law.name, law.severity, law.found, law.fix
      AND NOT EXISTS (SELECT
                        FROM pg_catalog.pg_index AS i
                        JOIN columns AS c ON c.at = i.indkey[0]
-                      WHERE i.indrelid = d.oid AND i.indisvalid AND c.name = 'due'),
+                      WHERE i.indrelid = d.oid AND i.indisvalid AND i.indpred IS NULL AND c.name = 'due'),
      'due has no index: every look for what is due reads the whole table',
      format('CREATE INDEX CONCURRENTLY %s ON %s (due)',
             CASE WHEN octet_length(d.relname) <= 59 THEN quote_ident(d.relname || '_Due') END,

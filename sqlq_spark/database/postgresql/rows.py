@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # `receive` weighs the rows that it locks. The client ends a browse where a page gets too large. The
 # server keeps no costs by statement.
-LACKS: frozenset[StatementName] = frozenset({"weigh", "weigh_page", "selftest_costs"})
+LACKS: frozenset[StatementName] = frozenset({"weigh", "weigh_page", "due_index", "selftest_costs"})
 STATEMENTS = Statements.load(POSTGRESQL.dialect, LACKS)
 WORD = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")

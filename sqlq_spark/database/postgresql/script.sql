@@ -12,6 +12,7 @@ CREATE SCHEMA IF NOT EXISTS {state}
 
 -- name: script_check
 -- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
+-- Whoever has the ADMIN option of a role adds members.
 -- Trusted are superusers and the roles of --trust; and, if this login is no superuser, itself and the owner
 -- of the database.
 DO $do$
@@ -19,6 +20,10 @@ DECLARE
     faults text;
     known  integer;
 BEGIN
+    IF current_database() <> '{database_escaped}' AND '{database_escaped}' <> '' THEN
+        RAISE EXCEPTION 'nothing is installed: the database is %, expected %', current_database(),
+              '{database_escaped}' USING HINT = 'Connect to the database that the script is for.';
+    END IF;
     WITH RECURSIVE given (owners, named, deletes) AS (
         SELECT '{owners_escaped}'::json, '[]'::json, true
     ), {trusted}, asked (place, id, what) AS (
@@ -33,7 +38,12 @@ BEGIN
          UNION
         SELECT 'schema ' || nspname || ' belongs to ' || quote_ident(pg_get_userbyid(nspowner))
           FROM pg_namespace
-         WHERE nspname = {state_name} AND nspowner NOT IN (SELECT owner FROM trusted)) AS found;
+         WHERE nspname = {state_name} AND nspowner NOT IN (SELECT owner FROM trusted)
+         UNION
+        SELECT format('role %I gets members by %I', pg_get_userbyid(m.roleid), pg_get_userbyid(m.member))
+          FROM pg_auth_members AS m
+         WHERE m.admin_option AND m.member NOT IN (SELECT owner FROM trusted)
+           AND pg_get_userbyid(m.roleid) IN (SELECT json_array_elements_text('{roles_escaped}'::json))) AS found;
     IF faults IS NOT NULL THEN
         RAISE EXCEPTION 'nothing is installed in schema %: %', '{state_escaped}', faults
               USING HINT = 'Find out who made this, drop or rename it, or use another schema. If you trust'

@@ -53,8 +53,12 @@ SELECT COUNT(*) AS messages
 -- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
 -- HAS_PERMS_BY_NAME returns null for a name of more than 128 characters; that counts as a right.
 -- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire.
+-- A GRANT names no user where a group gave the login its access, or the queue is in another database.
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
+DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
+                                     OR ISNULL(DB_ID(PARSENAME({queue_text}, 3)), DB_ID()) <> DB_ID(),
+                                     N'the_user', @login);
 DECLARE @named nvarchar(776) = {queue_text}, @delayed bit = 0;
 DECLARE @given bigint, @highest bigint;
 DECLARE @columns TABLE (name sysname COLLATE DATABASE_DEFAULT, type sysname COLLATE DATABASE_DEFAULT);
@@ -78,8 +82,10 @@ IF EXISTS (SELECT 1 FROM @columns WHERE name = N'Due')
    AND NOT EXISTS (SELECT 1 FROM @columns WHERE name = N'Id')
     SET @delayed = 1;
 SELECT N'column' AS name, N'error' AS severity,
-       CONCAT(N'column ', wanted.name, N' is missing: the transport and this source name it') AS found,
-       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS fix
+       CONCAT(N'column ', wanted.name, N' is missing: the transport and this source name it')
+           COLLATE DATABASE_DEFAULT AS found,
+       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type)
+           COLLATE DATABASE_DEFAULT AS fix
   FROM (VALUES (N'Id', N'uniqueidentifier NOT NULL DEFAULT NEWID()'),
                (N'Expires', N'datetime NULL'),
                (N'Headers', N'nvarchar(max) NOT NULL DEFAULT N''{}'''),
@@ -89,16 +95,17 @@ SELECT N'column' AS name, N'error' AS severity,
    AND NOT EXISTS (SELECT 1 FROM @columns AS c WHERE c.name = wanted.name COLLATE DATABASE_DEFAULT)
 UNION ALL
 SELECT N'column_type', N'error',
-       CONCAT(N'column ', k.name, N' is ', c.type, N': expected ', k.wanted),
+       CONCAT(N'column ', k.name, N' is ', c.type, N': expected ', k.wanted) COLLATE DATABASE_DEFAULT,
        CONCAT(N'-- drop the indexes that have ', k.name, N', and create them again afterwards', CHAR(10),
-              N'ALTER TABLE ', @named, N' ALTER COLUMN ', k.name, N' ', k.wanted)
+              N'ALTER TABLE ', @named, N' ALTER COLUMN ', k.name, N' ', k.wanted) COLLATE DATABASE_DEFAULT
   FROM @columns AS c
   JOIN ({queue_types}) AS k ON k.name = c.name COLLATE DATABASE_DEFAULT
  WHERE k.name <> N'Due' AND @delayed = 0
  GROUP BY k.name, k.wanted, c.type
 HAVING MAX(CASE WHEN k.kind = c.type COLLATE DATABASE_DEFAULT THEN 1 ELSE 0 END) = 0
 UNION ALL
-SELECT law.name, law.severity, law.found, law.fix
+SELECT law.name COLLATE DATABASE_DEFAULT, law.severity COLLATE DATABASE_DEFAULT,
+       law.found COLLATE DATABASE_DEFAULT, law.fix COLLATE DATABASE_DEFAULT
   FROM (SELECT COALESCE(HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'SELECT')
                         * HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'DELETE'), 1) AS may_receive,
                COALESCE(HAS_PERMS_BY_NAME({queue_text}, N'OBJECT', N'INSERT'), 1) AS may_send,
@@ -145,18 +152,18 @@ SELECT law.name, law.severity, law.found, law.fix
     (N'receive_right', CASE WHEN f.may_send = 1 THEN N'note' ELSE N'error' END,
      CASE WHEN f.may_receive = 0 AND @delayed = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not receive from it'),
-     CONCAT({queue_use}, N'GRANT SELECT, DELETE ON ', {queue_here}, N' TO ', @login)),
+     CONCAT({queue_use}, N'GRANT SELECT, DELETE ON ', {queue_here}, N' TO ', @grantee)),
     (N'send_right', CASE WHEN f.may_receive = 1 THEN N'note' ELSE N'error' END,
      CASE WHEN f.may_send = 0 AND @delayed = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not send to it'),
-     CONCAT({queue_use}, N'GRANT INSERT ON ', {queue_here}, N' TO ', @login))
+     CONCAT({queue_use}, N'GRANT INSERT ON ', {queue_here}, N' TO ', @grantee))
     ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
 UNION ALL
 SELECT N'altered_by_others', N'note',
        CONCAT(N'user ', QUOTENAME(USER_NAME(p.grantee_principal_id)),
               N' may alter it, and so add code that runs as whoever uses it'),
-       CONCAT(N'REVOKE ', p.permission_name, N' ON ',
+       CONCAT(N'REVOKE ', p.permission_name COLLATE DATABASE_DEFAULT, N' ON ',
               CASE p.class WHEN 1 THEN @named
                            ELSE CONCAT(N'SCHEMA::', QUOTENAME(SCHEMA_NAME(p.major_id))) END,
               N' FROM ', QUOTENAME(USER_NAME(p.grantee_principal_id)))
@@ -186,11 +193,16 @@ SELECT N'trigger',
 -- refuses if the queue has a trigger, a CHECK, or a foreign key on either side (errors 331 to 333).
 -- Returns: as check_queue
 DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
+DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
+                                     OR ISNULL(DB_ID(PARSENAME({delayed_text}, 3)), DB_ID()) <> DB_ID(),
+                                     N'the_user', @login);
 DECLARE @into int = OBJECT_ID({queue_text}, N'U');
 DECLARE @named nvarchar(776) = {delayed_text};
 SELECT N'delayed_column' AS name, N'error' AS severity,
-       CONCAT(N'column ', wanted.name, N' is missing: messages cannot be delayed or moved') AS found,
-       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type) AS fix
+       CONCAT(N'column ', wanted.name, N' is missing: messages cannot be delayed or moved')
+           COLLATE DATABASE_DEFAULT AS found,
+       CONCAT(N'ALTER TABLE ', @named, N' ADD ', wanted.name, N' ', wanted.type)
+           COLLATE DATABASE_DEFAULT AS fix
   FROM (VALUES (N'Headers', N'nvarchar(max) NOT NULL DEFAULT N''{}'''),
                (N'Body', N'varbinary(max) NULL'),
                (N'Due', N'datetime NOT NULL DEFAULT GETUTCDATE()')) AS wanted (name, type)
@@ -201,9 +213,9 @@ SELECT N'delayed_column' AS name, N'error' AS severity,
                       AND c.name = wanted.name COLLATE DATABASE_DEFAULT)
 UNION ALL
 SELECT N'delayed_type', N'error',
-       CONCAT(N'column ', k.name, N' is ', c.type, N': expected ', k.wanted),
+       CONCAT(N'column ', k.name, N' is ', c.type, N': expected ', k.wanted) COLLATE DATABASE_DEFAULT,
        CONCAT(N'-- drop the indexes that have ', k.name, N', and create them again afterwards', CHAR(10),
-              N'ALTER TABLE ', @named, N' ALTER COLUMN ', k.name, N' ', k.wanted)
+              N'ALTER TABLE ', @named, N' ALTER COLUMN ', k.name, N' ', k.wanted) COLLATE DATABASE_DEFAULT
   FROM (SELECT c.name COLLATE DATABASE_DEFAULT AS name, t.name COLLATE DATABASE_DEFAULT AS type
           FROM {delayed_catalog}sys.columns AS c
           JOIN {delayed_catalog}sys.types AS t ON t.user_type_id = c.system_type_id
@@ -213,7 +225,8 @@ SELECT N'delayed_type', N'error',
  GROUP BY k.name, k.wanted, c.type
 HAVING MAX(CASE WHEN k.kind = c.type THEN 1 ELSE 0 END) = 0
 UNION ALL
-SELECT law.name, law.severity, law.found, law.fix
+SELECT law.name COLLATE DATABASE_DEFAULT, law.severity COLLATE DATABASE_DEFAULT,
+       law.found COLLATE DATABASE_DEFAULT, law.fix COLLATE DATABASE_DEFAULT
   FROM (SELECT COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'SELECT'), 1) AS may_select,
                COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE'), 1) AS may_delete,
                COALESCE(HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'INSERT'), 1) AS may_insert
@@ -221,29 +234,27 @@ SELECT law.name, law.severity, law.found, law.fix
  CROSS APPLY (VALUES
     (N'due_index', N'warning',
      CASE WHEN NOT EXISTS (
-                    SELECT 1
-                      FROM {delayed_catalog}sys.indexes AS i
-                     WHERE i.object_id = @table AND i.is_disabled = 0
-                       AND INDEX_COL(@named, i.index_id, 1) = N'Due')
+                    {due_index})
           THEN 1 END,
      N'Due has no index: every look for what is due reads the whole table',
      CONCAT(N'CREATE NONCLUSTERED INDEX Index_Due ON ', @named, N' (Due)')),
     (N'move_right', CASE WHEN f.may_delete = 1 THEN N'error' ELSE N'note' END,
      CASE WHEN f.may_select * f.may_delete = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not move what is due'),
-     CONCAT({delayed_use}, N'GRANT SELECT, DELETE ON ', {delayed_here}, N' TO ', @login)),
+     CONCAT({delayed_use}, N'GRANT SELECT, DELETE ON ', {delayed_here}, N' TO ', @grantee)),
     (N'delay_right', N'note',
      CASE WHEN f.may_insert = 0 THEN 1 END,
      CONCAT(N'login ', @login, N' may not delay messages'),
-     CONCAT({delayed_use}, N'GRANT INSERT ON ', {delayed_here}, N' TO ', @login))
+     CONCAT({delayed_use}, N'GRANT INSERT ON ', {delayed_here}, N' TO ', @grantee))
     ) AS law (name, severity, broken, found, fix)
  WHERE @table IS NOT NULL AND law.broken = 1
 UNION ALL
-SELECT law.name,
+SELECT law.name COLLATE DATABASE_DEFAULT,
        CASE WHEN HAS_PERMS_BY_NAME({delayed_text}, N'OBJECT', N'DELETE') = 0
             THEN N'note' ELSE N'error' END,
-       CONCAT(law.found, N': with it neither .NET endpoints nor a stream can move what is due into it'),
-       law.fix
+       CONCAT(law.found, N': with it neither .NET endpoints nor a stream can move what is due into it')
+           COLLATE DATABASE_DEFAULT,
+       law.fix COLLATE DATABASE_DEFAULT
   FROM (SELECT N'move_trigger' AS name,
                CONCAT(N'its trigger ', QUOTENAME(g.name COLLATE DATABASE_DEFAULT), N' is enabled') AS found,
                CONCAT(N'ALTER TABLE ', {queue_text}, N' DISABLE TRIGGER ',
@@ -273,14 +284,17 @@ SELECT law.name,
 
 -- name: sees_sessions
 -- Whether this login sees the sessions of others; other statements contain it. On Azure SQL Database (5)
--- and Fabric (12) the right on the database is enough.
-HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE') = 1
-OR SERVERPROPERTY(N'EngineEdition') IN (5, 12)
-   AND HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE') = 1
+-- and Fabric (12) the right on the database is enough. The smaller right PERFORMANCE STATE is of SQL Server
+-- 2022 and of Azure; a server that does not know it answers null.
+(1 IN (HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE'),
+       HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER PERFORMANCE STATE'))
+ OR SERVERPROPERTY(N'EngineEdition') IN (5, 12)
+    AND 1 IN (HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE STATE'),
+              HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE PERFORMANCE STATE')))
 
 -- name: check_server
 -- What holds messages of any queue of this database: old transactions elsewhere; and whether the
--- database knows JSON. In Azure's small tiers and elastic pools the right on the database is not enough,
+-- database knows JSON, and keeps tables to itself. In Azure's small tiers and elastic pools the right on the database is not enough,
 -- and the view refuses to be read. The caller then asks once more with a null for @seconds, which leaves
 -- the sessions out.
 -- Returns: as check_queue
@@ -289,13 +303,18 @@ SELECT N'level' AS name, N'error' AS severity,
               N': messages are sent as JSON, which needs 130') AS found,
        N'ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130' AS fix
   FROM sys.databases AS d
- WHERE d.name = DB_NAME() AND d.compatibility_level < 130;
+ WHERE d.name = DB_NAME() AND d.compatibility_level < 130
+UNION ALL
+SELECT N'fabric', N'error',
+       N'this is a Fabric SQL database: it mirrors every table, also the bodies in receipts, and drops grants',
+       N'move the queues and the state tables to Azure SQL Database or SQL Server'
+ WHERE SERVERPROPERTY(N'EngineEdition') = 12;
 IF @seconds IS NULL
     RETURN;
 IF {sees_sessions}
     SELECT N'old_transaction' AS name, N'warning' AS severity,
-           CONCAT(N'session ', s.session_id, N' (', s.status, N', application ', s.program_name,
-                  N') has had a transaction open for ',
+           CONCAT(N'session ', s.session_id, N' (', s.status COLLATE DATABASE_DEFAULT, N', application ',
+                  s.program_name COLLATE DATABASE_DEFAULT, N') has had a transaction open for ',
                   DATEDIFF(second, t.transaction_begin_time, GETDATE()),
                   N' s: what it has locked no one receives') AS found,
            CONCAT(N'KILL ', s.session_id) AS fix
@@ -311,8 +330,10 @@ ELSE
            CONCAT(N'login ', QUOTENAME(SUSER_SNAME()),
                   N' may not see how old the transactions of other logins are') AS found,
            CASE WHEN SERVERPROPERTY(N'EngineEdition') IN (5, 12)
-                THEN CONCAT(N'GRANT VIEW DATABASE STATE TO ', QUOTENAME(USER_NAME()))
-                ELSE CONCAT(N'USE master; GRANT VIEW SERVER STATE TO ', QUOTENAME(SUSER_SNAME())) END
+                THEN CONCAT(N'GRANT VIEW DATABASE STATE TO ',
+                            IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0, N'the_user', QUOTENAME(USER_NAME())))
+                ELSE CONCAT(N'USE master; GRANT VIEW SERVER STATE TO ',
+                            IIF(SUSER_ID(SUSER_SNAME()) IS NULL, N'the_login', QUOTENAME(SUSER_SNAME()))) END
            AS fix
 
 -- name: check_state
@@ -348,34 +369,53 @@ SELECT s.name AS [schema],
  ORDER BY s.name
 
 -- name: blockers
--- Transactions that have locked a whole table of this database, or wait for that. A login that may not
--- see the sessions of others gets none. @seconds: those that have had messages locked for longer.
+-- Transactions that have locked a whole table of this database, or wait for that; a row for each session
+-- and table, because from 16 processors on a table has a lock for each of them. A login that may not see the
+-- sessions of others gets none. @seconds: those that have had messages locked for longer. Any mode but
+-- IS, IX, IU and Sch-S keeps receivers and senders out. The list of locks is long, so it is read only while
+-- a transaction is 10 s old. The two that are left out belong to the server, which may keep them forever.
+-- Session -2 stands for distributed transactions whose sessions are gone.
 -- OBJECT_NAME would wait for the very Sch-M lock that is to be reported. NOLOCK reads a table's name also
 -- while another session changes the table, but the server does not promise that.
 -- Locks:   keeps none, waits for no row.
 -- Returns: schema_name, table_name, name, severity, found, fix
 IF {sees_sessions}
+   AND EXISTS (SELECT 1
+                 FROM sys.dm_tran_active_transactions AS t
+                WHERE t.transaction_begin_time < DATEADD(second, -10, GETDATE())
+                  AND t.name NOT IN (N'worktable', N'LobStorageProviderSession'))
     SELECT TOP (1000)
            n.name AS schema_name, o.name AS table_name, law.name,
            CASE law.name WHEN N'locked' THEN N'error' ELSE N'warning' END AS severity,
-           CONCAT(N'session ', s.session_id, N' (', s.status, N', application ', s.program_name, N') ',
-                  CASE WHEN law.name = N'locked_messages' THEN N'has locked messages of it'
-                       WHEN l.request_status = N'GRANT' THEN N'has locked the whole table'
-                       ELSE N'waits to lock the whole table, and all others wait behind it' END,
-                  N' for ' + CAST(DATEDIFF(second, t.transaction_begin_time, GETDATE()) AS nvarchar(20))
-                  + N' s') AS found,
-           CONCAT(N'KILL ', s.session_id) AS fix
-      FROM sys.dm_tran_locks AS l
-      JOIN sys.objects AS o WITH (NOLOCK) ON o.object_id = l.resource_associated_entity_id
+           CONCAT(CASE WHEN l.session_id = -2 THEN N'a distributed transaction without a session'
+                       ELSE CONCAT(N'session ', l.session_id, N' (', s.status COLLATE DATABASE_DEFAULT,
+                                   N', application ', s.program_name COLLATE DATABASE_DEFAULT, N')') END,
+                  CASE WHEN law.name = N'locked_messages' THEN N' has locked messages of it'
+                       WHEN l.waits = 0 THEN N' has locked the whole table'
+                       ELSE N' waits to lock the whole table, and all others wait behind it' END,
+                  N' for ' + CAST(DATEDIFF(second, l.began, GETDATE()) AS nvarchar(20)) + N' s') AS found,
+           CASE WHEN l.session_id = -2 THEN CONCAT(N'KILL ''', l.unit_of_work, N'''')
+                ELSE CONCAT(N'KILL ', l.session_id) END AS fix
+      FROM (SELECT k.request_session_id AS session_id, k.resource_associated_entity_id AS table_id,
+                   CAST(k.request_owner_guid AS nvarchar(36)) AS unit_of_work,
+                   MIN(t.transaction_begin_time) AS began,
+                   MAX(CASE WHEN k.request_mode IN (N'IX', N'IU') THEN 1 ELSE 0 END) AS has_rows,
+                   MAX(w.is_whole) AS has_table,
+                   MAX(CASE WHEN k.request_status <> N'GRANT' THEN w.is_whole ELSE 0 END) AS waits
+              FROM sys.dm_tran_locks AS k
+              LEFT JOIN sys.dm_tran_active_transactions AS t
+                ON t.transaction_id = k.request_owner_id AND k.request_owner_type = N'TRANSACTION'
+             CROSS APPLY (SELECT CASE WHEN k.request_mode IN (N'IS', N'IX', N'IU', N'Sch-S')
+                                      THEN 0 ELSE 1 END AS is_whole) AS w
+             WHERE k.resource_type = N'OBJECT'
+               AND k.resource_database_id = DB_ID()
+               AND (k.request_session_id > 0 AND k.request_session_id <> @@SPID
+                    OR k.request_session_id = -2)
+             GROUP BY k.request_session_id, k.resource_associated_entity_id, k.request_owner_guid) AS l
+      JOIN sys.objects AS o WITH (NOLOCK) ON o.object_id = l.table_id
       JOIN sys.schemas AS n WITH (NOLOCK) ON n.schema_id = o.schema_id
-      JOIN sys.dm_exec_sessions AS s ON s.session_id = l.request_session_id
-      LEFT JOIN sys.dm_tran_session_transactions AS x ON x.session_id = s.session_id
-      LEFT JOIN sys.dm_tran_active_transactions AS t ON t.transaction_id = x.transaction_id
-     CROSS APPLY (SELECT CASE WHEN l.request_mode IN (N'X', N'Sch-M') THEN N'locked'
+      LEFT JOIN sys.dm_exec_sessions AS s ON s.session_id = l.session_id
+     CROSS APPLY (SELECT CASE WHEN l.has_table = 1 THEN N'locked'
                               ELSE N'locked_messages' END AS name) AS law
-     WHERE l.resource_type = N'OBJECT'
-       AND l.resource_database_id = DB_ID()
-       AND s.session_id <> @@SPID
-       AND (law.name = N'locked'
-            OR l.request_mode IN (N'IX', N'IU', N'SIX', N'UIX')
-               AND t.transaction_begin_time < DATEADD(second, -CAST(@seconds AS float), GETDATE()))
+     WHERE l.has_table = 1
+        OR l.has_rows = 1 AND l.began < DATEADD(second, -CAST(@seconds AS float), GETDATE())

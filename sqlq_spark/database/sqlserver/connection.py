@@ -79,12 +79,6 @@ BEGIN;
 END"""
 LEVEL = """/* sqlqueue:level */
 SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
-# An old table of delayed messages may lack the index; FORCESEEK is then an error, 8622.
-DUE_INDEX = """SELECT 1 AS found
-  FROM {delayed_catalog}sys.indexes AS i
- WHERE i.object_id = OBJECT_ID({delayed_text}, N'U')
-   AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0
-   AND INDEX_COL({delayed_text}, i.index_id, 1) = N'Due'"""
 IDLE = "the transaction was idle for {:g} s (queryTimeout), so this process ended the session"
 COLLATIONS = "SELECT name FROM sys.fn_helpcollations()"
 NEW_DATABASE = """CREATE DATABASE {name} COLLATE {collation}
@@ -252,11 +246,11 @@ class Connection(database.Connection):
         return [found.get(each, each) for each in whole]
 
     def run_script(self, text: str) -> list[Any]:
-        found: list[Any] = []
-        for batch in split_script(text):
-            result = self._do("selftest", batch, {})
-            found += result.columns[0] if result.columns else []
-        return found
+        return [row for batch in split_script(text) for row in self.run_batch(batch)]
+
+    def run_batch(self, text: str) -> list[Any]:
+        result = self._do("selftest", text, {})
+        return [*result.columns[0]] if result.columns else []
 
     def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
         known = self.run_script(COLLATIONS)
@@ -306,10 +300,8 @@ class Connection(database.Connection):
         words = {"fits": check_fit(columns), "headers_fit": headers_fit(columns)}
         if "recoverable" not in columns:
             words |= {"recoverable": "", "one": ""}
-        if "{seek}" in text:
-            due_index = fill_names(DUE_INDEX, self.state, tables)
-            if not self._do("due_index", due_index, tables, {}).values("due_index"):
-                words["seek"] = ""
+        if "{seek}" in text and not self.values("due_index", tables=tables):
+            words["seek"] = ""
         return fill_names(text, self.state, tables, **words)
 
     # ------------------------------------------------------------ inside

@@ -16,6 +16,16 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                ORDER BY CAST(j.[key] AS int)
                  FOR XML PATH('')), 1, 1, N'') AS moments
 
+-- name: due_index
+-- The indexes by which `move_due` can seek. Without one FORCESEEK is an error, 8622, as on an old table.
+-- `check_delayed` contains it.
+-- Returns: found int, a row for each index
+SELECT 1 AS found
+  FROM {delayed_catalog}sys.indexes AS i
+ WHERE i.object_id = OBJECT_ID({delayed_text}, N'U')
+   AND i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0
+   AND INDEX_COL({delayed_text}, i.index_id, 1) = N'Due'
+
 -- name: move_due
 -- Moves the messages that have been due longest into the queue, with new ids, as the transport does.
 -- A message is in exactly one of the tables at any time.

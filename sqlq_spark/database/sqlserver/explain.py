@@ -2,7 +2,8 @@
 How SQL Server explains a statement: by SHOWPLAN_XML.
 
 A plan is at fault if it reads a whole queue, sorts or spools bodies, or converts RowVersion, which
-costs the index. State tables may be scanned.
+costs the index. State tables may be scanned. A scan that ends soon is no fault: below a TOP in the
+order of its index, or where a semi join asks for any row.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def declare(text: str) -> str:
 def judge(plan: str, name: str, tables: Tables) -> list[str]:
     """Return what is wrong with a plan."""
     tree = ET.fromstring(plan)  # noqa: S314 - of the server
-    is_limited = 'PhysicalOp="Top"' in plan  # a scan in the order of its index soon ends
+    is_limited = 'PhysicalOp="Top"' in plan
+    ends_at_first = _stopped_by_semi_joins(tree)
     queues = {f"[{each.table}]" for each in tables.values()}
     faults = ["RowVersion is converted"] if CONVERTED.search(plan) else []
     for node in tree.iterfind(".//{*}RelOp"):
@@ -63,8 +65,19 @@ def judge(plan: str, name: str, tables: Tables) -> list[str]:
                 for table in scan.iterfind("{*}Object")
                 if table.get("Table") in queues
                 and not (is_limited and scan.get("Ordered") in {"1", "true"})
+                and not (node in ends_at_first and scan.find("{*}Predicate") is None)
             ]
         bodies = node.find("{*}OutputList/{*}ColumnReference[@Column='Body']")
         if re.search("Sort|Spool", kind) and name not in SORTS and bodies is not None:
             faults.append(f"{kind} of bodies")
     return faults
+
+
+def _stopped_by_semi_joins(tree: ET.Element) -> set[ET.Element]:
+    """Return the operators from which a semi join wants one row: those below its second input."""
+    stopped: set[ET.Element] = set()
+    for join in tree.iterfind(".//{*}RelOp[@PhysicalOp='Nested Loops']"):
+        if str(join.get("LogicalOp")).endswith("Semi Join"):
+            *_, inner = join.iterfind("{*}NestedLoops/{*}RelOp")
+            stopped.update((inner, *inner.iterfind(".//{*}RelOp")))
+    return stopped

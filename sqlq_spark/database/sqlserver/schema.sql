@@ -171,16 +171,17 @@ END
 -- Returns: name of each table and index in the state schema; no row where this login may not see all
 SELECT part.name
   FROM sys.tables AS t
- CROSS APPLY (SELECT t.name
+ CROSS APPLY (SELECT t.name COLLATE DATABASE_DEFAULT AS name
               UNION ALL
-              SELECT i.name FROM sys.indexes AS i WHERE i.object_id = t.object_id) AS part
+              SELECT i.name COLLATE DATABASE_DEFAULT FROM sys.indexes AS i WHERE i.object_id = t.object_id) AS part
  WHERE t.schema_id = SCHEMA_ID({state_name})
    AND HAS_PERMS_BY_NAME(N'{state_escaped}', N'SCHEMA', N'VIEW DEFINITION') = 1
 
 -- name: state_faults
 -- Why the state schema must not be used, before anything in it is read. `script` contains it.
 -- Returns: fault, role, is_super bit
-SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
+SELECT f.what COLLATE DATABASE_DEFAULT
+       + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
                      + ISNULL(USER_NAME(NULLIF(f.owner_id, 0)), N'an owner that cannot be seen') END AS fault,
        CASE WHEN f.is_fault = 0 THEN USER_NAME(NULLIF(f.owner_id, 0)) END AS role,
        CAST(ISNULL(IS_SRVROLEMEMBER(N'sysadmin'), 0) AS bit) AS is_super
@@ -188,7 +189,7 @@ SELECT f.what + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
           FROM sys.schemas AS s
          WHERE s.name = {state_name}
         UNION ALL
-        SELECT CONCAT(N'table ', QUOTENAME(o.name),
+        SELECT CONCAT(N'table ', QUOTENAME(o.name COLLATE DATABASE_DEFAULT),
                       CASE WHEN o.type <> N'U' THEN N' is no table' WHEN p.policies > 0 THEN N' has a policy' END),
                CASE WHEN o.type <> N'U' OR p.policies > 0 THEN 1 ELSE 0 END,
                ISNULL(OBJECTPROPERTY(o.object_id, N'OwnerId'), 0)
@@ -310,7 +311,7 @@ SELECT MIN(w.fault)
                              WHERE c.object_id = t.id AND c.name = j.name COLLATE DATABASE_DEFAULT)
                     THEN CONCAT(N'column ', j.name, N' has another type than that of a queue')
                     END AS fault
-          FROM (SELECT CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS name
+          FROM (SELECT CAST(CASE value WHEN N'Seq' THEN N'RowVersion' ELSE value END AS sysname) AS name
                   FROM OPENJSON(t.columns)) AS j) AS w
 
 -- name: wrong_types

@@ -1,13 +1,24 @@
 -- name: script_begin
--- Run this by `sqlcmd -b -I` as a member of db_owner. Members of the roles below are one team: each
--- can read, change and return what the others received. Print another script with --domain for another
--- team. It waits 3 s for a lock, and then ends with error 1222. After an error nothing has changed,
--- except rights. Then run it again. A second run changes nothing that is in place.
+-- Run this by `sqlcmd -b -I -f 65001 -d {database}` as a member of db_owner.
+-- Members of the roles below are one team: each can read, change and return what the others received.
+-- Print another script with --domain for another team. It waits 3 s for a lock, and then ends with error
+-- 1222. After an error nothing has changed, except rights. Then run it again. A second run changes nothing
+-- that is in place.
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
 SET ANSI_NULLS ON;
 SET QUOTED_IDENTIFIER ON;
 SET LOCK_TIMEOUT 3000;
+-- In the wrong database nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
+DECLARE @here sysname = DB_NAME(), @wanted sysname = N'{database_escaped}';
+IF @wanted = N'' AND @here IN (N'master', N'tempdb', N'model', N'msdb')
+   OR @wanted <> N'' AND ISNULL(DB_ID(@wanted), 0) <> DB_ID()
+BEGIN
+    IF @wanted = N''
+        SET @wanted = N'that of the queues';
+    RAISERROR (N'nothing is installed: the database is %s, expected %s', 16, 1, @here, @wanted);
+    SET NOEXEC ON;
+END
 GO
 BEGIN TRANSACTION;
 IF SCHEMA_ID({state_name}) IS NULL
@@ -15,6 +26,7 @@ IF SCHEMA_ID({state_name}) IS NULL
 
 -- name: script_check
 -- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
+-- Whoever owns a role adds members.
 -- Trusted are dbo, this user and the principals of --trust. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
 -- Rights are granted one by one, because each waits for the sessions that use the table.
 DECLARE @fault nvarchar(2000), @known int, @owners nvarchar(max) = N'{owners_escaped}',
@@ -23,13 +35,24 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}:
   FROM (
         {state_faults}
         UNION ALL
-        SELECT CONCAT(N'table ', m.value, N' belongs to ', QUOTENAME(USER_NAME(o.id))), NULL, NULL
+        SELECT CONCAT(N'table ', m.value COLLATE DATABASE_DEFAULT, N' belongs to ', QUOTENAME(USER_NAME(o.id))),
+               NULL, NULL
           FROM OPENJSON(N'{made_escaped}') AS m
          CROSS APPLY (SELECT ISNULL(OBJECTPROPERTY(OBJECT_ID(m.value), N'OwnerId'), 0) AS id) AS o
          WHERE OBJECT_ID(m.value) IS NOT NULL
            AND o.id NOT IN (
                {trusted}
                )
+        UNION ALL
+        SELECT CONCAT(N'user or role ', QUOTENAME(p.name COLLATE DATABASE_DEFAULT),
+                      CASE WHEN p.type <> N'R' THEN N' is no role' ELSE N' belongs to '
+                           + ISNULL(QUOTENAME(USER_NAME(p.owning_principal_id)), N'an owner that cannot be seen') END),
+               NULL, NULL
+          FROM sys.database_principals AS p
+         WHERE p.name IN (SELECT r.value COLLATE DATABASE_DEFAULT FROM OPENJSON(N'{roles_escaped}') AS r)
+           AND (p.type <> N'R' OR ISNULL(p.owning_principal_id, 0) NOT IN (
+                {trusted}
+                ))
        ) AS f;
 IF @fault IS NULL AND OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
 BEGIN

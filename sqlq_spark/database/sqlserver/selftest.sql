@@ -1,8 +1,10 @@
 -- name: selftest_facts
 -- What a report of `sqlqueue selftest` is of no use without. Names that begin with `may` are rights: of
--- the database, or where it has none of that name, of the server.
+-- the database, or where it has none of that name, of the server. A server does not know the rights of
+-- later releases.
 -- Returns: name, value; null where the server does not say
-SELECT f.name, CAST(f.value AS nvarchar(1000)) AS value
+SELECT f.name COLLATE DATABASE_DEFAULT AS name,
+       CAST(f.value AS nvarchar(1000)) COLLATE DATABASE_DEFAULT AS value
   FROM sys.databases AS d
  CROSS APPLY (VALUES
         (N'version', CAST(@@VERSION AS sql_variant)), (N'edition', SERVERPROPERTY(N'Edition')),
@@ -14,9 +16,11 @@ SELECT f.name, CAST(f.value AS nvarchar(1000)) AS value
         (N'server_collation', SERVERPROPERTY(N'Collation'))) AS f (name, value)
  WHERE d.name = DB_NAME()
 UNION ALL
-SELECT CONCAT(N'may ', name), CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', name),
-                                            HAS_PERMS_BY_NAME(NULL, NULL, name)) AS nvarchar(10))
+SELECT CONCAT(N'may ', r.name) COLLATE DATABASE_DEFAULT,
+       CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', r.name),
+                     HAS_PERMS_BY_NAME(NULL, NULL, r.name)) AS nvarchar(10))
   FROM (VALUES (N'CREATE SCHEMA'), (N'SHOWPLAN'), (N'VIEW DATABASE STATE'), (N'VIEW SERVER STATE'),
+               (N'VIEW DATABASE PERFORMANCE STATE'), (N'VIEW SERVER PERFORMANCE STATE'),
                (N'KILL DATABASE CONNECTION'), (N'ALTER ANY CONNECTION'), (N'ALTER ANY ROLE'),
                (N'ALTER ANY LOGIN'), (N'CREATE ANY DATABASE')) AS r (name)
 
@@ -33,21 +37,29 @@ EXEC (N'KILL ' + @session)
 
 -- name: selftest_remains
 -- Statements that drop what `selftest` has made, by its names: users before their roles, tables before
--- their schemas.
+-- their schemas. Whoever may create a schema chooses its name, so each name is quoted. Names of databases
+-- and logins have the server's collation, the others the database's.
 -- Returns: text
 SELECT m.text
-  FROM (SELECT s.name, CONCAT(N'DROP TABLE ', QUOTENAME(s.name), N'.', QUOTENAME(t.name)) AS text
+  FROM (SELECT s.name COLLATE DATABASE_DEFAULT AS name,
+               CONCAT(N'DROP TABLE ', QUOTENAME(s.name), N'.', QUOTENAME(t.name)) COLLATE DATABASE_DEFAULT AS text
           FROM sys.tables AS t JOIN sys.schemas AS s ON s.schema_id = t.schema_id
         UNION ALL
-        SELECT name, CONCAT(N'DROP SCHEMA ', name) FROM sys.schemas
+        SELECT s.name COLLATE DATABASE_DEFAULT,
+               CONCAT(N'DROP SCHEMA ', QUOTENAME(s.name)) COLLATE DATABASE_DEFAULT
+          FROM sys.schemas AS s
         UNION ALL
-        SELECT name, CONCAT(N'DROP ', IIF(type = 'R', N'ROLE ', N'USER '), name,
-                            IIF(authentication_type = 1, N'; DROP LOGIN ' + name, NULL))
-          FROM sys.database_principals
+        SELECT p.name COLLATE DATABASE_DEFAULT,
+               CONCAT(IIF(p.type = 'R', N'DROP ROLE ', N'DROP USER '), QUOTENAME(p.name),
+                      IIF(p.authentication_type = 1, N'; DROP LOGIN ' + QUOTENAME(p.name), NULL))
+               COLLATE DATABASE_DEFAULT
+          FROM sys.database_principals AS p
         UNION ALL
-        SELECT name COLLATE DATABASE_DEFAULT,
-               CONCAT(N'ALTER DATABASE ', name, N' SET SINGLE_USER WITH ROLLBACK IMMEDIATE; DROP DATABASE ', name)
-          FROM sys.databases) AS m
+        SELECT d.name COLLATE DATABASE_DEFAULT,
+               CONCAT(N'ALTER DATABASE ', QUOTENAME(d.name COLLATE DATABASE_DEFAULT),
+                      N' SET SINGLE_USER WITH ROLLBACK IMMEDIATE; DROP DATABASE ',
+                      QUOTENAME(d.name COLLATE DATABASE_DEFAULT)) COLLATE DATABASE_DEFAULT
+          FROM sys.databases AS d) AS m
  WHERE m.name COLLATE Latin1_General_100_BIN2 BETWEEN @lowest AND @highest
  ORDER BY m.text DESC
 
