@@ -37,9 +37,9 @@ TEXTS = sqlserver_texts.rendered()
 SENT = {
     **{name: text.format(queue="[q]") for name, text in explain.SHAPES.items()},
     "settings": connection.SETTINGS,
-    "undo": connection.UNDO,
     "call": calls.build_call("take", "SELECT 1", {"chosen": "[[1]]"}, guarded=True)[0],
     "look for an index": sqlserver_texts.named(connection.DUE_INDEX),
+    "look for triggers": sqlserver_texts.named(connection.TRIGGERS),
     **{
         f"{name} without Recoverable": sqlserver_texts.named(
             calls.STATEMENTS[name], recoverable="", one=""
