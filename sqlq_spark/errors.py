@@ -219,7 +219,11 @@ class LoginRefused(DatabaseFailure):
 
 
 class LoginUnclear(LoginRefused):
-    """The server accepts this login or its database not. The driver does not report which."""
+    """
+    The server does not accept this login or its database, or it does not accept a token.
+
+    The driver does not report which. It may pass, as during a failover.
+    """
 
     template = "{server} refused the login: {reason}. Check user, password and the database's name."
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark import database
+from sqlq_spark import database, errors
+from sqlq_spark.database import LOCKS, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Sequence
+
+    from sqlq_spark.wire.address import QueueAddress
 
 # of a Connection, those that run no statement
 OTHERS = {"whole", "printed", "canonical", "identities", "close"}
@@ -43,3 +46,50 @@ class RecordedConnection(ANY):  # type: ignore[misc]
         else:
             statement = f"store {args[0]}" if method == "store" else method
         return self.around(statement, partial(call, *args, **values))
+
+
+class HarshConnection(RecordedConnection):
+    """Any error ends the whole transaction, as SQL Server does for one in a trigger."""
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """As RecordedConnection."""
+        del statement
+        try:
+            return call()
+        except errors.DatabaseFailure:
+            if self.inner.work is not Work.NONE:
+                self.inner.undo()
+            raise
+
+
+class WaitingConnection(RecordedConnection):
+    """
+    One step waits for tables that another session alters, as on SQL Server; it times out at once.
+
+    The step is a look, a comparison of addresses, or an insert. No right of a sender locks a table.
+    """
+
+    def __init__(self, inner: database.Connection, altered: str, step: str) -> None:
+        super().__init__(inner)
+        self.lacks = inner.lacks | {*LOCKS.values()}
+        self.altered = altered  # the name of the tables
+        self.step = step
+
+    def around(self, statement: str, call: Any) -> Any:
+        """As RecordedConnection."""
+        given = call.keywords.get("places", "") if statement == "table_owners" else str(call.args)
+        if statement == self.step and self.altered in given:
+            self.time_out(statement)
+        return call()
+
+    def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
+        """As the connection."""
+        if self.step == "identities" and any(self.altered == each.table for each in addresses):
+            self.time_out("table_owners")
+        return self.inner.identities(addresses)
+
+    def time_out(self, statement: str) -> None:
+        """Fail as a statement that waited for a lock."""
+        self.inner.undo()
+        seconds = self.inner.lock_timeout
+        raise errors.LockTimedOut(statement=statement, seconds=seconds, reason="altered")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 from pages.page import table
 
+from sqlq_spark import errors
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import StatementName
@@ -152,6 +153,100 @@ def test_a_call_gives_what_its_statement_takes() -> None:
         bound = {*sqlserver.PARAMETER.findall(text)}
         own = {each for each in bound if re.search(rf"DECLARE\b[^;]*@{each} ", text)}
         assert bound - own <= given, name
+
+
+# ----- errors in transactions -------------------------------------------------------------------
+
+# An error of a statement undoes the transaction. So where one does not end its function, what it
+# undid is the whole of a `transaction` or an `attempt` in the guarded block.
+UNDONE_WHOLE = {"transaction", "attempt"}
+# errors that code makes of rows: no statement failed
+OF_ROWS = {"StateOfOther", "TableRefused"}
+# functions that no transaction is open around
+OUTSIDE = {
+    "admin/checks.py of_state",
+    "admin/problems.py blockers",
+    "cli/main.py main",
+    "cli/sending.py insert",
+    "database/schema.py _create",
+    "datasource/__init__.py streamReader",
+    "datasource/write.py discard",
+    "jobs/maintenance.py run",
+    "send/delayed.py _move",
+    "send/insert.py send_in_transaction",
+}
+
+
+def of_statements(node: ast.AST | None) -> set[str]:
+    """The names of errors, in an expression, that a statement may raise."""
+    names = {
+        each.attr if isinstance(each, ast.Attribute) else each.id
+        for each in ([] if node is None else ast.walk(node))
+        if isinstance(each, ast.Attribute | ast.Name)
+    }
+    roots = (errors.DatabaseFailure, errors.SqlQueueError)
+    found = {name: getattr(errors, name, None) for name in names - OF_ROWS}
+    return {
+        name
+        for name, kind in found.items()
+        if isinstance(kind, type) and (issubclass(kind, roots[0]) or kind is roots[1])
+    }
+
+
+def opens(*nodes: ast.AST) -> bool:
+    """Whether some items or statements open what an error undoes."""
+    items = (item for node in nodes for item in ast.walk(node) if isinstance(item, ast.withitem))
+    return any(is_call(item, UNDONE_WHOLE) for item in items)
+
+
+def is_call(node: ast.AST, names: set[str]) -> bool:
+    """Whether a function of such a name is called in an expression."""
+    found = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    return any(getattr(each, "attr", getattr(each, "id", "")) in names for each in found)
+
+
+def goes_on(node: ast.AST) -> bool:
+    """Whether a `try` or `with` goes on after an error of a statement that may have undone more."""
+    if isinstance(node, ast.Try):
+        suppress = [not isinstance(each.body[-1], ast.Raise) for each in node.handlers]
+        caught = [of_statements(each.type) for each in node.handlers]
+        return any(map(all, zip(suppress, caught, strict=True))) and not opens(*node.body)
+    if isinstance(node, ast.With):
+        for at, item in enumerate(node.items, 1):
+            if is_call(item, {"suppress"}) and of_statements(item):
+                return not opens(*node.items[at:], *node.body)
+    return False
+
+
+def suppressed(tree: ast.AST) -> set[str]:
+    """The functions in which an error of a statement is suppressed so."""
+    functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+    return {each.name for each in functions if any(map(goes_on, ast.walk(each)))}
+
+
+def test_no_error_is_suppressed_in_a_transaction_that_goes_on() -> None:
+    """On each database it undoes the transaction: what follows is not in it."""
+    found = {
+        f"{path} {name}" for path, text in SOURCES.items() for name in suppressed(ast.parse(text))
+    }
+
+    assert found == OUTSIDE
+
+
+def test_an_error_that_is_suppressed_is_found() -> None:
+    """In a `with` and by an `except`; not around a whole transaction or an attempt."""
+    planted = {
+        "with suppress(errors.SubscriptionsNotFound): f()": True,
+        "with transaction(c), suppress(QueueNotFound): f()": True,
+        "with suppress(QueueNotFound), transaction(c): f()": False,
+        "with suppress(QueueNotFound):\n  with attempt(c): f()": False,
+        "try: f()\n except (errors.TimedOut, ValueError): pass": True,
+        "try: f()\n except errors.DatabaseFailure as e: raise e": False,
+        "try:\n  with attempt(c): f()\n except errors.TimedOut: pass": False,
+        "with suppress(errors.BadAddress): f()": False,
+    }
+    for text, is_found in planted.items():
+        assert bool(suppressed(ast.parse(f"def g():\n {text}"))) == is_found, text
 
 
 # ----- documents -------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_what_was_cancelled_did_not_time_out(place: Place, *, cancelled: bool) -
 # ----- TCP: a client or a server that is gone ends the session within queryTimeout ---------------
 
 LIMITS = ("tcp_user_timeout", "keepalives_idle", "keepalives_interval")
-TIMEOUTS = partial(write_values, "timeouts")  # our statement that begins each transaction
+TIMEOUTS = partial(write_values, "begin")  # our statement that begins each transaction
 
 
 def test_the_server_drops_a_client_that_is_gone(place: Place) -> None:

@@ -27,9 +27,8 @@ from sqlq_spark.database.results import Result
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
 from sqlq_spark.database.sqlserver import calls, connection, explain, rows
 from sqlq_spark.errors import BadAddress
-from sqlq_spark.receive import poison
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive import driver
+from sqlq_spark.receive import driver, poison
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import LEGACY_LENGTH
 from sqlq_spark.wire.sqlserver import SQLSERVER
@@ -43,8 +42,8 @@ TEXTS = sqlserver_texts.rendered()
 SENT = {
     **{name: text.format(queue="[q]") for name, text in explain.SHAPES.items()},
     "settings": connection.SETTINGS,
-    "undo": connection.UNDO,
     "call": calls.build_call("take", "SELECT 1", {"chosen": "[[1]]"}, guarded=True)[0],
+    "look for triggers": sqlserver_texts.named(connection.TRIGGERS),
     **{
         f"{name} without Recoverable": sqlserver_texts.named(
             calls.STATEMENTS[name], recoverable="", one=""

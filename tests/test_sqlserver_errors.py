@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,8 +10,8 @@ import pytest
 from tds.messages import TEXTS
 
 from sqlq_spark import errors
-from sqlq_spark.database import Place
-from sqlq_spark.database.sqlserver import numbers
+from sqlq_spark.database import Place, sessions
+from sqlq_spark.database.sqlserver import connection, drivers, numbers
 from sqlq_spark.database.sqlserver.drivers import Incomplete, check_complete
 from sqlq_spark.database.sqlserver.errors import (
     connection_error,
@@ -46,7 +47,8 @@ def odbc(state: str, number: int, sentence: str) -> Exception:
 
 def failure(number: int, sentence: str = "", place: Place = PLACE) -> errors.DatabaseFailure:
     """What an error of pyodbc becomes during a statement."""
-    return statement_error(read_error(odbc("42000", number, sentence or TEXTS[number])), place)
+    said = read_error(odbc("42000", number, sentence or TEXTS[number]))
+    return statement_error(said, place, triggers=["[audit]", "[it's]"])
 
 
 def test_every_number_has_a_text() -> None:
@@ -110,12 +112,75 @@ def test_no_error_has_a_grant_on_a_state_schema(schema: str, sentence: str) -> N
         (333, "", "ALTER TABLE [dbo].[orders] NOCHECK CONSTRAINT [CK_size]"),
         (1101, "", "filegroup"),
         (3906, "", "listener"),
+        (3616, "", "ALTER TABLE [dbo].[orders] DISABLE TRIGGER [audit], [it's]"),
+        (916, "", "USE [billing]; CREATE USER [bo] FOR LOGIN [bo]"),
+        *((number, "", "a member of db_owner") for number in (1088, 3701, 4902, 15151, 15247)),
         (51901, "", "ALTER TABLE [dbo].[orders] ALTER COLUMN Headers nvarchar(max) NOT NULL"),
     ],
 )
 def test_an_error_contains_its_fix(number: int, sentence: str, fix: str) -> None:
     """The GRANT, the log, the index, the level of the database."""
     assert fix in str(failure(number, sentence))
+
+
+def test_the_error_of_a_trigger_names_it_behind_its_own_sentence() -> None:
+    """One driver reports both errors in one text."""
+    both = f"[x]not today (50000) (SQLExecDirectW); [x]{TEXTS[3609]} (3609) (SQLExecDirectW)"
+    found = statement_error(read_error(Exception("42000", both)), PLACE, triggers=["[audit]"])
+
+    assert type(found) is errors.StatementRefused
+    assert str(found).startswith("receive failed with error 50000: not today; a trigger on the ")
+    assert str(found).endswith("DISABLE TRIGGER [audit]")
+
+
+@pytest.mark.parametrize("number", TEXTS)
+def test_no_full_stop_is_repeated(number: int) -> None:
+    """The server's sentences end with one, and go on in ours."""
+    said = read_error(Mssql("General error", TEXTS[number]))
+
+    for error in (failure(number), connection_error("sqlserver://db", said)):
+        assert not re.search(r"\.[.:;,)]", str(error))
+
+
+def test_the_error_of_a_lock_has_the_seconds_of_its_limit() -> None:
+    """A destination is waited for shorter than a statement may take."""
+    assert "took longer than 0.5 s" in str(failure(1222, place=replace(PLACE, lock_seconds=0.5)))
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        Exception("HY000", "The driver did not supply an error!"),
+        Mssql("An error occurred with SQLSTATE code: ", "Unknown DDBC error"),
+    ],
+)
+def test_a_failure_without_an_error_is_a_timeout_if_its_time_was_over(raised: Exception) -> None:
+    """As where a result stalls in the middle; sooner it may be anything."""
+    said = read_error(raised)
+    found = [type(statement_error(said, PLACE, took=took)) for took in (31.0, 1.0)]
+
+    assert found == [errors.TimedOut, errors.StatementFailed]
+
+
+@pytest.mark.parametrize(
+    ("authentication", "expected"),
+    [("ActiveDirectoryMsi", errors.LoginUnclear), ("SqlPassword", errors.LoginRefused)],
+)
+def test_a_token_may_be_refused_during_a_failover(
+    authentication: str, expected: type[errors.LoginRefused], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that has reached the url waits then; a password is wrong."""
+
+    def refuse(*_: object) -> None:
+        raise odbc("28000", 18456, TEXTS[18456])
+
+    monkeypatch.setattr(drivers, "connect", refuse)
+    url = f"sqlserver://db/shop?authentication={authentication}"
+
+    with pytest.raises(errors.LoginRefused) as caught:
+        connection.connect(url, application="test", timeout=1, state="sqlqueue")
+    assert type(caught.value) is expected
+    assert isinstance(caught.value, sessions.ABSENT) == (expected is errors.LoginUnclear)
 
 
 def test_a_queues_name_cannot_pass_for_an_error() -> None:

@@ -54,6 +54,9 @@ TRANSIENT = (
 )
 
 
+SUPPRESSED = "an error was suppressed in a transaction, which was undone because of it"
+
+
 class Work(Enum):
     """What a session has open, so what a failure undoes."""
 
@@ -70,6 +73,19 @@ OPENS: dict[str, Work] = {
     "commit": Work.NONE,
     "rollback": Work.NONE,
 }
+
+
+class TransactionUndone(Exception):
+    """
+    A failure in an attempt ended the whole transaction. The session lives.
+
+    It is no error of the package, so that no code in the transaction takes it for one and goes on.
+    `transaction` raises the failure instead.
+    """
+
+    def __init__(self, failure: errors.DatabaseFailure) -> None:
+        super().__init__()
+        self.failure = failure
 
 
 class Connection(ABC):
@@ -100,6 +116,7 @@ class Connection(ABC):
         self.state = state  # the schema of the state tables
         self.application = application  # what the DBA sees while a transaction is open
         self.timeout = timeout  # seconds for each statement and wait of a transaction
+        self.lock_timeout = timeout  # seconds for each wait for a lock, in the open transaction
         self.checked_queues: set[QueueAddress] = set()  # whose columns have the transport's types
         self.work = Work.NONE
         self.trusted = Trusted()  # whose tables it uses
@@ -199,30 +216,35 @@ class Connection(ABC):
         """End the session; the server undoes what was not committed."""
 
     @abstractmethod
-    def _undo(self, work: Work) -> bool:
-        """Undo on the server what is open; False: the session is lost."""
+    def _undo(self, work: Work) -> Work | None:
+        """Undo on the server what is open; return what is open then. None: the session is lost."""
 
     def undo(self) -> bool:
         """
         Undo the work since the savepoint, or else the transaction, or nothing.
 
         This is the one place that undoes: after a failure of a statement, and after any other
-        error in the block of `transaction` or `attempt`.
+        error in the block of `transaction` or `attempt`. Where an error has ended the whole
+        transaction, nothing is open afterwards.
 
         Returns:
             Whether the session lives. The server undoes everything of one that is lost.
         """
-        undone = self.work
-        self.work = Work.TRANSACTION if undone is Work.SAVEPOINT else Work.NONE
-        is_alive = self._undo(undone)
-        if not is_alive:
-            self.work = Work.NONE
-        return is_alive
+        left = self._undo(self.work)
+        self.work = Work.NONE if left is None else left
+        return left is not None
+
+    def begin(self) -> None:
+        """Begin a transaction, with the connection's time limit and name."""
+        milliseconds = int(self.timeout * 1000)
+        self.run("begin", milliseconds=milliseconds, application=self.application)
+        self.lock_timeout = self.timeout
 
     def set_lock_timeout(self, seconds: float | None) -> None:
         """Set how long the open transaction waits for a lock; None restores its own limit."""
         limit = self.timeout if seconds is None else seconds
         self.run("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
+        self.lock_timeout = limit
 
     def whole(self, address: QueueAddress) -> QueueAddress:
         """Return an address with its schema, and with its database where the names have one."""
@@ -245,6 +267,7 @@ class Connection(ABC):
             target=self.state if queue is None else self.printed(queue),
             role=role,
             seconds=self.timeout,
+            lock_seconds=self.lock_timeout,
             columns=self.names.queue_columns,
         )
 
@@ -302,6 +325,7 @@ class Place:
     target: str = ""  # the queue for people, or the schema of the state tables
     role: str = ""  # of the queue in the statement
     seconds: float = 0  # that a statement may take
+    lock_seconds: float = 0  # that it may wait for a lock
     columns: str = ""  # that a queue has
 
     @property
@@ -390,21 +414,19 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     """
     own = connection.timeout
     connection.before_commit.clear()
-    connection.run("begin")
     try:
         connection.timeout = own if timeout is None else timeout
-        connection.run(
-            "timeouts",
-            milliseconds=int(connection.timeout * 1000),
-            application=connection.application,
-        )
+        connection.begin()
         yield
         for look_again in connection.before_commit:
             look_again()
-    except BaseException:
+        assert connection.work is not Work.NONE, SUPPRESSED  # noqa: S101
+    except BaseException as error:
         # a failure of a statement has undone it already
         if connection.work is not Work.NONE and not undo_all(connection):
             connection.close()  # the server undoes it then
+        if isinstance(error, TransactionUndone):
+            raise error.failure from None
         raise
     else:
         connection.run("commit")
@@ -422,14 +444,23 @@ def undo_all(connection: Connection) -> bool:
 
 @contextmanager
 def attempt(connection: Connection) -> Iterator[None]:
-    """Run the block; any error in it undoes only the block, and the transaction goes on."""
+    """
+    Run the block; an error in it undoes only the block, and the transaction goes on.
+
+    Raises:
+        TransactionUndone: the server undid the whole transaction, as some databases do after an
+            error in a trigger.
+    """
     connection.run("savepoint")
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         # a failure of a statement has undone the block already
         if connection.work is Work.SAVEPOINT and not connection.undo():
             connection.close()
+        is_undone = connection.work is Work.NONE and not isinstance(error, errors.ConnectionLost)
+        if is_undone and isinstance(error, errors.DatabaseFailure):
+            raise TransactionUndone(error) from None
         raise
     connection.run("release")
 

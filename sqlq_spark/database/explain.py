@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # what `install`, `create`, `script`, `selftest` and each transaction have run by then
 RUN = re.compile(
-    r"script_|selftest_|install_|create_|add_body_string|begin$|timeouts|set_lock_timeout|commit"
+    r"script_|selftest_|install_|create_|add_body_string|begin|set_lock_timeout|commit|undo"
     r"|rollback|savepoint|release"
 )
 # what reads a whole table by design: it counts, lists, deletes or locks all of it, or looks for

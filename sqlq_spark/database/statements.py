@@ -43,8 +43,8 @@ HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
 # fmt: off
 StatementName = Literal[
     # transactions.sql
-    "begin", "timeouts", "set_lock_timeout", "commit", "rollback", "savepoint", "release",
-    "check_deferred", "end_frozen", "clock",
+    "begin_alone", "begin", "set_lock_timeout", "commit", "rollback", "savepoint", "undo",
+    "release", "check_deferred", "end_frozen", "clock",
     # trust.sql
     "table_owners",
     # schema.sql

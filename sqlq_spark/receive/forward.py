@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.trust import Reasons
     from sqlq_spark.receive.task import Task
     from sqlq_spark.wire.address import QueueAddress
 
@@ -43,9 +44,13 @@ log = logging.getLogger("sqlq_spark")
 MARKS = ("ForwardDestination", NAMED_IN_HEX)
 
 
-def forward(connection: Connection, task: Task, rows: pa.Table) -> tuple[pa.Table, int, int]:
+def forward(
+    connection: Connection, task: Task, rows: pa.Table, failed: Reasons
+) -> tuple[pa.Table, int, int]:
     """
     Send on the messages of the task that belong to other queues, in the transaction that is open.
+
+    `failed` are destinations that ended this transaction before, see `run_without_failed`.
 
     Returns:
         What is delivered here, how many messages were forwarded, and how many could not be and
@@ -57,19 +62,23 @@ def forward(connection: Connection, task: Task, rows: pa.Table) -> tuple[pa.Tabl
     marked = find_marked(rows["headers"])
     if marked is None:
         return rows, 0, 0
-    work = Forwarding(connection, task, rows.filter(marked))
+    connection.set_lock_timeout(PATIENCE)
+    work = Forwarding(connection, task, rows.filter(marked), failed)
     reasons = work.send() if work.away else {}
-    failed = work.give_up(reasons) if reasons else []
+    connection.set_lock_timeout(None)
+    given_up = work.give_up(reasons) if reasons else []
     sent = work.rows_for(work.away.keys() - reasons.keys())
     if sent:
         log.info("%s: %d delayed messages forwarded", connection.printed(task.queue), len(sent))
-    return deliver(rows, marked, work.texts, {*sent, *failed}), len(sent), len(failed)
+    return deliver(rows, marked, work.texts, {*sent, *given_up}), len(sent), len(given_up)
 
 
 class Forwarding:
     """The marked rows of a task on their way; a row is its place among them."""
 
-    def __init__(self, connection: Connection, task: Task, marked: pa.Table) -> None:
+    def __init__(
+        self, connection: Connection, task: Task, marked: pa.Table, failed: Reasons
+    ) -> None:
         self.connection = connection
         self.task = task
         self.bodies = marked["body"]
@@ -77,7 +86,9 @@ class Forwarding:
         # of the rows that belong elsewhere, without ForwardDestination
         self.headers: dict[int, dict[str, str | None]] = {}
         self.away: dict[str, list[int]] = {}  # destination → its rows
-        self.destinations = Destinations(connection, source=task.queue, by_header=True)
+        self.destinations = Destinations(
+            connection, source=task.queue, by_header=True, failed=failed
+        )
         self._read()
 
     def _read(self) -> None:
@@ -92,9 +103,19 @@ class Forwarding:
             else:
                 self.headers[row] = headers
                 self.away.setdefault(destination, []).append(row)
-        for destination in find_same(self.connection, self.task.queue, self.away):
+        for destination in self._find_own():
             for row in self.away.pop(destination):
                 self.texts[row] = dumps(self.headers.pop(row))
+
+    def _find_own(self) -> set[str]:
+        """Return which destinations are this queue. Nobody alters it now, so no locked one is."""
+        own: set[str] = set()
+
+        def look_at_some(texts: Collection[str]) -> None:
+            own.update(find_same(self.connection, self.task.queue, texts))
+
+        self.destinations.look_at(self.away, look_at_some)
+        return own
 
     def rows_for(self, destinations: Collection[str]) -> list[int]:
         return sorted(row for name in destinations for row in self.away[name])
@@ -108,7 +129,6 @@ class Forwarding:
                 addresses[text] = self.connection.names.parse_address(text)
             except errors.BadAddress as error:
                 reasons[text] = error
-        self.connection.set_lock_timeout(PATIENCE)
         failed = self.destinations.lock_each(addresses.values(), RETURNED)
         for refusal in failed.values():  # a trap stops a stream that has no error queue
             refused = isinstance(refusal, errors.TableRefused)
@@ -119,10 +139,9 @@ class Forwarding:
             if reason is None:
                 rows = self._to_send(self.away[text])
                 load = partial(load_checked, self.connection, address, rows)
-                reason = self.destinations.isolate(load)
+                reason = self.destinations.isolate(address, load)
             if reason is not None:
                 reasons[text] = reason
-        self.connection.set_lock_timeout(None)
         return reasons
 
     def give_up(self, reasons: dict[str, errors.SqlQueueError]) -> list[int]:

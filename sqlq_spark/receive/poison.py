@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import attempt
+from sqlq_spark.database import TransactionUndone, attempt
 from sqlq_spark.database.destinations import SENT
 from sqlq_spark.database.trust import Use, use
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
@@ -100,17 +100,18 @@ def store_in_error_queue(
     """
     use(connection, [errors], Use("insert", SENT))
     try:
-        with attempt(connection):
-            stored = store(False)  # noqa: FBT003
-    except StatementRefused:
         try:
-            stored = store(True)  # noqa: FBT003
-        except StatementRefused as error:
-            fix = "fix that table, or name another errorQueue"
-            reason = f"{error.reason}: {connection.printed(errors)} takes no poison: {fix}"
-            kind = StatementFailed(statement=error.statement, code=error.code, reason=reason)
-            raise kind from None
-    return stored
+            with attempt(connection):
+                return store(False)  # noqa: FBT003
+        except StatementRefused:
+            return store(True)  # noqa: FBT003
+        except TransactionUndone as undone:
+            raise undone.failure from None
+    except StatementRefused as error:
+        fix = "fix that table, or name another errorQueue"
+        reason = f"{error.reason}: {connection.printed(errors)} takes no poison: {fix}"
+        kind = StatementFailed(statement=error.statement, code=error.code, reason=reason)
+        raise kind from None
 
 
 # ---------------------------------------------------------------- what is too large

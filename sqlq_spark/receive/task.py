@@ -16,6 +16,7 @@ One receive task: a database transaction that takes messages and leaves a receip
     save_receipt  the rest, in the same commit
 
 The rows go to Spark only after the commit.
+If a destination's failure ends the transaction, all of it runs again without that destination.
 After a lost connection, the caller runs the task again. It does not matter whether the commit was
 done: either nothing has happened, or the receipt is there.
 """
@@ -23,12 +24,14 @@ done: either nothing has happened, or the receipt is there.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import check_types_once, transaction
+from sqlq_spark.database.destinations import run_without_failed
 from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.receive import receipts
@@ -39,6 +42,7 @@ from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weig
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.trust import Reasons
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.wire.address import QueueAddress
 
@@ -101,16 +105,21 @@ def receive(connection: Connection, task: Task, *, origin: Origin) -> pa.Table:
         TableRefused: the queue's table has another owner than the options name, or other code.
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
-    rows = receive_as_reader(connection, task, origin)
+    work = partial(receive_as_reader, connection, task, origin)
+    rows = run_without_failed(work)
     while rows is None:
         receipts.enter_query(connection, task, origin)
-        rows = receive_as_reader(connection, task, origin)
+        rows = run_without_failed(work)
     return rows
 
 
-def receive_as_reader(connection: Connection, task: Task, origin: Origin) -> pa.Table | None:
+def receive_as_reader(
+    connection: Connection, task: Task, origin: Origin, failed: Reasons
+) -> pa.Table | None:
     """
     Receive as `receive`, in one transaction.
+
+    `failed` are destinations of messages that ended this transaction before. They get nothing.
 
     Returns None, and changes nothing, if the stream has not yet entered itself as the one that
     receives from this queue for this run of Spark's query.
@@ -134,7 +143,7 @@ def receive_as_reader(connection: Connection, task: Task, origin: Origin) -> pa.
         if allowed:
             use(connection, [task.queue], DELETE)
             check_types_once(connection, task.queue)
-            result = divert(connection, task, take(connection, task))
+            result = divert(connection, task, take(connection, task), failed)
         if task.stream is not None:
             receipts.save(connection, task, result, origin)
         return result.rows
@@ -233,7 +242,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
     return pa.concat_tables(steps) if steps else TAKEN.empty_table()
 
 
-def divert(connection: Connection, task: Task, taken: pa.Table) -> TaskResult:
+def divert(connection: Connection, task: Task, taken: pa.Table, failed: Reasons) -> TaskResult:
     """Drop what expired, and move poison and delayed messages away; keep and count the rest."""
     short = taken.num_rows < task.messages and weigh(taken) < task.bytes
     large, gone = divert_large(connection, task, short=short)
@@ -242,6 +251,6 @@ def divert(connection: Connection, task: Task, taken: pa.Table) -> TaskResult:
         live = live.filter(pc.invert(taken["expired"]))
     expired = taken.num_rows - live.num_rows + gone
     good = divert_poison(connection, task, live)
-    rows, forwarded, failed = forward(connection, task, good)
-    diverted = live.num_rows - good.num_rows + failed + large
+    rows, forwarded, given_up = forward(connection, task, good, failed)
+    diverted = live.num_rows - good.num_rows + given_up + large
     return TaskResult(rows, expired, diverted, forwarded)

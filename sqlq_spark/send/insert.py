@@ -8,7 +8,8 @@ The option `undeliverable` names an error queue for messages that cannot be sent
 A message without a destination, or with one that cannot be read, is found without the database. Any
 other fault of a destination makes a statement fail, and with it the transaction. So the same
 transaction is run again, and isolates failures: each destination is checked first, then locked and
-loaded after a savepoint. Batches without such a message run the same statements as without the
+loaded after a savepoint. A failure that ends the transaction all the same runs it once more,
+without that destination. Batches without such a message run the same statements as without the
 option.
 """
 
@@ -26,7 +27,12 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database import load_checked, transaction, unite
-from sqlq_spark.database.destinations import PASSING, SENT, Destinations
+from sqlq_spark.database.destinations import (
+    PASSING,
+    SENT,
+    Destinations,
+    run_without_failed,
+)
 from sqlq_spark.options.names import parse_destination
 from sqlq_spark.send import delayed, publish, subscriptions
 from sqlq_spark.send.sender import CHUNK_FAULT, CHUNK_ID, CHUNK_LEGACY
@@ -61,18 +67,20 @@ def send_in_transaction(
     Without an error queue in the options the failure is raised. `work` is all that is done between
     begin and commit.
     """
-    isolate = False
-    while True:
-        inserts = Inserts(connection, options, isolate_failures=isolate)
-        try:
-            with transaction(connection):
-                work(inserts)
-        except errors.DatabaseFailure as error:
-            if isolate or options.undeliverable_address is None or isinstance(error, PASSING):
-                raise
-            isolate = True
-        else:
-            return inserts
+
+    def send(failed: Reasons, *, isolate: bool) -> Inserts:
+        destinations = Destinations(connection, failed=failed)
+        inserts = Inserts(connection, options, destinations, isolate_failures=isolate)
+        with transaction(connection):
+            work(inserts)
+        return inserts
+
+    try:
+        return send({}, isolate=False)
+    except errors.DatabaseFailure as error:
+        if options.undeliverable_address is None or isinstance(error, PASSING):
+            raise
+    return run_without_failed(partial(send, isolate=True))
 
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
@@ -166,7 +174,7 @@ class Inserts:
         """Insert rows; return or, if failures are not isolated, raise why they are refused."""
         if self.isolate_failures:
             load = partial(load_checked, self.connection, queue, rows)
-            return self.destinations.isolate(load)
+            return self.destinations.isolate(queue, load)
         self.connection.load(queue, rows)
         return None
 

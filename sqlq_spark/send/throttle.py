@@ -204,7 +204,8 @@ def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> 
         with suppress(errors.BadInput):
             queues.append(destination_of(name, options))
     topics = sorted(name for kind, name in names if kind == "topic" and name is not None)
-    with suppress(errors.SubscriptionsNotFound):
+    # a statement that fails would undo the transaction, so the table is looked for first
+    if topics and connection.columns(options.subscription_address):
         subscribed = subscriptions.cache.find(connection, options, topics)
         for subscription in chain.from_iterable(subscribed.values()):
             with suppress(errors.BadAddress):

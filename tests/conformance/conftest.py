@@ -318,10 +318,10 @@ class Bench:
     def running(self, task: Task, application: str) -> Iterator[pa.Table]:
         """Run a task in a session of its own; its receipt and commit come after the block."""
         connection = self.open(application)
-        connection.run("begin")
+        connection.begin()
         fence(connection, task)
         connection.run("begin_receipt", **receipt_values(task.key))
-        kept = divert(connection, task, take(connection, task))
+        kept = divert(connection, task, take(connection, task), {})
         yield kept.rows
         save(connection, task, kept, Origin())
         connection.run("commit")

@@ -176,7 +176,7 @@ def old(bench: Bench) -> list[Finding]:
 def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -> None:
     """By its process, application and age; one that pins nothing is no matter."""
     other = bench.open("idler")
-    other.run("begin")
+    other.begin()
     assert old(bench) == []
     other.run("new_stream", stream="x", queue_name="q", driver="d")
 

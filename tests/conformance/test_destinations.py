@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from recorded_connection import HarshConnection, WaitingConnection
 
 from sqlq_spark import errors
+from sqlq_spark.database import destinations
 from sqlq_spark.send import dispatch, insert, subscriptions
+from sqlq_spark.send.insert import Inserts
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
 from sqlq_spark.send.subscriptions import SubscriptionCache
+from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
     FAILED_Q,
@@ -201,6 +206,82 @@ def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.M
     assert receipt(bench) == [(1, 0, 3, 1)]
 
 
+@pytest.mark.parametrize("step", ["table_owners", "identities", "load"])
+def test_a_target_that_is_altered_costs_its_own_messages_only(bench: Bench, step: str) -> None:
+    """Whatever waits for it. The reason says that it is locked, and for how long a task waits."""
+    bench.another("billing")
+    bench.another("altered")
+    for table in ("altered", "billing", "orders"):
+        forward(bench, bench.address(table), table.encode())
+    task = bench.task(bench.new_stream(), error_address=bench.errors)
+
+    rows = bench.receive(task, WaitingConnection(bench.open("waits"), "altered", step))
+
+    assert bodies(rows) == [b"orders"]
+    assert bench.bodies("billing") == [b"billing"]
+    if step == "identities":  # it is no spelling of this queue, and can be sent to now
+        assert bench.bodies("altered") == [b"altered"]
+        return
+    headers = bench.failures()[b"altered"]
+    assert headers[TYPE].endswith(".DestinationLocked")
+    assert "waits at most 2 s" in headers[WHY]
+
+
+# ----- a failure that ends the whole transaction ----------------------------------------------
+
+
+def test_a_task_runs_again_without_what_ends_its_transaction(bench: Bench) -> None:
+    """Once for each such destination; their messages go to the error queue, with the reason."""
+    bench.another("billing")
+    names = ["refuses", "refuses too"]
+    for name in names:
+        bench.dotnet.dba.do("refuse", bench.another(name))
+    for name in [*names, "billing", "orders"]:
+        forward(bench, bench.address(name), name.encode())
+    bench.watched = True
+    task = bench.task(bench.new_stream(), error_address=bench.errors)
+
+    rows = bench.receive(task, HarshConnection(bench.open("harsh")))
+
+    assert bench.said.count("begin_receipt") == 3
+    assert bodies(rows) == [b"orders"]
+    assert bench.bodies("billing") == [b"billing"]
+    found = bench.failures()
+    assert found.keys() == {name.encode() for name in names}
+    for headers in found.values():
+        assert "not today" in headers[WHY]
+    assert receipt(bench) == [(1, 0, 2, 1)]
+
+
+def test_beyond_ten_destinations_a_task_fails_and_takes_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the error of the last one."""
+    monkeypatch.setattr(destinations, "MOST_FAILED", 1)
+    for name in ("refuses", "refuses too"):
+        bench.dotnet.dba.do("refuse", bench.another(name))
+        forward(bench, bench.address(name), name.encode())
+    task = bench.task(bench.new_stream(), error_address=bench.errors)
+
+    with pytest.raises(errors.StatementRefused, match="not today"):
+        bench.receive(task, HarshConnection(bench.open("harsh")))
+
+    assert bench.bodies() == [b"refuses", b"refuses too"]
+    assert receipt(bench) == []
+
+
+def test_an_error_queue_that_ends_the_transaction_is_named(bench: Bench) -> None:
+    """No second attempt is made outside of a transaction."""
+    bench.dotnet.dba.do("refuse", bench.errors)
+    bench.dotnet.send(bench.queue, "poison", b"poison")
+    task = bench.task(bench.new_stream(), error_address=bench.errors)
+
+    with pytest.raises(errors.StatementFailed, match="takes no poison"):
+        bench.receive(task, HarshConnection(bench.open("harsh")))
+
+    assert (bench.bodies(), bench.bodies(bench.errors)) == ([b"poison"], [])
+
+
 # ----- the sink option undeliverable ----------------------------------------------------------
 
 
@@ -278,6 +359,36 @@ def failed_queue(bench: Bench, text: str | None) -> str | None:
         return bench.desk.canonical(bench.desk.names.parse_destination(text))
     except errors.BadAddress:
         return text[:1000]
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
+    bench: Bench, delivery: str
+) -> None:
+    """Of rows, copies and delayed messages; the transaction runs again without it."""
+    bench.dotnet.dba.do("refuse", bench.another("refuses"))
+    bench.another("late")
+    late = delayed_of(bench.beside("late"))
+    bench.dotnet.create_delayed(late)
+    bench.dotnet.dba.do("refuse", late)
+    place, fine = bench.address("refuses"), bench.address("orders")
+    chunks = [
+        rows((fine, b"first"), (place, b"bad"), (fine, b"last")),
+        delayed((bench.address("late"), b"bad late")),
+    ]
+    options, connection = sink(bench, delivery=delivery), HarshConnection(bench.open("harsh"))
+
+    if delivery == "exactlyOnce":
+        dispatch.dispatch(connection, [stage(bench, *chunks)], options)
+    else:
+        for each in chunks:
+            insert.send_in_transaction(connection, options, partial(Inserts.insert, chunk=each))
+
+    assert bench.bodies("orders") == [b"first", b"last"]
+    found = bench.failures()
+    assert found.keys() == {b"bad", b"bad late"}
+    check_failure(found[b"bad"], b"bad", place, "not today")
+    check_failure(found[b"bad late"], b"bad late", bench.address("late"), "not today")
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)

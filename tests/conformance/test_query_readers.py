@@ -108,7 +108,7 @@ def test_two_streams_that_enter_at_once(bench: Bench, queries: int) -> None:
     work = partial(receive, task=second, origin=beside)
     connection = bench.open("first")
 
-    connection.run("begin")
+    connection.begin()
     enter(connection, first, bench.queue)
     attempt = bench.thread(lambda: session.run_with_retries(work))
     if queries == 1:

@@ -93,7 +93,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(bench: Bench) -
     staged, connection = stage(bench, chunk(b"ours")), bench.open("ours")
     hasty = bench.dotnet.consumer(patience=0.3)
 
-    connection.run("begin")
+    connection.begin()
     send.lock_exclusive(connection, "sink")
     inserts = Inserts(connection, bench.sink())
     for each in send.read_chunks(connection, [staged]):
@@ -500,6 +500,14 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
     wait(options, Origin(query_id="other", query_batch=4))
     with bench.login() as (_, connection):
         check_source(connection, options, queues(None), "query")
+
+
+def test_a_look_at_a_backlog_without_subscriptions_goes_on(bench: Bench) -> None:
+    """The dispatch reports that there is no table. Nothing is undone, so the look can commit."""
+    bench.dotnet.send(bench.queue)
+
+    assert above(bench, {("topic", "Shop.Placed"), ("queue", None)}) == bench.printed
+    assert above(bench, {("topic", "Shop.Placed")}) is None
 
 
 def test_whose_tables_a_login_uses(bench: Bench) -> None:

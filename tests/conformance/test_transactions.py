@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from recorded_connection import HarshConnection
 
 from sqlq_spark import errors
 from sqlq_spark.database import Work, attempt, transaction
@@ -77,6 +78,56 @@ def test_an_error_in_a_transaction_undoes_all_of_it(
         load(bench, connection, b"next")
 
     assert bench.bodies() == [b"next"]
+
+
+def test_a_transaction_that_an_attempt_has_ended_does_not_go_on(bench: Bench) -> None:
+    """Its error is raised, although the transaction suppresses it; the session can be used."""
+    connection = HarshConnection(bench.desk)
+
+    def work() -> None:
+        with transaction(connection):
+            load(bench, connection, b"undone")
+            with suppress(errors.DatabaseFailure), attempt(connection):
+                fail_in_sql(bench, connection)
+            load(bench, connection, b"never sent")
+
+    with pytest.raises(errors.QueueNotFound):
+        work()
+    assert connection.work is Work.NONE
+    with transaction(connection):
+        load(bench, connection, b"next")
+
+    assert bench.bodies() == [b"next"]
+
+
+def test_an_error_that_is_suppressed_without_an_attempt_is_a_fault(bench: Bench) -> None:
+    """The transaction was undone, so nothing is left to commit."""
+    connection = bench.desk
+
+    def work() -> None:
+        with transaction(connection):
+            load(bench, connection, b"undone")
+            with suppress(errors.DatabaseFailure):
+                fail_in_sql(bench, connection)
+
+    with pytest.raises(AssertionError, match="was suppressed in a transaction"):
+        work()
+    assert bench.bodies() == []
+
+
+def test_the_error_of_a_wait_has_its_limit(bench: Bench) -> None:
+    """That of this wait, also where it is shorter than the statement's."""
+    connection = bench.desk
+
+    def wait() -> None:
+        with transaction(connection):
+            connection.set_lock_timeout(0.2)
+            connection.value("purge", tables={"queue": bench.queue})
+
+    with bench.dotnet.locked(bench.queue), pytest.raises(errors.TimedOut) as caught:
+        wait()
+
+    assert caught.value.seconds == 0.2
 
 
 def test_what_looks_once_more_before_the_commit_may_undo_all(bench: Bench) -> None:

@@ -148,8 +148,8 @@ HISTORY = [
     Fault(
         id="forwarded-counted-as-diverted",
         file="receive/task.py",
-        old="diverted = live.num_rows - good.num_rows + failed + large",
-        new="diverted = live.num_rows - good.num_rows + failed + forwarded + large",
+        old="diverted = live.num_rows - good.num_rows + given_up + large",
+        new="diverted = live.num_rows - good.num_rows + given_up + forwarded + large",
         tests=[
             "conformance/test_destinations.py::test_a_message_for_another_queue_is_forwarded_once"
         ],
@@ -197,7 +197,7 @@ RETURNING""",
     Fault(
         id="any-bytes-lost",
         file="database/postgresql/transactions.sql",
-        statement="timeouts",
+        statement="begin",
         old="= 'SQL_ASCII' THEN 'SQL_ASCII'",
         new="= 'SQL_ASCII' THEN 'UTF8'",
         tests=["hostile/test_messages.py::test_headers_that_are_no_utf_8_are_poison_byte_for_byte"],
@@ -205,7 +205,7 @@ RETURNING""",
     Fault(
         id="commit-not-on-standby",
         file="database/postgresql/transactions.sql",
-        statement="timeouts",
+        statement="begin",
         old="IN ('off', 'local') THEN",
         new="IN ('off') THEN",
         tests=["conformance/test_server_settings.py::test_a_commit_waits_for_synchronous_standbys"],
@@ -213,7 +213,7 @@ RETURNING""",
     Fault(
         id="search-path-of-session",
         file="database/postgresql/transactions.sql",
-        statement="begin",
+        statement="begin_alone",
         old="; SET LOCAL search_path = pg_catalog, pg_temp",
         new="",
         tests=[
@@ -224,7 +224,7 @@ RETURNING""",
         id="statement-split-by-pooler",
         file="database/postgresql/connection.py",
         old="""                if is_alone:
-                    cursor.executemany(STATEMENTS["begin"], None)""",
+                    cursor.executemany(STATEMENTS["begin_alone"], None)""",
         new="",
         tests=[
             "conformance/test_server_settings.py::test_between_transactions_only_whole_statements_are_sent"

@@ -46,7 +46,8 @@ class Script(socketserver.ThreadingTCPServer):
         """Begin again, for the next test."""
         self.sent, self.ends = b"", "whole"
         self.refusals: list[bytes] = []
-        self.connections = self.calls = 0  # calls: of procedures
+        self.is_open = 1
+        self.connections = self.requests = self.calls = 0  # calls: of procedures
         self.alive: set[Session] = set()  # an older test's session may end late: it is not here
 
     def prepare(self, sent: bytes, ends: str = "whole") -> None:
@@ -57,12 +58,16 @@ class Script(socketserver.ThreadingTCPServer):
         """
         self.sent, self.ends = sent, ends
 
+    def end_transactions(self) -> None:
+        """Let each error end the whole transaction, also behind a savepoint."""
+        self.is_open = 0
+
     def refuse(self, *logins: bytes) -> None:
         """Set the errors that refuse the next logins; an empty one hangs up."""
         self.refusals = list(logins)
 
     def count(self, what: str) -> int:
-        """Return a number of this test: of `connections`, `open` ones or `calls`; or the `port`."""
+        """Return a number: of `connections`, `open` ones, `requests` or `calls`; or the `port`."""
         return len(self.alive) if what == "open" else int(getattr(self, what))
 
 
@@ -106,6 +111,10 @@ class Session(socketserver.StreamRequestHandler):
                 self.send(refusal + done(ERROR))
             return False
         self.server.calls += kind == CALL
+        self.server.requests += kind in {BATCH, CALL}
+        if kind == BATCH and "XACT_STATE()".encode("utf-16-le") in body:
+            self.send(SEQ + row(self.server.is_open) + done())
+            return True
         asked = any("sqlqueue:take".encode(each) in body for each in ("utf-16-le", "ascii"))
         if kind not in {BATCH, CALL} or not asked:
             answers = {PRELOGIN: VERSION, LOGIN: ACCEPTED + done(), STOP: done(ATTENTION)}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +15,7 @@ import stamina
 from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.database import sessions, transaction
+from sqlq_spark.database import Work, attempt, sessions, transaction
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.options.source import SourceOptions
 from sqlq_spark.wire.address import QueueAddress
@@ -37,6 +41,7 @@ UNKNOWN = 0xFFFFFFFFFFFFFFFE  # the length of a value that is sent in chunks
 IN_VALUE = WHOLE + row(2, b"y" * 9000, UNKNOWN) + END_OF_VALUE
 BROKEN_VALUE = WHOLE + row(2, b"y" * 99, 90_000)
 SMALL_ROWS = SEQ + b"".join(map(row, range(5000)))
+SEVEN = SEQ + row(7)
 VICTIM = error(1205, TEXTS[1205])
 
 
@@ -98,6 +103,33 @@ def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, scri
     assert found == OPENING | ({} if numbered else {18456: errors.LoginUnclear})
 
 
+@pytest.mark.parametrize("version", [SimpleNamespace(native_provider="new"), SimpleNamespace()])
+def test_mssql_python_keeps_microsofts_driver(
+    version: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when its default is another one; a version without a choice is left as it is."""
+    names = ("Exception", "ConnectionStringParseError")
+    raised = SimpleNamespace(**dict.fromkeys(names, ValueError))
+    version.pooling = dict
+    before = hasattr(version, "native_provider")
+    modules = {"mssql_python": version, "mssql_python.exceptions": raised}
+    monkeypatch.setattr(drivers, "import_driver", modules.__getitem__)
+    monkeypatch.delenv(drivers.PROVIDER_VARIABLE, raising=False)
+
+    drivers.mssql_python()
+
+    assert getattr(version, "native_provider", None) == (drivers.ODBC_PROVIDER if before else None)
+
+
+def test_the_choice_of_the_native_driver_is_ours(driver: str, connect: Connect) -> None:
+    """It is made before the first connection, which fixes it."""
+    connect()
+
+    info = importlib.import_module("mssql_python").get_native_provider_info()
+    expected = (drivers.ODBC_PROVIDER, "property")
+    assert driver == drivers.PYODBC or (info["id"], info["source"]) == expected
+
+
 ANSWERS = {
     "error in mid-result": (WHOLE + VICTIM, "failed", errors.Deadlock),
     "error in mid-value": (IN_VALUE + VICTIM, "failed", errors.Deadlock),
@@ -154,9 +186,69 @@ def test_a_statement_is_one_request_and_its_answer_is_read_whole(
     assert table.to_pylist() == [{"seq": 1, "body": b"x" * 9000}]
 
 
-# ---------------------------------------------------------------- sessions across a failover
+def test_a_transaction_of_one_statement_is_four_requests(connect: Connect, script: Script) -> None:
+    """They begin, execute, give up what the driver prepared, and commit."""
+    script.prepare(SEVEN)
+    session = connect()
+    for _ in range(2):
+        before = script.count("requests")
+        with transaction(session):
+            read_rows(session)
 
-SEVEN = SEQ + row(7)
+    assert script.count("requests") - before == 4
+
+
+# ---------------------------------------------------------------- errors in an attempt
+
+
+def fail_in_an_attempt(session: Connection) -> None:
+    """Catch an error of an attempt in its transaction, and go on."""
+    with transaction(session), suppress(errors.DatabaseFailure), attempt(session):
+        read_rows(session)
+
+
+def test_an_error_that_ends_the_transaction_is_raised_as_it_is(
+    connect: Connect, script: Script
+) -> None:
+    """The session lives, so it is no lost connection; nothing may go on in the transaction."""
+    session = connect()
+    script.prepare(errors_of(3616), "failed")
+    script.end_transactions()
+
+    with pytest.raises(errors.StatementRefused, match="raised during trigger execution"):
+        fail_in_an_attempt(session)
+
+    assert session.work is Work.NONE
+    script.prepare(SEVEN)
+    with transaction(session):
+        assert read_rows(session) == [Taken(7)]
+    assert script.count("connections") == 1
+
+
+def test_an_error_that_ends_no_transaction_undoes_the_attempt_alone(
+    connect: Connect, script: Script
+) -> None:
+    """The transaction goes on."""
+    session = connect()
+    script.prepare(errors_of(2627), "failed")
+    with transaction(session):
+        with suppress(errors.StatementRefused), attempt(session):
+            read_rows(session)
+        assert session.work is Work.TRANSACTION
+        script.prepare(SEVEN)
+        assert read_rows(session) == [Taken(7)]
+
+
+def test_a_deadlock_in_an_attempt_runs_the_transaction_again(run: Run, script: Script) -> None:
+    """In the same session."""
+    script.end_transactions()
+    script.prepare(errors_of(1205), "failed")
+
+    assert run(is_attempt=True) == [Taken(7)]
+    assert script.count("connections") == 1
+
+
+# ---------------------------------------------------------------- sessions across a failover
 
 
 @pytest.fixture
@@ -165,8 +257,10 @@ def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     monkeypatch.setattr(sessions, "reached", set())
     options = SourceOptions.parse({"url": url, "queue": "orders"})
 
-    def once(opened: Connection) -> list[Taken]:
-        with transaction(opened, timeout=30):
+    def once(is_attempt: bool, opened: Connection) -> list[Taken]:  # noqa: FBT001
+        with transaction(opened, timeout=30), ExitStack() as stack:
+            if is_attempt:
+                stack.enter_context(attempt(opened))
             try:
                 return read_rows(opened)
             finally:
@@ -176,7 +270,7 @@ def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
         stamina.set_testing(testing=True, attempts=sessions.ATTEMPTS, cap=True),
         sessions.Session(options, "tests") as session,
     ):
-        yield lambda: session.run_with_retries(once)
+        yield lambda *, is_attempt=False: session.run_with_retries(partial(once, is_attempt))
 
 
 @pytest.mark.parametrize("numbers", [(4060, 18456), (18401,), (983, 4060), ()])

@@ -82,7 +82,7 @@ SLACK = 1.25
 # server and queue → when another session held one of its rows, by this process's clock
 HELD: dict[tuple[str, QueueAddress], float] = {}
 
-IN_ONE_MESSAGE = {*OPENS, "timeouts"}  # statements without parameters and rows
+IN_ONE_MESSAGE = {*OPENS}  # statements without parameters and rows
 UNDO = {
     Work.NONE: ("ROLLBACK",),  # which shows whether the session is alive
     Work.TRANSACTION: ("ROLLBACK",),
@@ -133,7 +133,7 @@ class Connection(database.Connection):
         self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
     ) -> Result:
         text, names = number_parameters(statement)
-        if statement == "timeouts":
+        if statement == "begin":
             text, names = write_values(statement, values), ()
         bound = tuple(values[name] for name in names)
         try:
@@ -290,7 +290,7 @@ class Connection(database.Connection):
                     return pa.table({})
                 is_alone = self.work is Work.NONE
                 if is_alone:
-                    cursor.executemany(STATEMENTS["begin"], None)
+                    cursor.executemany(STATEMENTS["begin_alone"], None)
                 cursor.execute(text, bind(values))
                 if most is None:
                     found = cursor.fetch_arrow_table() if cursor.description else pa.table({})
@@ -324,11 +324,11 @@ class Connection(database.Connection):
             return schema, found.roles
         return (schema, "") if schema == self.state else None
 
-    def _undo(self, work: Work) -> bool:
+    def _undo(self, work: Work) -> Work | None:
         try:
             with self._raw.cursor() as cursor:
                 for text in UNDO[work]:
                     cursor.executemany(text, None)
         except Error:
-            return False
-        return True
+            return None
+        return Work.TRANSACTION if work is Work.SAVEPOINT else Work.NONE

@@ -7,7 +7,7 @@ libpq reports why a connection failed in words only. A statement that failed has
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
@@ -143,6 +143,8 @@ def statement_error(
     match state:
         case "57014" if took < LIMIT_REACHED * place.seconds:
             kind = errors.Cancelled
+        case "55P03":
+            place = replace(place, seconds=place.lock_seconds)
         case "42P01" if queue is not None and not is_queue:
             kind = other
         case "3F000" if queue is None or (is_queue and not place.creates):

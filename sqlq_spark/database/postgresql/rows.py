@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 # `receive` weighs the rows that it locks. The client ends a browse where a page gets too large. The
-# server keeps no costs by statement.
-LACKS: frozenset[StatementName] = frozenset({"weigh", "weigh_page", "due_index", "selftest_costs"})
+# server keeps no costs by statement. The work since a savepoint can always be undone alone.
+LACKS: frozenset[StatementName] = frozenset(
+    {"weigh", "weigh_page", "due_index", "selftest_costs", "undo"}
+)
 STATEMENTS = Statements.load(POSTGRESQL.dialect, LACKS)
 WORD = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")

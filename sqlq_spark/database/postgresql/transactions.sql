@@ -2,14 +2,16 @@
 -- {queue}, {errors}, {delayed}: a quoted table. {state}: the quoted schema of the state tables.
 -- :name is a bound value. All run under READ COMMITTED, whatever the database's default is.
 
--- name: begin
+-- name: begin_alone
+-- Begins the transaction of one statement that stands alone, and each other one; see begin.
 -- Sets the isolation level: the receipt protocol reads, after a lock, what others committed.
 -- Sets the search path: a function or an operator that another login defined in a schema of the
 -- session's search_path could match our arguments better, and would run as this login.
 -- Both hold for this transaction only, because a pooler may share the session.
 BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp
 
--- name: timeouts
+-- name: begin
+-- Begins a transaction of several statements, all in one message.
 -- Sets the timeouts, and the name that the DBA sees. Raises a synchronous_commit of `off` or `local`,
 -- which a login or a database may have: Spark has the rows after the commit, and neither a crash nor a
 -- standby that takes over may return them to the queue. Without synchronous standbys `local` is `on`.
@@ -20,6 +22,7 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 -- server would write a line to its log at each transaction.
 -- All hold for this transaction only, because a pooler may share the session.
 -- Values are written into the text, so that it is one message: with parameters there are three.
+{begin_alone};
 SELECT set_config('statement_timeout', CAST(:milliseconds AS text), true),
        set_config('lock_timeout', CAST(:milliseconds AS text), true),
        set_config('idle_in_transaction_session_timeout', CAST(:milliseconds AS text), true),

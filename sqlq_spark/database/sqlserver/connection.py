@@ -10,6 +10,7 @@ transaction each statement first checks that the transaction is still open.
 
 from __future__ import annotations
 
+import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -67,18 +68,14 @@ SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEAD
 CATALOG = "SELECT DB_NAME() AS catalog"
 # sent without sp_executesql, at whose end their settings and transactions would end
 ENDS = {"commit", "rollback"}
-DIRECT = {"begin", "timeouts", "set_lock_timeout", "savepoint", "release", *ENDS}
-UNDO = """IF XACT_STATE() = 1
-BEGIN
-    ROLLBACK TRANSACTION attempt;
-    SET XACT_ABORT ON;
-END
-ELSE
-BEGIN;
-    THROW 51900, N'the transaction is gone', 1;
-END"""
+DIRECT = {"begin", "set_lock_timeout", "savepoint", "release", *ENDS}
 LEVEL = """/* sqlqueue:level */
 SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
+TRIGGERS = """/* sqlqueue:triggers */
+SELECT QUOTENAME(t.name) AS name
+  FROM {queue_catalog}sys.triggers AS t
+ WHERE t.parent_id = OBJECT_ID({queue_text}) AND t.is_disabled = 0
+ ORDER BY t.object_id"""
 IDLE = "the transaction was idle for {:g} s (queryTimeout), so this process ended the session"
 COLLATIONS = "SELECT name FROM sys.fn_helpcollations()"
 NEW_DATABASE = """CREATE DATABASE {name} COLLATE {collation}
@@ -97,7 +94,8 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
     except errors.SqlQueueError:
         raise
     except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
-        raise connection_error(target.server, read_error(error, target.password)) from None
+        failure = read_error(error, target.password)
+        raise connection_error(target.server, failure, by_token=target.by_token) from None
     made = Connection(raw, driver, target, state=state, timeout=timeout, application=application)
     try:
         made.prepare()
@@ -138,6 +136,7 @@ class Connection(database.Connection):
         self._cursor: Any = None  # of the last statement; it gives up that one with the next
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
         self._secret = target.password
+        self._began = 0.0  # when the last statement was sent, by this process's clock
         self.catalog: str | None = None  # the database's name; known after `prepare`
 
     def prepare(self) -> None:
@@ -322,10 +321,9 @@ class Connection(database.Connection):
 
     def _direct(self, statement: str, text: str, values: Mapping[str, Value]) -> Result:
         text = text.replace("{milliseconds}", str(values.get("milliseconds")))
-        if statement == "timeouts":
+        if statement == "begin":
             text = text.replace("{application}", context_info(self.application))
             self._limit_statements()
-        if statement == "begin":
             self._columns.clear()  # tables may have been created again
         found = self._do(statement, text, {})
         self.work = OPENS.get(statement, self.work)
@@ -361,6 +359,7 @@ class Connection(database.Connection):
         bound: tuple[Value, ...] = ()
         if values is not None:
             sql, bound = build_call(statement, text, values, guarded=self.work is not Work.NONE)
+        self._began = time.monotonic()
         try:
             with self._watchdog.statement():
                 cursor = self._cursor = self._cursor or self._raw.cursor()
@@ -382,31 +381,47 @@ class Connection(database.Connection):
     def _plain(self, text: str) -> list[Any]:
         with closing(self._raw.cursor()) as cursor:
             cursor.execute(text)
+            while not cursor.description and cursor.nextset():
+                pass  # statements before the rows have no result
             return cursor.fetchall() if cursor.description else []
 
     def _failure(self, statement: str, tables: Tables, error: Exception) -> errors.DatabaseFailure:
         """Undo, and return the package's error."""
         failure = read_error(error, self._secret)
+        took = time.monotonic() - self._began
         if not self.undo():
             limit = self._watchdog.ended
             reason = failure.text if limit is None else IDLE.format(limit)
             return errors.ConnectionLost(statement=statement, reason=reason)
+        queue = find_table(tables, failure.text)
+        place = self._place(statement, queue)
         level = self._level() if failure.number in MAYBE_OLD else 0
-        place = self._place(statement, find_table(tables, failure.text))
-        return statement_error(failure, place, level)
+        triggers = self._triggers(queue) if queue and failure.in_trigger else []
+        return statement_error(failure, place, took=took, level=level, triggers=triggers)
 
-    def _undo(self, work: Work) -> bool:
+    def _undo(self, work: Work) -> Work | None:
         self._columns.clear()
-        if work is not Work.SAVEPOINT:
-            self._watchdog.watch(None)
         if self._watchdog.ended is not None:
-            return False
+            return None
+        left = Work.NONE
         try:
             with self._watchdog.statement():
-                self._plain(UNDO if work is Work.SAVEPOINT else STATEMENTS["rollback"])
+                if work is not Work.SAVEPOINT:
+                    self._plain(STATEMENTS["rollback"])
+                elif self._plain(STATEMENTS["undo"])[0][0]:
+                    left = Work.TRANSACTION
         except self._driver.errors:
-            return False
-        return True
+            return None
+        finally:
+            if left is Work.NONE:
+                self._watchdog.watch(None)
+        return left
+
+    def _triggers(self, queue: QueueAddress) -> list[str]:
+        """Return the enabled triggers of a table that this login may see, quoted."""
+        with suppress(*self._driver.errors):
+            return [name for (name,) in self._plain(self.fill_names(TRIGGERS, {"queue": queue}))]
+        return []
 
     def _level(self) -> int:
         with suppress(*self._driver.errors):

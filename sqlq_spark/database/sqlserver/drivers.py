@@ -8,11 +8,14 @@ No other module distinguishes them: they ask a cursor what it can do.
 PostgreSQL has a limit for idle transactions, idle_in_transaction_session_timeout. SQL Server has
 none, so a timer of this process, the watchdog, runs beside each transaction. If no statement ran
 for as long as the limit, it ends the session, and the server undoes the transaction. It is a part
-of the process: a process that stands still as a whole does not end its session.
+of the process: a process that stands still as a whole does not end its session. It does not look
+while a statement runs, which has a timeout of the driver. mssql-python keeps Python's interpreter
+for the time of a fetch, so no thread of this process could end one that hangs.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
 MSSQL_PYTHON, PYODBC = "mssql-python", "pyodbc"
 ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")  # the first that is there
+
+# mssql-python's name of Microsoft's ODBC driver, and the variable with which a user names another
+ODBC_PROVIDER, PROVIDER_VARIABLE = "msodbcsql18", "MSSQL_PYTHON_NATIVE_PROVIDER"
 
 # words of a driver that lacks shared libraries
 NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
@@ -107,9 +113,17 @@ def candidates(target: Target) -> Iterator[tuple[str, Callable[[], Driver]]]:
 
 
 def mssql_python() -> Driver:
-    """Load mssql-python without its pool, which would keep open transactions."""
+    """
+    Load mssql-python without its pool, which would keep open transactions.
+
+    It has two native drivers: Microsoft's ODBC driver, and a new one, which is not tried here and
+    will be the default. The first connection of the process fixes the choice. Older versions have
+    no choice. The variable MSSQL_PYTHON_NATIVE_PROVIDER goes first.
+    """
     module, raised = import_driver("mssql_python"), import_driver("mssql_python.exceptions")
     module.pooling(enabled=False)
+    if hasattr(module, "native_provider") and not os.environ.get(PROVIDER_VARIABLE):
+        module.native_provider = ODBC_PROVIDER
     errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError, Incomplete)
 
     def open_(target: Target, _: str, seconds: int) -> Any:  # noqa: ANN401 - of the driver

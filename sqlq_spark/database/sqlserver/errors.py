@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sqlq_spark import errors
 from sqlq_spark.database import Place
 from sqlq_spark.database.sqlserver.numbers import KINDS, number_of
 from sqlq_spark.options.names import STATE
 from sqlq_spark.wire.sqlserver import SQLSERVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # mssql-python's phrase → SQLSTATE, for those that are used here
 PHRASES = {
@@ -50,6 +54,9 @@ PASSING = {
     *(errors.ConnectionLost, errors.ReadOnly, errors.Deadlock, errors.TimedOut),
     *(errors.LockTimedOut, errors.ServerShort, errors.LogFull),
 }
+# texts of a driver whose statement failed without an error; what it says of one that timed out in
+# the middle of a result
+NO_REASON = ("The driver did not supply an error!", "Unknown DDBC error")
 # SQLSTATEs of a wrong message or table: another attempt would fail as well. They count only for
 # numbers that are not known, because ODBC reports nearly every number of the server as 42000.
 LASTING_STATES = ("21", "22", "23", "42", "44")
@@ -68,6 +75,7 @@ LISTENER = (
     "group or of the failover group as the host in the url. It leads to the primary."
 )
 DUPLICATES = {2601, 2627}  # numbers for a key that is taken
+TRIGGERED = {3609, 3616, 3930, 3998}  # numbers for a transaction that a trigger has ended
 FIXES = {
     331: "no due message can be moved into {0}, because its table has an enabled trigger. .NET "
     "endpoints cannot move it either. Disable it: ALTER TABLE {1} DISABLE TRIGGER [its name]",
@@ -92,6 +100,10 @@ FIXES = {
     "sys.databases shows what fills it",
     40544: "a DBA must raise the database's maximum size, or delete data",
 }
+IN_TRIGGER = (
+    "a trigger on the table of {0} ended the transaction. .NET endpoints cannot send to it either. "
+    "Fix the trigger, or disable it: ALTER TABLE {1} DISABLE TRIGGER {2}"
+)
 
 # statement → the rights that it needs on its table; others need SELECT
 RIGHTS = {
@@ -109,6 +121,11 @@ DENIED = re.compile(
 FOUND_CONSTRAINT = re.compile(r"Found [a-z ]+ '(.*)'")
 OF_SERVER = {"check_server", "blockers"}
 DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
+NO_ACCESS = re.compile(
+    r'The server principal "(.*)" is not able to access the database "(.*)" under'
+)
+# of statements that create, alter or drop, which need more than a right on one table
+DENIED_DDL = re.compile(r".*does not exist or you do not have|User does not have permission")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +136,7 @@ class Failure:
     state: str  # SQLSTATE; empty where the driver reports none
     text: str  # the server's, or the driver's, sentence
     first_only: bool = False  # whether the driver reports only one error of several
+    in_trigger: bool = False  # whether a trigger ended the transaction, perhaps by its own error
 
     @property
     def code(self) -> str:
@@ -141,16 +159,23 @@ def read_error(error: Exception, secret: str = "") -> Failure:
         sentence = sentence.replace(secret, "…")
     number = int(first[1]) if len(first) > 1 and first[1] != "0" else number_of(sentence)
     # 245 and 2628 quote a row's value
-    sentence = re.sub(r"(value:?) '.*'", r"\1 …", sentence)
-    return Failure(number, state, sentence, first_only=bool(phrase))
+    sentence = re.sub(r"(value:?) '.*'", r"\1 …", sentence).removesuffix(".")
+    behind = {int(each) for each in re.findall(r" \((\d+)\) \(SQL\w+\)", text)}
+    in_trigger = number in TRIGGERED or not behind.isdisjoint(TRIGGERED)
+    return Failure(number, state, sentence, first_only=bool(phrase), in_trigger=in_trigger)
 
 
-def connection_error(server: str, failure: Failure) -> errors.DatabaseFailure:
+def connection_error(
+    server: str, failure: Failure, *, by_token: bool = False
+) -> errors.DatabaseFailure:
+    """Return the error for a login that failed; `by_token`: with one of Microsoft Entra ID."""
     kind = KINDS.get(failure.number)
     if kind not in {errors.ConnectionLost, errors.ReadOnly, errors.DatabaseNotFound}:
         if kind is errors.LoginRefused or failure.state == "28000":
-            # for a database that it cannot open, the server sends 4060 and then 18456
-            unclear = failure.first_only and failure.number in {None, LOGIN_FAILED}
+            # For a database that it cannot open, the server sends 4060 and then 18456. During a
+            # failover it may refuse a token.
+            is_last = failure.first_only and failure.number in {None, LOGIN_FAILED}
+            unclear = is_last or (by_token and failure.number == LOGIN_FAILED)
             kind = errors.LoginUnclear if unclear else errors.LoginRefused
         else:
             kind = STATES.get(failure.state)
@@ -158,11 +183,31 @@ def connection_error(server: str, failure: Failure) -> errors.DatabaseFailure:
     return Place(server=server).error(kind, failure.text, fix=LISTENER)
 
 
-def statement_error(failure: Failure, place: Place, level: int = 0) -> errors.DatabaseFailure:
-    """Return the error; `level` is the database's, 0 unless the number is in MAYBE_OLD."""
+def statement_error(
+    failure: Failure,
+    place: Place,
+    *,
+    took: float = 0.0,
+    level: int = 0,
+    triggers: Sequence[str] = (),
+) -> errors.DatabaseFailure:
+    """
+    Return the error.
+
+    Args:
+        failure: the driver's.
+        place: of the statement.
+        took: seconds until it failed.
+        level: the database's, 0 unless the number is in MAYBE_OLD.
+        triggers: of the table, quoted, if one of them ended the transaction.
+    """
     kind = KINDS.get(failure.number)
-    if kind not in PASSING:
+    if kind not in PASSING and kind is not errors.RightMissing:
         kind = STATES.get(failure.state, kind)
+    if kind is None and failure.text.endswith(NO_REASON) and took >= place.seconds:
+        kind = errors.TimedOut
+    if kind is errors.LockTimedOut:
+        place = replace(place, seconds=place.lock_seconds)
     if kind in {errors.ServerShort, errors.LogFull} and place.statement == "commit":
         # whether it was carried out is not known
         return place.error(errors.ConnectionLost, failure.text)
@@ -181,14 +226,17 @@ def statement_error(failure: Failure, place: Place, level: int = 0) -> errors.Da
     if kind is None:
         lasting = failure.state.startswith(LASTING_STATES)
         kind = errors.StatementRefused if lasting else errors.StatementFailed
-    return place.error(kind, with_fix(failure, place), code=failure.code, fix=LISTENER)
+    reason = with_fix(failure, place, triggers)
+    return place.error(kind, reason, code=failure.code, fix=LISTENER)
 
 
 def missing_right(text: str, place: Place) -> errors.DatabaseFailure:
     denied = DENIED.search(text)
     own = place.queue and SQLSERVER.qualify(place.queue).schema
     schema = denied[3] if denied else own or place.state
-    is_other = place.statement in OF_SERVER or DENIED_IN_DATABASE.search(text)
+    is_other = place.statement in OF_SERVER or any(
+        words.match(text) for words in (DENIED_IN_DATABASE, NO_ACCESS, DENIED_DDL)
+    )
     # the server may not show tables: `script` names state schemas so
     is_state = schema in {place.state, STATE} or schema.startswith(f"{STATE}_")
     if is_state and not is_other:
@@ -197,15 +245,15 @@ def missing_right(text: str, place: Place) -> errors.DatabaseFailure:
     return place.error(errors.RightMissing, text, fix=missing_grant(text, place))
 
 
-def with_fix(failure: Failure, place: Place) -> str:
-    fix = FIXES.get(failure.number or 0)
-    is_of_state = place.queue is None and failure.number in DUPLICATES
+def with_fix(failure: Failure, place: Place, triggers: Sequence[str]) -> str:
+    fix = IN_TRIGGER if failure.in_trigger else FIXES.get(failure.number or 0)
+    is_of_state = place.queue is None and (failure.in_trigger or failure.number in DUPLICATES)
     if fix is None or is_of_state:
         return failure.text
     found = FOUND_CONSTRAINT.search(failure.text)
-    constraint = SQLSERVER.quote_name(found[1]) if found else "[its name]"
+    named = [SQLSERVER.quote_name(found[1])] if found else triggers
     table = SQLSERVER.quote_address(place.queue) if place.queue else place.target
-    return f"{failure.text}; {fix.format(place.target, table, constraint)}"
+    return f"{failure.text}; {fix.format(place.target, table, ', '.join(named) or '[its name]')}"
 
 
 def missing_grant(text: str, place: Place) -> str:
@@ -223,4 +271,9 @@ def missing_grant(text: str, place: Place) -> str:
         right = right if place.statement == "peek" else found[1]
     elif found := DENIED_IN_DATABASE.search(text):
         return f"{use}GRANT {found[1]} TO the_user"
+    elif found := NO_ACCESS.match(text):
+        login, database = map(SQLSERVER.quote_name, found.groups())
+        return f"USE {database}; CREATE USER {login} FOR LOGIN {login}"
+    elif DENIED_DDL.match(text):
+        return "a login that is a member of db_owner, if the name is right"
     return f"{use}GRANT {right} ON {table} TO the_user"

@@ -36,6 +36,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         17197: r"Login failed due to timeout",
         18401: r"Login failed for user '.*'\. +Reason: Server is in script upgrade mode",
         # the database starts, recovers or moves to another replica
+        615: r"Could not find database ID \d+, name",
         921: r"Database '.*' has not been recovered yet",
         922: r"Database '.*' is being recovered",
         927: r"Database '.*' cannot be opened\. It is in the middle of a restore",
@@ -60,6 +61,8 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         40553: r"The session has been terminated because of excessive memory usage",
         40613: r"Database '.*' on server '.*' is not currently available",
         40642: r"The server is currently too busy",
+        42108: r"Can not connect to the SQL pool since it is paused",
+        42109: r"The SQL pool is warming up",
         49802: r"Database is unavailable at the moment",
         49918: r"(?:Cannot process request\. )?Not enough resources to process request",
         49919: r"Cannot process create or update request",
@@ -90,6 +93,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         802: r"There is insufficient memory available in the buffer pool",
         1101: r"Could not allocate a new page for database",
         1105: r"Could not allocate space for object",
+        1203: r"Process ID \d+ attempted to unlock a resource it does not own",
         1204: r"The instance of the SQL Server Database Engine cannot obtain a LOCK",
         3966: r"Transaction is rolled back when accessing version store",
         8628: r"A time ?out occurred while waiting to optimize the query",
@@ -101,6 +105,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
     errors.DatabaseNotFound: {
         911: r"Database '.*' does not exist\. Make sure",
         4060: r"Cannot open database \".*\" requested by the login",
+        4064: r"Cannot open user default database",
     },
     errors.LoginRefused: {
         18452: r"Login failed\. The login is from an untrusted domain",
@@ -114,6 +119,13 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         262: r"[A-Z ]+ permission denied in database",
         297: r"The user does not have permission to perform this action",
         300: r"[A-Z ]+ permission was denied on object 'server'",
+        916: r"The server principal \".*\" is not able to access the database",
+        # DDL: the same sentences may mean that the object is not there
+        1088: r"Cannot find the object \".*\" because it does not exist or you do not have",
+        3701: r"Cannot drop the .* '.*', because it does not exist or you do not have",
+        4902: r"Cannot find the object \".*\" because it does not exist or you do not have",
+        15151: r"Cannot \w+ the .* '.*', because it does not exist or you do not have",
+        15247: r"User does not have permission to perform this action",
     },
     errors.StatementRefused: {
         102: r"Incorrect syntax near",
@@ -125,6 +137,11 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         547: r"The [A-Z ]+ statement conflicted with the",
         2628: r"String or binary data would be truncated",
         2714: r"There is already an object named",
+        # a trigger, or a statement in one, that ended the transaction
+        3609: r"The transaction ended in the trigger",
+        3616: r"An error was raised during trigger execution",
+        3930: r"The current transaction cannot be committed and cannot support",
+        3998: r"Uncommittable transaction is detected at the end of the batch",
         8622: r"Query processor could not produce a query plan because of the hints",
         51901: r"characters of Headers do not fit",
     },

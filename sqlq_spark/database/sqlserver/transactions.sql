@@ -12,21 +12,19 @@
 
 -- name: begin
 -- Any error undoes the whole transaction. No row counts are sent between results.
-SET NOCOUNT ON;
-SET XACT_ABORT ON;
-SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-BEGIN TRANSACTION
-
--- name: timeouts
 -- Sets the lock timeout, and the name that the DBA sees in sys.dm_exec_sessions.context_info.
 -- Values are written into the text: settings of a parameterised batch end with it. The driver limits
 -- the time of a statement. Nothing limits a transaction that does nothing.
+SET NOCOUNT ON;
+SET XACT_ABORT ON;
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET LOCK_TIMEOUT {milliseconds};
-SET CONTEXT_INFO {application}
+SET CONTEXT_INFO {application};
+BEGIN TRANSACTION
 
 -- name: set_lock_timeout
 -- Sets how long the transaction waits for a destination that others lock, from here to its end. The
--- value is written into the text, as in timeouts.
+-- value is written into the text, as in begin.
 SET LOCK_TIMEOUT {milliseconds}
 
 -- name: commit
@@ -38,9 +36,21 @@ IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
 
 -- name: savepoint
 -- A failure between here and the release undoes only that work, and the transaction goes on. With
--- XACT_ABORT any error would end the transaction.
+-- XACT_ABORT any error would end the transaction. Some errors end it all the same, see undo.
 SET XACT_ABORT OFF;
 SAVE TRANSACTION attempt
+
+-- name: undo
+-- Undoes the work since the savepoint. A deadlock, an error of a conversion and any error in a trigger end
+-- the whole transaction, or leave one that can only be undone: XACT_STATE() is then 0 or -1.
+-- Returns: 1 while the transaction goes on, 0 if all of it is undone
+IF XACT_STATE() = 1
+BEGIN
+    ROLLBACK TRANSACTION attempt;
+    SET XACT_ABORT ON;
+END
+ELSE IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION;
+SELECT @@TRANCOUNT AS is_open
 
 -- name: release
 SET XACT_ABORT ON

@@ -91,6 +91,11 @@ class Target:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"sqlserver://{host}:{self.port}/{self.database}"
 
+    @property
+    def by_token(self) -> bool:
+        """Whether the driver logs in with a token of Microsoft Entra ID."""
+        return self.authentication.startswith("ActiveDirectory")
+
     def connection_string(self, **more: str) -> str:
         """Return the driver's connection string; `more` goes first, every value in braces."""
         login = {"UID": self.user, "PWD": self.password, "Authentication": self.authentication}
