@@ -26,6 +26,7 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
 DEFAULT_MESSAGE_SIZE = 256 << 20  # of maxMessageBytes; a larger message is not fetched
+DEFAULT_HEADER_SIZE = 1 << 20  # of maxHeaderBytes; endpoints write kilobytes
 # one limit, so that a message that one database holds can be sent to any other
 LARGEST_MESSAGE = min(names.largest_message for names in DIALECTS.values())
 LONGEST_NAME = 63  # bytes

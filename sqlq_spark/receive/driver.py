@@ -13,7 +13,7 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import check_types, transaction
@@ -414,7 +414,7 @@ class StreamDriver:
         for (name, look), part in zip(self.looks.items(), asked, strict=True):
             if part is not None:
                 self.looks[name], share, bounds = peek.plan(look, part)
-                each = round(look.found.bytes_each)
+                each = ceil(look.found.bytes_each)  # the sum of the sample is at most 50 of them
                 plan.append(
                     QueuePlan(
                         queue=name, messages=part.messages, share=share, bytes=each, bounds=bounds

@@ -205,6 +205,7 @@ class Weight:
 
     seq: int
     bytes: int
+    is_large: bool  # or its headers: it is not received
 
 
 def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) -> dict[str, int]:
@@ -224,7 +225,7 @@ def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) 
     for message in rows:
         size = message.bytes
         locks += 1
-        if size <= largest:
+        if not message.is_large:
             locks, heaviest = locks + size // PAGE, max(heaviest, size)
             full = total >= most or locks > MOST_LOCKS or (count + 1) * heaviest > most + largest
             if count and (full or count == messages):

@@ -171,7 +171,7 @@ class Connection(database.Connection):
             if not step:
                 return no_rows()
             if step["messages"]:
-                found = self._fetch("receive", tables, {"first": limits["first"], **step})
+                found = self._fetch("receive", tables, {**limits, **step})
                 if found.num_rows:
                     return found
             limits = {**limits, "first": step["stop"], "messages": MOST_ROWS}
