@@ -16,9 +16,11 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from servers import only
 
 from sqlq_spark import errors
+from sqlq_spark.database.looks import AboveSequence
 from sqlq_spark.datasource import stream
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.receive import pace
+from sqlq_spark.receive.driver import find_above
 from sqlq_spark.receive.offset import INITIAL
 
 from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
@@ -250,6 +252,19 @@ def test_what_others_took_above_the_sequence_lets_no_later_message_in(bench: Ben
     assert len(bench.drain(loop, end)) == 1
 
     assert bench.seqs() == [5, 6]
+
+
+@only("postgresql", "a right on a sequence")
+def test_a_login_that_may_not_see_the_sequence_gets_no_end_from_it(bench: Bench) -> None:
+    """Its run ends at the highest seq."""
+    send(bench, 2)
+
+    with bench.login("SELECT") as (_, connection):
+        found = find_above(connection, bench.queue, 2)
+
+    assert found == AboveSequence(given=None, first=None, messages=0)
+    assert find_above(bench.desk, bench.queue, 2) == AboveSequence(2, first=None, messages=0)
+    assert find_above(bench.desk, bench.queue, None) is None
 
 
 def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
