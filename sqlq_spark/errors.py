@@ -574,16 +574,18 @@ class DestinationChanged(DatabaseFailure):
 
 
 class MessageTooLarge(DatabaseFailure):
-    """A message is larger than maxMessageBytes, and there is no error queue."""
+    """A message or its headers are larger than allowed, and there is no error queue."""
 
     queue: str
     seq: int
     size: int
+    counted: str  # headers and body, or headers
+    option: str  # the limit
     largest: int
     template = (
-        "queue {queue}: the message with seq {seq} has {size} bytes, more than maxMessageBytes "
-        "({largest}). Nothing was received. Set the option errorQueue, so that the server moves "
-        "the message there. Or raise maxMessageBytes: a task holds a message in memory several "
+        "queue {queue}: the message with seq {seq} has {size} bytes of {counted}, more than "
+        "{option} ({largest}). Nothing was received. Set the option errorQueue, so that the server "
+        "moves the message there. Or raise {option}: a task holds a message in memory several "
         "times. Or delete the message."
     )
 

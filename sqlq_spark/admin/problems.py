@@ -157,8 +157,8 @@ def of_queue(
             name="long_headers",
             severity="warning",
             found=f"the headers of the message with seq {facts.seq} have {facts.bytes} bytes",
-            fix="change its sender to write the data into the body; to move such messages, set "
-            f"errorQueue and a maxMessageBytes below {facts.bytes}",
+            fix="change its sender to write the data into the body; a stream with errorQueue moves "
+            "such messages there, by its option maxHeaderBytes",
         )
         found.append(finding)
     return found

@@ -29,3 +29,12 @@ class Sample:
     bytes: float | None  # of a message, the mean of the lowest
     sent: str | None  # TimeSent of the lowest
     span: int | None  # from the lowest seq to the highest
+
+
+@dataclass(frozen=True, slots=True)
+class AboveSequence:
+    """What the sequence of a queue has not given: the row of `above_sequence`."""
+
+    given: int | None  # the highest seq that it has given; None: this login may not see it
+    first: int | None  # the lowest seq above it; None: there is none
+    messages: int  # with a seq above it, up to a limit

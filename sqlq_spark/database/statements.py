@@ -53,7 +53,7 @@ StatementName = Literal[
     "queue_columns", "wrong_types", "lock_read", "lock_insert", "lock_delete", "lock_queue",
     "drop_queue",
     # peek.sql
-    "waiting", "peek", "sample", "top",
+    "waiting", "peek", "sample", "top", "above_sequence",
     # receive.sql
     "fence", "enter_query", "query_reader", "find_receipt", "receipt_pages", "weigh",
     "receive_range", "receive", "take", "find_large", "divert_large", "begin_receipt",

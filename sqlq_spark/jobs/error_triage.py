@@ -148,10 +148,18 @@ class Settings(DatabaseSettings, StreamSettings):
     sink: dict[str, str] = setting("Options of the sink.", pairs)
 
     def read(self) -> dict[str, str]:
+        """
+        Options of the read.
+
+        What streams move here because of its headers must not stop this job, which has no error
+        queue. It parses no headers in a transaction, so they need no limit of their own.
+        """
+        given = {name.lower(): text for name, text in self.source.items()}
         return self.raw_options(
             "source",
             queue=self.error_queue,
             headersFormat="json",
+            maxHeaderBytes=given.get("maxmessagebytes", str(SourceOptions.max_message_bytes)),
             allowedDestinations=self.allowed_destinations,
         )
 

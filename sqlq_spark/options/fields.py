@@ -27,6 +27,7 @@ BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
 DEFAULT_MESSAGE_SIZE = 256 << 20  # of maxMessageBytes; a larger message is not fetched
 LARGEST_MESSAGE = max(names.largest_message for names in DIALECTS.values())  # of any database
+DEFAULT_HEADER_SIZE = 1 << 20  # of maxHeaderBytes; endpoints write kilobytes
 LONGEST_NAME = 63  # bytes
 
 

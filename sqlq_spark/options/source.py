@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from sqlq_spark.errors import BadFrame, BadOption, MissingOption
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.fields import (
+    DEFAULT_HEADER_SIZE,
     DEFAULT_MESSAGE_SIZE,
     count,
     duration,
@@ -62,6 +63,7 @@ class SourceOptions(DatabaseOptions):
     max_message_bytes: int = option(
         "maxMessageBytes", read_message_size, default=DEFAULT_MESSAGE_SIZE
     )
+    max_header_bytes: int = option("maxHeaderBytes", read_message_size, default=DEFAULT_HEADER_SIZE)
     min_messages: int | None = option("minMessagesPerTrigger", count)
     max_trigger_delay: float = option("maxTriggerDelay", duration(0), default=15 * 60.0)  # seconds
     max_concurrency: int | None = option("maxConcurrency", count)
@@ -126,6 +128,11 @@ class SourceOptions(DatabaseOptions):
         Such a queue has the name of the endpoint's queue, and goes on with a dot.
         """
         return frozenset(filter(self._is_instance, self.addresses))
+
+    @property
+    def limits_headers(self) -> bool:
+        """Whether headers have a limit of their own; one as high as maxMessageBytes is none."""
+        return self.max_header_bytes < self.max_message_bytes
 
     @property
     def address(self) -> QueueAddress:

@@ -13,11 +13,11 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import check_types, transaction
-from sqlq_spark.database.looks import Sample, SeqEnds, Waiting
+from sqlq_spark.database.looks import AboveSequence, Sample, SeqEnds, Waiting
 from sqlq_spark.database.schema import has_trail, record_action
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.state_rows import HeldReceipt
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 MARKS = 1000  # places of a full batch where it can be cut
+MOST_ABOVE = 10_000_000  # messages above the sequence that one run of AvailableNow receives
 WARN_AGAIN = 60.0  # seconds between two warnings of batches of which no task ran
 UNREAD = (
     "%s: no task of batch %d ran, of %d that were planned. foreachBatch returned before it read "
@@ -178,7 +179,8 @@ class StreamDriver:
             for name, queue in self.queues.items():
                 ends = connection.row("top", SeqEnds, tables={"queue": queue})
                 last = None if ends is None else ends.last
-                self.looks[name] = peek.freeze(self.looks[name], last)
+                sequence = find_above(connection, queue, last)
+                self.looks[name] = peek.freeze(self.looks[name], last, sequence)
 
     def _check_owner(self, connection: Connection, end: Offset) -> None:
         """Make sure that a batch of other queues is of our stream, which read them before."""
@@ -339,7 +341,7 @@ class StreamDriver:
                 started = self.clock()
                 found = Found()
                 if name not in empty:
-                    found = self._find(connection, self.queues[name], query.first, state.end)
+                    found = self._find(connection, self.queues[name], query.first, state)
                 state, query = peek.answer_look(
                     state,
                     query,
@@ -351,9 +353,14 @@ class StreamDriver:
                 )
             self.looks[name] = state
 
-    def _find(self, connection: Connection, queue: QueueAddress, first: int, last: int) -> Found:
+    def _find(
+        self, connection: Connection, queue: QueueAddress, first: int, state: PeekState
+    ) -> Found:
         """Count what waits in a queue from a seq on, and find where to cut it."""
-        most = self.options.max_messages
+        most = peek.limit(state, self.options.max_messages)
+        if not most:
+            return Found()
+        last = state.end
         grain = max(1, most // MARKS)
         tables = {"queue": queue}
         waiting = connection.row(
@@ -414,8 +421,11 @@ class StreamDriver:
         plan = []
         for (name, look), part in zip(self.looks.items(), asked, strict=True):
             if part is not None:
-                self.looks[name], share, bounds = peek.plan(look, part)
-                each = round(look.found.bytes_each)
+                planned, share, bounds = peek.plan(look, part)
+                # without receipts no outcome is learnt
+                spent = 0 if self._receipts else part.messages
+                self.looks[name] = peek.spend(planned, spent)
+                each = ceil(look.found.bytes_each)  # the sum of the sample is at most 50 of them
                 plan.append(
                     QueuePlan(
                         queue=name, messages=part.messages, share=share, bytes=each, bounds=bounds
@@ -471,6 +481,27 @@ class StreamDriver:
                     name,
                     sum(receipt.messages for receipt in held),
                 )
+
+
+def find_above(
+    connection: Connection, queue: QueueAddress, last: int | None
+) -> AboveSequence | None:
+    """
+    Find the messages above what the sequence of a queue has given; None: the queue is empty.
+
+    `last` is the highest seq. It was read before: what is sent meanwhile has one that was given.
+    The checks of a starting stream have warned of such messages.
+    """
+    if last is None:
+        return None
+    return connection.row(
+        "above_sequence",
+        AboveSequence,
+        tables={"queue": queue},
+        table_name=connection.names.quote_address(queue),
+        last=last,
+        messages=MOST_ABOVE,
+    )
 
 
 def purge(connection: Connection, queues: Sequence[QueueAddress]) -> int:

@@ -6,6 +6,9 @@ in the same transaction, without the header and without expiry. If it belongs he
 is removed. A message that cannot be sent on goes to the error queue, from where it can be returned.
 Without an error queue it is delivered here as it is.
 
+Headers are parsed only up to maxHeaderBytes. Where that is no limit, as in error_triage, those of
+more than 1 MiB are delivered unsearched.
+
 The addresses are untrusted. They are parsed, looked up all at once, and receive messages only if
 database/destinations.py allows it. Any other failure of one destination is undone alone.
 """
@@ -24,6 +27,7 @@ from sqlq_spark import errors
 from sqlq_spark.database import find_same, load_checked
 from sqlq_spark.database.destinations import PATIENCE, RETURNED, SENT, Destinations
 from sqlq_spark.database.trust import Use, use
+from sqlq_spark.options.fields import DEFAULT_HEADER_SIZE
 from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
@@ -62,6 +66,10 @@ def forward(
     marked = find_marked(rows["headers"])
     if marked is None:
         return rows, 0, 0
+    if not task.options.limits_headers:  # to parse them takes long, and the transaction is open
+        size = pc.binary_length(rows["headers"])
+        is_short = pc.fill_null(pc.less_equal(size, DEFAULT_HEADER_SIZE), fill_value=True)
+        marked = pc.and_(marked, is_short)
     connection.set_lock_timeout(PATIENCE)
     work = Forwarding(connection, task, rows.filter(marked), failed)
     reasons = work.send() if work.away else {}

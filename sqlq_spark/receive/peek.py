@@ -6,6 +6,11 @@ kept by someone's old snapshot. From time to time, and when nothing is found, it
 beginning: a lower seq may commit late. If a batch received nothing, because others hold its
 messages, the looks until then start behind them. A queue where nothing was found rests for a while.
 
+A run of AvailableNow looks up to the highest seq that the sequence had given at its start, because
+later messages have a higher one. A row may have a seq that the sequence did not give: it was
+copied, or its writer chose it. Of those the run receives as many as there were at its start, after
+all others. Else one such row at the very end would let it receive for ever.
+
 A look is a few queries. `start_look` gives the first one, and `answer_look` takes what a query
 found and gives the next one, or None at the end. driver.py runs the queries.
 """
@@ -13,6 +18,7 @@ found and gives the next one, or None at the end. driver.py runs the queries.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
@@ -21,6 +27,7 @@ from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from sqlq_spark.database.looks import AboveSequence
     from sqlq_spark.receive.pace import Outcome, Plan
 
 LAST_LOOKED_AT = HIGHEST_SEQ - 1  # what is one higher still must be a number of the database
@@ -59,12 +66,23 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class AboveEnd:
+    """The messages of a queue above what its sequence had given at the start of a run."""
+
+    first: int  # their lowest seq
+    last: int  # their highest seq
+    messages: int  # at the start
+
+
+@dataclass(frozen=True, slots=True)
 class PeekState:
     """What the driver remembers of one queue. It only saves work: a new process starts without."""
 
     found: Found = Found()  # by the last look
     rests_until: float = -1e9
     end: int = LAST_LOOKED_AT  # the highest seq to look at
+    above: AboveEnd | None = None  # what AvailableNow receives after all up to the end
+    left: int | None = None  # how many messages it may still receive; None: it has no limit
     anchor: int = LOWEST_SEQ  # where the queue started last time
     from_start: float = -1e9  # when a look may start at the very beginning again
     behind: int | None = None  # the seq behind messages that others hold
@@ -127,7 +145,7 @@ def answer_look(
         The state, and the next query. None: the look is over, and `found` is its result.
     """
     state = note_place(state, query, found, now=now, took=took)
-    if query.place == "anchor" and not found.messages:
+    if query.place == "anchor" and not found.messages and state.left is None:
         return state, replace(query, place="start", first=LOWEST_SEQ)
     if not query.ends:
         planned, state = state.planned, replace(state, planned=None)
@@ -136,6 +154,9 @@ def answer_look(
         if not found.messages and state.behind is not None:
             state = replace(state, behind=None)
             return state, replace(choose_query(state, now), ends=True)
+    if not found.messages and state.above is not None:
+        state = go_above(state, state.above)
+        return state, Query("anchor", state.anchor, ends=True)
     state = replace(state, found=found)
     return (state if found.messages else rest(state, now + pause)), None
 
@@ -153,6 +174,20 @@ def look_behind(state: PeekState, planned: Planned) -> tuple[PeekState, Query]:
     """Pass over the messages of a batch that received nothing: others hold them."""
     state = replace(state, behind=planned.stop, planned=None)
     return state, Query("behind", planned.stop, ends=True)
+
+
+def go_above(state: PeekState, above: AboveEnd) -> PeekState:
+    """Go on with the messages above the end. They are looked at only upwards."""
+    return replace(
+        state,
+        end=above.last,
+        anchor=above.first,
+        from_start=inf,
+        behind=None,
+        planned=None,
+        above=None,
+        left=above.messages,
+    )
 
 
 def note_place(
@@ -173,9 +208,27 @@ def note_place(
 # ---------------------------------------------------------------- what happens between looks
 
 
-def freeze(state: PeekState, last: int | None) -> PeekState:
-    """Take the highest seq as it is now for the end of all looks."""
-    return replace(state, end=LOWEST_SEQ if last is None else min(last, LAST_LOOKED_AT - 1))
+def freeze(state: PeekState, last: int | None, sequence: AboveSequence | None) -> PeekState:
+    """
+    End all looks at the highest seq as it is now, or at the last that the sequence gave.
+
+    `last` and `sequence` are None if the queue is empty.
+    """
+    end = LOWEST_SEQ if last is None else min(last, LAST_LOOKED_AT - 1)
+    if sequence is None or sequence.given is None or sequence.first is None:
+        return replace(state, end=end)
+    above = AboveEnd(sequence.first, last=end, messages=sequence.messages)
+    return replace(state, end=sequence.given, above=above)
+
+
+def limit(state: PeekState, most: int) -> int:
+    """Return how many messages the next batch may have of the queue."""
+    return most if state.left is None else min(most, state.left)
+
+
+def spend(state: PeekState, messages: int) -> PeekState:
+    """Count messages that were received against the limit of the run, if it has one."""
+    return state if state.left is None else replace(state, left=max(0, state.left - messages))
 
 
 def plan(state: PeekState, asked: Plan) -> tuple[PeekState, int, tuple[int, ...]]:
@@ -206,7 +259,7 @@ def learn(state: PeekState, outcome: Outcome) -> PeekState:
     planned = state.planned
     if planned is None:
         return state
-    state = replace(state, planned=replace(planned, empty=outcome.got == 0))
+    state = replace(spend(state, outcome.got), planned=replace(planned, empty=outcome.got == 0))
     if outcome.got >= planned.asked and state.behind is None:
         state = replace(state, anchor=planned.stop)  # dead rows before it need no second look
     return state

@@ -4,8 +4,9 @@ What a task cannot deliver: messages that cannot be read, and messages that are 
 Poison is a row whose headers are not a JSON object of texts, or are not UTF-8 (a database of
 SQL_ASCII holds any bytes). It goes to the error queue byte for byte, all of a task at once. Without
 the option errorQueue it is delivered, with its text in the column corruptHeaders. The server moves
-a message that is larger than maxMessageBytes, without sending it to the task. No header is added to
-either: the headers may be what is too large, or what cannot be read. The log says why.
+a message that is larger than maxMessageBytes, or whose headers are larger than maxHeaderBytes,
+without sending it to the task: to parse headers takes long, and the transaction is open. No header
+is added to either: the headers may be what is too large, or what cannot be read. The log says why.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.task import Task
     from sqlq_spark.wire.address import QueueAddress
 
@@ -123,6 +125,7 @@ class LargeMessage:
 
     seq: int
     bytes: int
+    headers: int  # bytes of them
     place: str  # what names the row, of messages with one seq
 
 
@@ -136,7 +139,7 @@ class Moved:
 
 def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
     """
-    Move messages that are larger than maxMessageBytes to the error queue, on the server.
+    Move messages to the error queue that are too large or have too large headers, on the server.
 
     `short`: the task got less than it was planned for and may hold. Raises MessageTooLarge if there
     is no error queue.
@@ -144,10 +147,12 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     Returns:
         How many were moved, and how many had expired and are gone.
     """
-    errors, largest = task.options.error_address, task.options.max_message_bytes
+    errors = task.options.error_address
+    largest, largest_headers = task.options.max_message_bytes, task.options.max_header_bytes
     # `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
-    # they are in the plan's sample, and raise its mean
-    if not short or task.bytes_each * SAMPLED < largest:
+    # they are in the plan's sample: SAMPLED times its mean is no less than each of them. A mean
+    # counts a character of headers as one byte, where the table may store it in two
+    if not short or task.bytes_each * SAMPLED < min(largest, largest_headers // 2):
         return 0, 0
     found = connection.rows(
         "find_large",
@@ -157,13 +162,13 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
         stop=task.stop,
         messages=MOST_LARGE,
         largest=largest,
+        largest_headers=largest_headers,
     )
     if not found:
         return 0, 0
     name = connection.printed(task.queue)
     if errors is None:
-        lowest = found[0]
-        raise MessageTooLarge(queue=name, seq=lowest.seq, size=lowest.bytes, largest=largest)
+        raise describe_large(task.options, name, found[0])
     moved = expired = 0
     for group in cut_groups(found, connection.most_moved):
         done = move(connection, task, errors, group)
@@ -171,15 +176,38 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
         expired += done.expired
         heaviest = max(group, key=lambda message: (message.bytes, message.seq))
         log.warning(
-            "%s: %d messages are larger than maxMessageBytes (%d) and leave the queue unread, for "
-            "the error queue unless they have expired; the largest has %d bytes and seq %d",
+            "%s: %d messages are larger than maxMessageBytes (%d), or their headers than "
+            "maxHeaderBytes (%d). They leave the queue unread, for the error queue unless they "
+            "have expired; the largest has %d bytes and seq %d",
             name,
             len(group),
             largest,
+            largest_headers,
             heaviest.bytes,
             heaviest.seq,
         )
     return moved, expired
+
+
+def describe_large(options: SourceOptions, queue: str, message: LargeMessage) -> MessageTooLarge:
+    """Say which limit a message exceeds; the error for a stream without an error queue."""
+    if message.bytes > options.max_message_bytes:
+        return MessageTooLarge(
+            queue=queue,
+            seq=message.seq,
+            size=message.bytes,
+            counted="headers and body",
+            option="maxMessageBytes",
+            largest=options.max_message_bytes,
+        )
+    return MessageTooLarge(
+        queue=queue,
+        seq=message.seq,
+        size=message.headers,
+        counted="headers",
+        option="maxHeaderBytes",
+        largest=options.max_header_bytes,
+    )
 
 
 def cut_groups(found: list[LargeMessage], most: int) -> Iterator[list[LargeMessage]]:

@@ -229,6 +229,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
             bytes=room,
             ceiling=ceiling,
             largest=task.options.max_message_bytes,
+            largest_headers=task.options.max_header_bytes,
         )
         if not step.num_rows:
             break

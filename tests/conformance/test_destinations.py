@@ -94,6 +94,21 @@ def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None
     assert receipt(bench) == [(4, 0, 0, 0)]
 
 
+@pytest.mark.parametrize("limit", ["3m", "2m"])
+def test_headers_above_1_mib_are_searched_only_under_a_limit_of_their_own(
+    bench: Bench, limit: str
+) -> None:
+    """As high as maxMessageBytes it is none, and headers of any size would be parsed."""
+    text = dumps({FORWARD_DESTINATION: bench.address("error"), "a": "b" * (1 << 20)})
+    bench.dotnet.send(bench.queue, text, b"1")
+    loop = bench.loop(maxMessageBytes="3m", maxHeaderBytes=limit)
+
+    got = bench.drain(loop)
+
+    assert got == ([b"1"] if limit == "3m" else [])
+    assert bench.bodies(bench.errors) == ([] if limit == "3m" else [b"1"])
+
+
 def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
     """A foreign writer may spell any character so; its neighbours that only look alike stay."""
     bench.another("billing")

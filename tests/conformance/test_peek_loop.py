@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from contextlib import closing
@@ -12,11 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructField, StructType
+from servers import only
 
 from sqlq_spark import errors
+from sqlq_spark.database.looks import AboveSequence
 from sqlq_spark.datasource import stream
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.receive import pace
+from sqlq_spark.receive.driver import find_above
 from sqlq_spark.receive.offset import INITIAL
 
 from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
@@ -163,6 +167,114 @@ def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Be
     with pytest.raises(errors.DelayedQueueNotFound):  # so it is where nothing can be moved
         bench.loop(delayedDelivery="true").latest(end)
     assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(2, 2)]
+
+
+def run_beside_senders(bench: Bench, loop: StreamDriver, messages: int = 3) -> list[bytes]:
+    """Drain a queue as AvailableNow does; after each batch as many messages come as a batch has."""
+    got = []
+    for tables in bench.batches(loop):
+        got += bodies(*tables)
+        send(bench, messages, first=1000)
+    return got
+
+
+@pytest.mark.parametrize("mode", ["receiveOnly", "none"])
+def test_a_row_far_above_the_sequence_does_not_make_a_run_endless(
+    bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes last. What is sent after the start waits for the next run."""
+    sent = send(bench, 7)
+    bench.dotnet.dba.do("put_at", bench.queue, seq=2**31 - 1)
+    loop = bench.loop(maxMessagesPerTrigger="3", transactionMode=mode)
+    loop.freeze()
+
+    got = run_beside_senders(bench, loop)
+
+    assert got[:7] == sent
+    assert len(got) == 8
+    text = rf"is {2**31 - 1}, but the \w+ has given no more than 7:"
+    assert re.search(text, caplog.text)
+
+
+@pytest.mark.parametrize("mode", ["receiveOnly", "none"])
+@only("postgresql", "a seq that a sender chooses")
+def test_no_row_above_the_sequence_lets_others_in_without_end(bench: Bench, mode: str) -> None:
+    """Also where the sequence comes past the lowest of them in the middle of the run."""
+    sent = send(bench, 4)
+    for seq in (10, 2**31 - 1):
+        bench.dotnet.dba.do("put_at", bench.queue, seq=seq)
+    loop = bench.loop(maxMessagesPerTrigger="2", transactionMode=mode)
+    loop.freeze()
+    bench.dotnet.dba.do("set_next", bench.queue, seq=11)
+
+    got = run_beside_senders(bench, loop, 2)
+
+    assert got[:4] == sent
+    assert len(got) == 4 + 2
+
+
+@pytest.mark.parametrize("mode", ["receiveOnly", "none"])
+def test_a_queue_whose_sequence_is_behind_is_drained_in_one_run(
+    bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a copy of rows: those above the sequence come too, beside senders."""
+    copied = send(bench, 20)
+    bench.dotnet.dba.do("set_next", bench.queue, seq=1000)
+    copied += send(bench, 10, first=20)
+    bench.dotnet.dba.do("set_next", bench.queue, seq=500)
+    copied += send(bench, 1, first=30)  # the last one that the sequence has given
+    clock = Clock()
+    loop = bench.loop(clock, maxMessagesPerTrigger="3", transactionMode=mode)
+    loop.freeze()
+
+    got = []
+    for tables in bench.batches(loop):
+        got += bodies(*tables)
+        send(bench, 3, first=1000)
+        clock.now += 60.0  # a look from the very beginning is due
+
+    assert sorted(got) == sorted(copied)
+    assert re.search(r"is 1009, but the \w+ has given no more than 500:", caplog.text)
+
+
+def test_what_others_took_above_the_sequence_lets_no_later_message_in(bench: Bench) -> None:
+    """Though fewer are received than there were at the start."""
+    sent = send(bench, 4)
+    for seq in (10, 11):
+        bench.dotnet.dba.do("put_at", bench.queue, seq=seq)
+    loop = bench.loop(maxMessagesPerTrigger="4")
+    loop.freeze()
+    end, first = bench.batch(loop)
+    assert bodies(*first) == sent
+    bench.dotnet.receive(bench.queue)
+    send(bench, 2)
+
+    assert len(bench.drain(loop, end)) == 1
+
+    assert bench.seqs() == [5, 6]
+
+
+@only("postgresql", "a right on a sequence")
+def test_a_login_that_may_not_see_the_sequence_gets_no_end_from_it(bench: Bench) -> None:
+    """Its run ends at the highest seq."""
+    send(bench, 2)
+
+    with bench.login("SELECT") as (_, connection):
+        found = find_above(connection, bench.queue, 2)
+
+    assert found == AboveSequence(given=None, first=None, messages=0)
+    assert find_above(bench.desk, bench.queue, 2) == AboveSequence(2, first=None, messages=0)
+    assert find_above(bench.desk, bench.queue, None) is None
+
+
+def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
+    """All rows are above it, and all are received."""
+    sent = send(bench, 9)
+    bench.dotnet.dba.do("set_next", bench.queue, seq=1)
+    loop = bench.loop(maxMessagesPerTrigger="2")
+    loop.freeze()
+
+    assert bench.drain(loop) == sent
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -181,8 +181,8 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
     with pytest.raises(errors.MessageTooLarge) as caught:
         bench.receive(large_task(bench, error_address=None))
 
-    facts = {"queue": bench.printed, "seq": 3, "size": 5002, "largest": 1000}
-    assert vars(caught.value) == facts
+    limit = {"counted": "headers and body", "option": "maxMessageBytes", "largest": 1000}
+    assert vars(caught.value) == {"queue": bench.printed, "seq": 3, "size": 5002, **limit}
     assert bench.seqs() == [2, 3]
     assert bench.dotnet.state_rows("receipt", "batch") == []
 
@@ -337,6 +337,93 @@ def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench:
     assert moved == [(sent[1], '{"a":"b"}', BIG), (sent[4], '{"a":"b"}', more)]
     assert bench.seqs() == [6]  # another consumer holds it
     assert bench.dotnet.state_rows("receipt", "messages, expired, diverted") == [(2, 1, 2)]
+
+
+def header_texts(bench: Bench, limit: int) -> tuple[str, str]:
+    """Give headers of exactly so many bytes in the table, and of one character more."""
+    texts = [f'{{"é":"{"x" * at}"}}' for at in range(limit)]
+    sizes = [len(text.encode(bench.dotnet.stored)) for text in texts]
+    at = sizes.index(limit)
+    return texts[at], texts[at + 1]
+
+
+def test_large_headers_go_to_the_error_queue_though_all_messages_are_small(bench: Bench) -> None:
+    """They count as the table stores them, without the body. No task gets them."""
+    just, more = header_texts(bench, 1000)
+    given = [(just, b"1"), (more, b"2"), ("{}", b"3"), ("{}", b"4" * 1200)]
+    sent = [bench.dotnet.send(bench.queue, headers, body) for headers, body in given]
+    task = large_task(
+        bench, max_message_bytes=1 << 20, max_header_bytes=1000, bytes_each=1000 / poison.SAMPLED
+    )
+
+    rows = bench.receive(task)
+
+    assert rows["headers"].to_pylist() == [just, "{}", "{}"]
+    moved = [(row.id, row.headers, row.body) for row in bench.dotnet.rows(bench.errors)]
+    assert moved == [(sent[1], more, b"2")]
+    assert bench.seqs() == []
+    assert bench.dotnet.state_rows("receipt", "messages, diverted") == [(3, 1)]
+
+
+def test_a_large_range_with_large_headers_is_received_without_them(bench: Bench) -> None:
+    """So many messages are received in one pass where none is too large."""
+    more = header_texts(bench, 1000)[1]
+    bench.dotnet.send_many(bench.queue, [b"x"] * 1500)
+    bench.dotnet.send(bench.queue, more, b"large")
+
+    task = large_task(bench, max_message_bytes=1 << 20, max_header_bytes=1000, first=1, stop=2000)
+
+    rows = bench.receive(task)
+
+    assert rows.num_rows == 1500
+    assert bench.bodies(bench.errors) == [b"large"]
+
+
+def test_without_an_error_queue_large_headers_stop_the_stream(bench: Bench) -> None:
+    """The error has their size and the option; nothing is taken."""
+    more = header_texts(bench, 1000)[1]
+    bench.dotnet.send(bench.queue, more, b"1")
+    task = large_task(bench, max_message_bytes=1 << 20, max_header_bytes=1000, error_address=None)
+
+    with pytest.raises(errors.MessageTooLarge) as caught:
+        bench.receive(task)
+
+    assert vars(caught.value) == {
+        "queue": bench.printed,
+        "seq": 1,
+        "size": len(more.encode(bench.dotnet.stored)),
+        "counted": "headers",
+        "option": "maxHeaderBytes",
+        "largest": 1000,
+    }
+    assert bench.seqs() == [1]
+
+
+def test_a_stream_comes_to_large_headers_though_the_mean_is_small(bench: Bench) -> None:
+    """Behind many others first; 50 times the mean is far below maxMessageBytes."""
+    more = header_texts(bench, 2000)[1]
+    bench.dotnet.send_many(bench.queue, [b"x"] * 300)
+    bench.dotnet.send(bench.queue, more, b"large")
+    bench.dotnet.send_many(bench.queue, [b"x"] * 60)
+    loop = bench.loop(
+        errorQueue=bench.address("error"), maxHeaderBytes="2000", maxMessagesPerTrigger="100"
+    )
+
+    assert len(bench.drain(loop)) == 360
+    assert bench.bodies(bench.errors) == [b"large"]
+
+
+def test_the_mean_of_the_lowest_shows_one_large_message_among_them(bench: Bench) -> None:
+    """A plan stores it as a whole number, which must not be less."""
+    for _ in range(poison.SAMPLED - 1):
+        bench.dotnet.send(bench.queue, "", b"")
+    bench.dotnet.send(bench.queue, "{}", b"x" * 1009)
+    loop = bench.loop(errorQueue=bench.address("error"), maxMessageBytes="1010")
+
+    end, (rows, *_) = bench.batch(loop)
+
+    assert (rows.num_rows, end.plan[0].messages) == (49, 50)
+    assert bench.bodies(bench.errors) == [b"x" * 1009]
 
 
 def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:

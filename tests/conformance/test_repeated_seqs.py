@@ -122,6 +122,7 @@ def test_a_large_message_leaves_its_twin_in_the_queue(twins: Bench) -> None:
             stop=100,
             messages=10,
             largest=1000,
+            largest_headers=1000,
         )
         send_at(twins, 5, b"twin")
         moved = poison.move(twins.desk, task, twins.errors, found)

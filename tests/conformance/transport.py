@@ -89,6 +89,7 @@ class DotNet(ABC):
     makes_expires_index: ClassVar[bool]  # the transport makes an index on Expires
     keeps_ids: ClassVar[bool]  # a delayed message has an id, which a move keeps
     numbers_once: ClassVar[bool]  # no two rows of a queue have the same seq
+    stored: ClassVar[str]  # the encoding of headers in a table
     has_body_string: ClassVar[bool]  # `create` may add the column BodyString
 
     @classmethod
@@ -466,6 +467,7 @@ class PostgreSQL(DotNet):
     makes_expires_index: ClassVar[bool] = False
     keeps_ids: ClassVar[bool] = True
     numbers_once: ClassVar[bool] = True
+    stored: ClassVar[str] = "utf-8"
     has_body_string: ClassVar[bool] = True
 
     @classmethod

@@ -296,6 +296,7 @@ class SQLServer(DotNet):
     makes_expires_index: ClassVar[bool] = True
     keeps_ids: ClassVar[bool] = False
     numbers_once: ClassVar[bool] = False
+    stored: ClassVar[str] = "utf-16-le"
     has_body_string: ClassVar[bool] = False
 
     @classmethod

@@ -20,7 +20,8 @@ WITH message AS (
            Id, Expires, Headers, Body, RowVersion
       FROM [sales].[Shop.Orders] WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
-       AND ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0) + ISNULL(DATALENGTH(Body), 0) <= @largest
+       AND NOT (ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0) + ISNULL(DATALENGTH(Body), 0) > @largest
+        OR ISNULL(DATALENGTH(Headers), 0) > @largest_headers)
      ORDER BY RowVersion
 )
 DELETE FROM message

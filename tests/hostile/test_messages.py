@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
 import pytest
 from cli.database import own_database
 from conformance.conftest import Bench, bench_of
@@ -14,12 +15,16 @@ from payloads import forged
 from sqlq_spark.admin import checks, inspect, report, watch
 from sqlq_spark.database import schema
 from sqlq_spark.errors import PayloadRefused, SqlQueueError
-from sqlq_spark.receive import browse
+from sqlq_spark.jobs import error_triage
+from sqlq_spark.receive import browse, forward, poison
+from sqlq_spark.wire import header_columns
+from sqlq_spark.wire.headers import FORWARD_DESTINATION
 from sqlq_spark.wire.payload import pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
     from conftest import Place
 
 TYPED = (
@@ -88,6 +93,63 @@ def test_a_header_name_that_spark_cannot_read_goes_to_the_error_queue(
 
     assert drain(bench) == [b"fine"]
     assert place.sql(f'SELECT body FROM "{place.schema}".error') == [(b"long",)]
+
+
+# `"10000":""`, so often that they have more than 1 MiB; 200 kB on disk
+TINY = "(SELECT string_agg('\"' || n || '\":\"\"', ',') FROM generate_series(10000, 130000) AS n)"
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the bytes of each header text that a task parses in its transaction."""
+    sizes: list[int] = []
+    read, parse = header_columns.Headers, header_columns.parse_headers
+
+    def headers(texts: pa.Array) -> header_columns.Headers:
+        sizes.extend(pc.binary_length(texts).to_pylist())
+        return read(texts)
+
+    def parse_one(text: str | None) -> dict[str, str | None] | None:
+        sizes.append(len((text or "").encode()))
+        return parse(text)
+
+    monkeypatch.setattr(poison, "Headers", headers)
+    monkeypatch.setattr(forward, "parse_headers", parse_one)
+    return sizes
+
+
+def test_a_million_bytes_of_tiny_headers_are_moved_unread(
+    place: Place, bench: Bench, parsed: list[int]
+) -> None:
+    """To parse a megabyte takes half a second, with the transaction open. The others go on."""
+    put(place, f"'{{' || {TINY} || '}}'", "'tiny'")
+    for at in range(3):
+        put(place, f"'{TYPED}}}'", f"'{at}'")
+
+    assert drain(bench) == [b"0", b"1", b"2"]
+    assert place.sql(f'SELECT body FROM "{place.schema}".error') == [(b"tiny",)]
+    assert parsed
+    assert max(parsed) < 1000
+
+
+def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
+    place: Place, bench: Bench, parsed: list[int]
+) -> None:
+    """It has no error queue. It does not look into large headers for where they belong."""
+    elsewhere = f'"{FORWARD_DESTINATION}":"nowhere"'
+    put(place, f"'{{{elsewhere},' || {TINY} || '}}'", "'tiny'", table="error")
+    put(place, f"'{{{elsewhere}}}'", "'small'", table="error")
+    settings = error_triage.Settings(
+        url=bench.source().url, error_queue=bench.address("error"), table="t", checkpoint="c"
+    )
+    options = settings.read() | {"stateSchema": place.state}
+    del options["url"]
+
+    got = bench.drain(bench.loop(None, **options))
+
+    assert got == [b"tiny", b"small"]
+    assert len(parsed) == 1
+    assert max(parsed) < 1000
 
 
 # ----- large rows ------------------------------------------------------------------------------

@@ -301,8 +301,8 @@ DRAWN = [
         id="sqlserver-2",
         file="database/sqlserver/receive.sql",
         statement="receive",
-        old="       AND {message_bytes}",
-        new="       OR {message_bytes}",
+        old="       AND NOT {too_large}",
+        new="       OR NOT {too_large}",
         tests=["test_sqlserver.py::test_the_riskiest_statements_are_as_they_were_reviewed"],
     ),
     Fault(

@@ -1,12 +1,21 @@
-"""Which test proves which row of the table of failures in docs/guarantees.md, by the row's id."""
+"""Which test proves which row: failures of docs/guarantees.md, attacks of docs/security.md."""
 
 from __future__ import annotations
 
 REPLAY = "spark/test_replay.py::test"
 CLUSTER = "faults/test_lost_executors_and_two_queries.py::test"
 RECEIVE = "conformance/test_receive.py::test"
+MESSAGES = "hostile/test_messages.py::test"
 WRITE = "spark/test_write.py::test"
 
+# of the table of docs/security.md
+ATTACKS = {
+    "large-headers": f"{MESSAGES}_a_million_bytes_of_tiny_headers_are_moved_unread",
+    "frozen-end": (
+        "conformance/test_peek_loop.py::"
+        "test_a_row_far_above_the_sequence_does_not_make_a_run_endless"
+    ),
+}
 PROOFS = {
     "task-dies": (
         "faults/test_failpoints.py::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"

@@ -225,6 +225,7 @@ class Connection(database.Connection):
                     messages=messages,
                     bytes=min(int(limits["bytes"] * SLACK), limits["ceiling"]),
                     largest=limits["largest"],
+                    largest_headers=limits["largest_headers"],
                 )
         except (errors.TimedOut, errors.Deadlock):
             log.info("%s has another consumer", self.printed(queue))

@@ -45,3 +45,24 @@ SELECT (SELECT avg({message_bytes})
 -- The lowest and the highest seq of a queue.
 -- Returns: first bigint, last bigint; null where the queue is empty
 SELECT min(seq)::bigint AS first, max(seq)::bigint AS last FROM {queue}
+
+-- name: above_sequence
+-- The highest seq that the sequence has ever given, and the messages up to :last with a higher one: the
+-- lowest seq, and how many, up to a limit. Such rows were copied, or their writer chose the seq. Locks
+-- nothing.
+-- Index:   the unique index on seq.
+-- Returns: given bigint: 0 where the sequence has given none, null where this login may not see it, or
+--          it does not rise; first bigint, null where there is none; messages bigint
+SELECT its.given, above.first, above.messages
+  FROM (SELECT (SELECT CASE WHEN s.seqincrement > 0 AND has_sequence_privilege(s.seqrelid, 'USAGE, SELECT')
+                            THEN coalesce(pg_sequence_last_value(s.seqrelid), 0) END
+                  FROM pg_catalog.pg_sequence AS s
+                 WHERE s.seqrelid = to_regclass(pg_get_serial_sequence(:table_name::text, 'seq'))) AS given
+        OFFSET 0) AS its
+ CROSS JOIN LATERAL (
+        SELECT min(seq)::bigint AS first, count(*) AS messages
+          FROM (SELECT q.seq
+                  FROM {queue} AS q
+                 WHERE q.seq > its.given AND q.seq <= :last::bigint
+                 ORDER BY q.seq
+                 LIMIT :messages::bigint) AS lowest) AS above

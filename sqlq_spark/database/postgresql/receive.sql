@@ -3,6 +3,15 @@
 -- is read without the value.
 coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0)
 
+-- name: header_bytes
+-- The size of headers, as the server stores them; other statements contain it.
+coalesce(octet_length(headers), 0)
+
+-- name: too_large
+-- Whether a message, or its headers, are larger than allowed; other statements contain it.
+({message_bytes} > :largest::bigint
+ OR {header_bytes} > :largest_headers::bigint)
+
 -- name: readable_expiry
 -- An expiry that each client can show; other statements contain it. One that is infinite, or later than
 -- the year 9999, is null: such a message never expires. One before 1900, as -infinity, has expired.
@@ -69,7 +78,7 @@ SELECT payload
 
 -- name: receive_range
 -- Deletes the messages of a range that no other session needs: all of them, if they are no more than a
--- count and a size and none is larger than :largest; otherwise none. It locks no row before it deletes
+-- count and a size and none is too large; otherwise none. It locks no row before it deletes
 -- it, which saves a fifth of the server's work. Both passes have one snapshot, so no row is added between
 -- them. A row that another session changes meanwhile can have more bytes than were counted.
 -- Locks:   a row lock for each row it deletes, until commit. Waits 1 ms for each row that another
@@ -80,9 +89,10 @@ DELETE FROM {queue}
  WHERE seq >= :first::bigint
    AND seq < (SELECT CASE WHEN count(*) <= :messages::bigint
                                AND sum(bytes) <= :bytes::bigint
-                               AND max(bytes) <= :largest::bigint
+                               AND NOT bool_or(is_large)
                           THEN :stop::bigint END
-                FROM (SELECT {message_bytes} AS bytes
+                FROM (SELECT {message_bytes} AS bytes,
+                             {too_large} AS is_large
                         FROM {queue}
                        WHERE seq >= :first::bigint AND seq < :stop::bigint
                        LIMIT :messages::bigint + 1) AS weighed)
@@ -90,7 +100,7 @@ RETURNING {received_row}
 
 -- name: receive
 -- Deletes the lowest messages of a range that no other session holds, up to a count and a size; at
--- least one of any size, but none larger than :largest.
+-- least one of any size, but none that is too large.
 -- The size of a toasted value is read without the value.
 -- The window gets the rows as they are locked, by seq; sorting them again costs 4 %. In another order
 -- a step of large messages would leave some of them for the next batch.
@@ -107,7 +117,7 @@ DELETE FROM {queue}
                                {message_bytes} AS bytes
                           FROM {queue}
                          WHERE seq >= :first::bigint AND seq < :stop::bigint
-                           AND {message_bytes} <= :largest::bigint
+                           AND NOT {too_large}
                          ORDER BY seq
                          LIMIT :messages::bigint
                            FOR UPDATE SKIP LOCKED) AS locked) AS weighed
@@ -134,15 +144,18 @@ RETURNING {received_row}
 
 
 -- name: find_large
--- The lowest messages of a range that are larger than a limit and that no other session holds. It runs
--- only where the sample had such sizes and the task got less than was planned.
+-- The lowest messages of a range that are too large and that no other session holds. It runs only where
+-- the sample had such sizes and the task got less than was planned.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq.
--- Returns: seq bigint, bytes bigint, place text: the row's own until the transaction ends
-SELECT seq::bigint AS seq, {message_bytes} AS bytes, ctid::text AS place
+-- Returns: seq bigint, bytes bigint, headers bigint: their bytes; place text: the row's own until the
+--          transaction ends
+SELECT seq::bigint AS seq, {message_bytes} AS bytes,
+       {header_bytes}::bigint AS headers,
+       ctid::text AS place
   FROM {queue}
  WHERE seq >= :first::bigint AND seq < :stop::bigint
-   AND {message_bytes} > :largest::bigint
+   AND {too_large}
  ORDER BY seq
  LIMIT :messages::bigint
    FOR UPDATE SKIP LOCKED

@@ -102,8 +102,10 @@ GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
 GRANT SELECT ON {state}.trail TO {role}
 
 -- name: script_receive
+-- The sequence says where `availableNow` ends.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role}
+GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role};
+GRANT SELECT ON SEQUENCE {sequence} TO {role}
 
 -- name: script_send
 -- `pauseAboveBacklog` reads seq, and nothing else.

@@ -213,11 +213,18 @@ MOST_MOVED = (MOST_LOCKS - 1000) * PAGE  # bytes of up to 1,000 messages that on
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
-    """A message of a range and its size: a row of `weigh` and `weigh_page`."""
+class Size:
+    """A message of a page and its size: a row of `weigh_page`."""
 
     seq: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight(Size):
+    """A message of a range, its size, and whether it is received: a row of `weigh`."""
+
+    is_large: bool  # or its headers: it is not received
 
 
 def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) -> dict[str, int]:
@@ -238,7 +245,7 @@ def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) 
     for message in rows:
         size = message.bytes
         locks += 1
-        if size <= largest:
+        if not message.is_large:
             locks, heaviest = locks + size // PAGE, max(heaviest, size)
             full = total >= most or locks > MOST_LOCKS or (count + 1) * heaviest > most + largest
             if count and (full or count == messages):
@@ -254,7 +261,7 @@ def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) 
 # ---------------------------------------------------------------- how far one `browse` goes
 
 
-def cut_page(rows: Iterable[Weight], *, most: int, largest: int) -> dict[str, int]:
+def cut_page(rows: Iterable[Size], *, most: int, largest: int) -> dict[str, int]:
     """
     Return up to where a browse reads, as parameters of `browse`; nothing where nothing waits.
 

@@ -25,6 +25,7 @@ from sqlq_spark.database.sqlserver.calls import (
     LACKS,
     MOST_MOVED,
     STATEMENTS,
+    Size,
     Weight,
     build_call,
     build_insert,
@@ -171,7 +172,7 @@ class Connection(database.Connection):
             if not step:
                 return no_rows()
             if step["messages"]:
-                found = self._fetch("receive", tables, {"first": limits["first"], **step})
+                found = self._fetch("receive", tables, {**limits, **step})
                 if found.num_rows:
                     return found
             limits = {**limits, "first": step["stop"], "messages": MOST_ROWS}
@@ -179,7 +180,7 @@ class Connection(database.Connection):
     def _browse(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
         """Read a page; weigh it again where a heavier message has come since it was weighed."""
         while True:
-            rows = self.rows("weigh_page", Weight, tables=tables, **limits)
+            rows = self.rows("weigh_page", Size, tables=tables, **limits)
             page = cut_page(rows, most=limits["bytes"], largest=limits["largest"])
             if not page:
                 return no_rows()

@@ -61,3 +61,20 @@ SELECT (SELECT MIN(RowVersion)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS first,
        (SELECT MAX(RowVersion)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS last
+
+-- name: above_sequence
+-- The highest RowVersion that was ever assigned, and the messages up to @last with a higher one: the
+-- lowest RowVersion, and how many, up to a limit. There are some where the identity was set back.
+-- Locks:   keeps none, waits for no row.
+-- Index:   Index_RowVersion.
+-- Returns: given bigint: 0 where none was assigned, null where there is no identity that rises; first
+--          bigint, null where there is none; messages bigint
+DECLARE @given bigint = (
+    SELECT CASE WHEN CAST(c.increment_value AS bigint) > 0 THEN ISNULL(CAST(c.last_value AS bigint), 0) END
+      FROM {queue_catalog}sys.identity_columns AS c
+     WHERE c.object_id = OBJECT_ID({queue_text}, N'U'));
+SELECT @given AS given, MIN(seq) AS first, COUNT_BIG(*) AS messages
+  FROM (SELECT TOP (@messages) RowVersion AS seq
+          FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
+         WHERE RowVersion > @given AND RowVersion <= @last
+         ORDER BY RowVersion) AS lowest

@@ -3,6 +3,16 @@
 -- counts as one byte.
 ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0) + ISNULL(DATALENGTH(Body), 0)
 
+-- name: header_bytes
+-- The size of headers, as the server stores them: two bytes for a UTF-16 unit of an nvarchar; other
+-- statements contain it.
+ISNULL(DATALENGTH(Headers), 0)
+
+-- name: too_large
+-- Whether a message, or its headers, are larger than allowed; other statements contain it.
+({message_bytes} > @largest
+ OR {header_bytes} > @largest_headers)
+
 -- name: received_row
 -- A message that was received; other statements contain it. Headers come as UTF-16 bytes, because a
 -- lone surrogate must not stop the driver. An expiry on the last day of the calendar means never: a
@@ -93,18 +103,19 @@ SELECT payload
 -- would lock the table.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion, a seek.
--- Returns: seq bigint, bytes bigint; by seq
+-- Returns: seq bigint, bytes bigint, is_large bit; by seq
 SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
        RowVersion AS seq,
-       {message_bytes} AS bytes
+       {message_bytes} AS bytes,
+       CAST(CASE WHEN {too_large} THEN 1 ELSE 0 END AS bit) AS is_large
   FROM {queue} WITH (FORCESEEK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
  ORDER BY RowVersion
 OPTION (MAXDOP 1)
 
 -- name: receive
--- Deletes the lowest messages of a range that no other session holds, up to a count; none larger than
--- @largest. The statement is in the form that the transport and other queues use: a delete through a
+-- Deletes the lowest messages of a range that no other session holds, up to a count; none that is
+-- too large. The statement is in the form that the transport and other queues use: a delete through a
 -- TOP with an ORDER BY. A window function would send every body through tempdb, so the sizes were read
 -- before, by `weigh`. A message that is committed late into the range, or that another session gives
 -- back, comes unweighed. @messages times @largest limits what such messages can add.
@@ -118,7 +129,7 @@ WITH message AS (
            Id, Expires, Headers, Body, RowVersion
       FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
      WHERE RowVersion >= @first AND RowVersion < @stop
-       AND {message_bytes} <= @largest
+       AND NOT {too_large}
      ORDER BY RowVersion
 )
 DELETE FROM message
@@ -141,17 +152,18 @@ OPTION (MAXDOP 1)
 
 
 -- name: find_large
--- The lowest messages of a range that are larger than a limit and that no other session holds. It runs
--- only where the sample had such sizes and the task got less than was planned.
+-- The lowest messages of a range that are too large and that no other session holds. It runs only where
+-- the sample had such sizes and the task got less than was planned.
 -- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion.
--- Returns: seq bigint, bytes bigint, place: the row's Id as text
+-- Returns: seq bigint, bytes bigint, headers bigint: their bytes; place: the row's Id as text
 SELECT TOP (@messages) RowVersion AS seq,
        {message_bytes} AS bytes,
+       {header_bytes} AS headers,
        CAST(Id AS nvarchar(36)) AS place
   FROM {queue} WITH (FORCESEEK, UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
-   AND {message_bytes} > @largest
+   AND {too_large}
  ORDER BY RowVersion
 OPTION (MAXDOP 1)
 
