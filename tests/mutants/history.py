@@ -273,6 +273,24 @@ RETURNING""",
         tests=["lock_model/test_shapes.py::test_a_deadlock_is_retried_and_its_victim_is_ours"],
     ),
     Fault(
+        id="ended-transaction-goes-on",
+        file="database/__init__.py",
+        old="            raise TransactionUndone(error) from None\n",
+        new="            raise\n",
+        tests=[
+            "conformance/test_transactions.py::test_a_transaction_that_an_attempt_has_ended_does_not_go_on"
+        ],
+    ),
+    Fault(
+        id="altered-destination-fails-the-task",
+        file="database/destinations.py",
+        old='if LOCKS["insert"] not in self.connection.lacks:',
+        new="if True:",
+        tests=[
+            "conformance/test_destinations.py::test_a_target_that_is_altered_costs_its_own_messages_only"
+        ],
+    ),
+    Fault(
         id="sqlserver-purge-scans",
         file="database/sqlserver/browse.sql",
         statement="purge_expired",
