@@ -152,7 +152,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
             columns = connection.names.queue_columns
             raise errors.NotAQueue(queue=one.where, reason=one.found, columns=columns)
         if one.is_problem:
-            log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)
+            log.warning("%s: %s. Fix: %s", one.where, one.found, " ".join(one.fix_lines))
 
 
 def check_spellings(connection: Connection, options: SourceOptions) -> None:

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlq_spark.errors import BadInput
+from sqlq_spark.errors import BadInput, clean
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import CHECKPOINT
 from sqlq_spark.options.fields import (
@@ -52,6 +52,10 @@ class BadSettings(BadInput):
     """Settings of a job cannot be used; the message has one line for each."""
 
     reason: str
+
+    def describe(self, spelled: Mapping[str, str]) -> str:  # noqa: ARG002 - it names no option
+        """Return the text; its lines are of the job's user."""
+        return "\n".join(map(clean, str(self.reason).splitlines()))
 
 
 # ---------------------------------------------------------------- readers
