@@ -227,6 +227,15 @@ class NotReachable(DatabaseFailure):
     template = "no connection to {server}: {reason}. Check host, port and firewall in the url."
 
 
+class ConnectionUnclear(NotReachable):
+    """No connection could be opened. The server's words are not known, as in another language."""
+
+    template = (
+        "no connection to {server}: {reason}. The login, the database or the host may be the "
+        "cause: check user, password, database, host and port in the url."
+    )
+
+
 class LoginRefused(DatabaseFailure):
     """The server does not accept this user or password."""
 
@@ -323,6 +332,19 @@ class TimedOut(DatabaseFailure):
 
 class LockTimedOut(TimedOut):
     """The wait for a lock took longer than queryTimeout. It may be tried again."""
+
+
+class TransactionLimited(DatabaseFailure):
+    """A time limit of the login ended a transaction and its session. Another attempt would too."""
+
+    statement: str
+    setting: str
+    found: str
+    template = (
+        "{statement} was ended by the server: this login has {setting} = {found}, and its "
+        "transaction took longer. It is not tried again. A DBA can fix this with: ALTER ROLE "
+        "the_user SET {setting} = 0, or a time above the option {queryTimeout}."
+    )
 
 
 class Cancelled(DatabaseFailure):

@@ -184,13 +184,14 @@ def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list
     database is not enough for that.
     """
     notes: list[Finding] = []
+    limit = float(connection.timeout)
     try:
         with transaction(connection):
-            findings = connection.rows("check_server", Finding, seconds=older)
+            findings = connection.rows("check_server", Finding, seconds=older, query_timeout=limit)
     except errors.RightMissing as error:
         notes = [note_of_right(connection, "sessions_right", error)]
         with transaction(connection):
-            findings = connection.rows("check_server", Finding, seconds=None)
+            findings = connection.rows("check_server", Finding, seconds=None, query_timeout=limit)
     return [replace(finding, where=connection.server) for finding in [*findings, *notes]]
 
 
