@@ -1,4 +1,4 @@
-"""Which test proves which row of the table of failures in docs/guarantees.md, by the row's id."""
+"""Which test proves which row: failures of docs/guarantees.md, attacks of docs/security.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ CLUSTER = "faults/test_lost_executors_and_two_queries.py::test"
 RECEIVE = "conformance/test_receive.py::test"
 WRITE = "spark/test_write.py::test"
 
+# of the table of docs/security.md
+ATTACKS = {
+    "refused-row": "test_server_language.py::test_an_error_is_the_same_in_each_language",
+    "line-breaks": "test_errors.py::test_no_fact_of_an_error_writes_a_line_of_its_own",
+    "statement-name": "cli/test_queues.py::test_no_name_becomes_a_statement_of_a_fix",
+}
 PROOFS = {
     "task-dies": (
         "faults/test_failpoints.py::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"
