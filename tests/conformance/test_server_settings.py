@@ -209,7 +209,7 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
             server.stop()
             assert (clock(new), clock(old)) == (1, 1)
             server.stop()
-            other = SourceOptions.parse({"url": f"{server.url}?user=x", "queue": "orders"})
+            other = SourceOptions.parse({"url": f"{server.url}&user=x", "queue": "orders"})
             with Counting(other, "test") as wrong, pytest.raises(errors.NotReachable):
                 clock(wrong)
             # a lost connection, its second attempt, the other url
