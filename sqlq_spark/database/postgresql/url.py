@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
 PARAMETER = r"[^=&\s]+=[^=&\s]*"
 URL = re.compile(
-    r"(?P<scheme>postgres(?:ql)?)://(?:[^:@/?;&=\s]*(?::(?P<password>[^@/?\s]*))?@)?"
+    r"(?P<scheme>[a-z0-9_]+)://(?:[^:@/?;&=\s]*(?::(?P<password>[^@/?\s]*))?@)?"
     rf"(?P<hosts>{HOST}(?:,{HOST})*)(?P<path>/[^@?#;&=\s]*)?"
     rf"(?:\?{PARAMETER}(?:&{PARAMETER})*)?"
 )
