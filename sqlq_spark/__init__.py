@@ -9,11 +9,12 @@ Installed, the format registers itself; `register(spark)` does it by hand.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from sqlq_spark import versions
 from sqlq_spark.checkpoints import open_batch
-from sqlq_spark.errors import SqlQueueError
+from sqlq_spark.errors import SqlQueueError, clean
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +23,16 @@ __all__ = ["SqlQueueError", "__version__", "open_batch", "register"]
 __version__ = "0.1.0"
 
 versions.check()  # of Python
+
+
+def _clean_arguments(record: logging.LogRecord) -> bool:
+    """Let no name or address of a log line write a line of its own."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(clean(each) if isinstance(each, str) else each for each in record.args)
+    return True
+
+
+logging.getLogger("sqlq_spark").addFilter(_clean_arguments)
 
 
 def register(spark: SparkSession) -> None:

@@ -3,11 +3,13 @@ The errors of this package, by what they are about; SqlQueueError is the root of
 
 Every message says what failed, where, what was found, and how to fix it.
 No fact may hold a password: callers redact the addresses of servers first.
+Facts have names and texts of others: the text of an error shows them without control characters.
 """
 
 from __future__ import annotations
 
 from inspect import get_annotations
+from string import Formatter
 from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 
 if TYPE_CHECKING:
@@ -19,6 +21,21 @@ NAMED_OPTIONS = (
     "trustedOwners",
     "allowedDestinations",
 )  # that a template names
+
+
+def clean(text: str) -> str:
+    """Replace control characters, which could change a terminal or write a line into a log."""
+    return "".join(each if each.isprintable() else "·" for each in text)
+
+
+class _CleanFormatter(Formatter):
+    """Fills templates; a fact in a text has no control characters."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as the base
+        return clean(format(value, format_spec))
+
+
+_FORMATTER = _CleanFormatter()
 
 
 @dataclass_transform(kw_only_default=True)
@@ -63,7 +80,7 @@ class SqlQueueError(Exception):
         facts = {name: spelled.get(name, name) for name in NAMED_OPTIONS} | vars(self)
         if "option" in facts:
             facts["option"] = spelled.get(facts["option"], facts["option"])
-        return self.template.format_map(facts)
+        return _FORMATTER.vformat(self.template, (), facts)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -210,6 +227,15 @@ class NotReachable(DatabaseFailure):
     template = "no connection to {server}: {reason}. Check host, port and firewall in the url."
 
 
+class ConnectionUnclear(NotReachable):
+    """No connection could be opened. The server's words are not known, as in another language."""
+
+    template = (
+        "no connection to {server}: {reason}. The login, the database or the host may be the "
+        "cause: check user, password, database, host and port in the url."
+    )
+
+
 class LoginRefused(DatabaseFailure):
     """The server does not accept this user or password."""
 
@@ -312,6 +338,19 @@ class LockTimedOut(TimedOut):
     """The wait for a lock took longer than queryTimeout. It may be tried again."""
 
 
+class TransactionLimited(DatabaseFailure):
+    """A time limit of the login ended a transaction and its session. Another attempt would too."""
+
+    statement: str
+    setting: str
+    found: str
+    template = (
+        "{statement} was ended by the server: this login has {setting} = {found}, and its "
+        "transaction took longer. It is not tried again. A DBA can fix this with: ALTER ROLE "
+        "the_user SET {setting} = 0, or a time above the option {queryTimeout}."
+    )
+
+
 class Cancelled(DatabaseFailure):
     """Ctrl-C or a DBA cancelled a statement. Its transaction was rolled back."""
 
@@ -341,8 +380,8 @@ class StateRightMissing(RightMissing):
     def fix_of(schema: str, roles: str) -> str:
         """Say what to do: a GRANT would hand out all of another team's state. `roles` may be ''."""
         return (
-            f"Set the option stateSchema to your team's schema instead of {schema}, or ask for "
-            f"membership in a role of its team{f' ({roles})' if roles else ''}."
+            f"Set the option stateSchema to your team's schema instead of {clean(schema)}, or ask "
+            f"for membership in a role of its team{f' ({clean(roles)})' if roles else ''}."
         )
 
 

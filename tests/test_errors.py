@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 import pkgutil
 import re
@@ -15,6 +16,7 @@ from mypy import api
 
 import sqlq_spark
 from sqlq_spark import errors
+from sqlq_spark.admin.problems import Finding
 from sqlq_spark.database import MEANINGS, Place
 from sqlq_spark.database.postgresql import errors as postgresql
 from sqlq_spark.database.sqlserver import errors as sqlserver
@@ -64,6 +66,48 @@ def test_an_error_keeps_its_facts_between_sparks_processes() -> None:
             assert (type(twin), vars(twin)) == (kind, vars(error))
             assert repr(twin) == f"{kind.__name__}({str(error)!r})"
             assert len({error, twin}) == 2
+
+
+def test_no_fact_of_an_error_writes_a_line_of_its_own() -> None:
+    """An address, a header or a server's sentence may hold line breaks and escapes."""
+    hostile = "a\x1b[2J\nERROR all is lost\u2028\x85b"
+    for kind in error_classes():
+        error = kind.from_facts(dict.fromkeys(kind.fields(), hostile))
+        vars(error).setdefault("reason", hostile)
+        if any(format_spec for _, _, format_spec, _ in Formatter().parse(kind.template)):
+            vars(error)["seconds"] = 1.0
+        lines = str(error).splitlines() if kind.__name__ == "BadSettings" else [str(error)]
+
+        assert all(line.isprintable() for line in lines), kind
+        assert "\x1b" not in repr(error)
+
+
+def test_no_argument_of_a_log_line_writes_a_line_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Names of queues, and what a finding says."""
+    logging.getLogger("sqlq_spark").warning("queue %s has %d messages", "a\nERROR b\x1b[2J", 3)
+
+    assert caplog.messages == ["queue a·ERROR b·[2J has 3 messages"]
+
+
+@pytest.mark.parametrize(
+    ("fix", "lines"),
+    [
+        ("VACUUM a;\nSELECT 1", ["VACUUM a;", "SELECT 1"]),
+        ('DROP "a\nDROP b";\nSELECT 1', ['DROP "a·DROP b";', "SELECT 1"]),
+        ('ALTER "a""\nDROP b"', ['ALTER "a""·DROP b"']),
+        ("SELECT 'a''\nDROP b'", ["SELECT 'a''·DROP b'"]),
+        ("ALTER [a]]\nDROP b]", ["ALTER [a]]·DROP b]"]),
+        ("""sqlqueue x 'a'"'"'\nDROP b'""", ["""sqlqueue x 'a'"'"'·DROP b'"""]),
+        ('say "a\nDROP b', ['say "a·DROP b']),
+    ],
+)
+def test_a_line_break_in_quotes_ends_no_statement(fix: str, lines: list[str]) -> None:
+    """Quotes of both databases, and of a shell; what is not closed stays one line."""
+    found = Finding(name="x", severity="error", found="x", fix=fix)
+
+    assert found.fix_lines == lines
 
 
 # each line, with what mypy says of it; "" where it is right

@@ -46,10 +46,10 @@ def test_a_url_is_read() -> None:
 @pytest.mark.parametrize(
     ("query", "told"),
     [
-        ("encryptt=yes", "option encryptt (in url) is not known: did you mean encrypt?"),
+        ("encryptt=yes", "option …=… (in url) is not known: did you mean encrypt?"),
         ("trustservercert=1", "did you mean trustServerCertificate?"),
         ("app=x", "expected only the parameters encrypt, trustServerCertificate"),
-        ("encrypt=maybe", "option url, parameter encrypt is 'maybe': expected one of yes, no"),
+        ("encrypt=maybe", "option url, parameter encrypt is '…': expected one of yes, no"),
         ("authentication=Magic", "expected one of SqlPassword, Integrated, ActiveDirectoryDefault"),
         ("encrypt=yes&Encrypt=no", "option url is 'encrypt twice': expected each parameter once"),
     ],

@@ -152,7 +152,7 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
             columns = connection.names.queue_columns
             raise errors.NotAQueue(queue=one.where, reason=one.found, columns=columns)
         if one.is_problem:
-            log.warning("%s: %s. Fix: %s", one.where, one.found, one.fix)
+            log.warning("%s: %s. Fix: %s", one.where, one.found, " ".join(one.fix_lines))
 
 
 def check_spellings(connection: Connection, options: SourceOptions) -> None:
@@ -184,13 +184,14 @@ def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list
     database is not enough for that.
     """
     notes: list[Finding] = []
+    limit = float(connection.timeout)
     try:
         with transaction(connection):
-            findings = connection.rows("check_server", Finding, seconds=older)
+            findings = connection.rows("check_server", Finding, seconds=older, query_timeout=limit)
     except errors.RightMissing as error:
         notes = [note_of_right(connection, "sessions_right", error)]
         with transaction(connection):
-            findings = connection.rows("check_server", Finding, seconds=None)
+            findings = connection.rows("check_server", Finding, seconds=None, query_timeout=limit)
     return [replace(finding, where=connection.server) for finding in [*findings, *notes]]
 
 

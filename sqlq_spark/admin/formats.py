@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sqlq_spark.errors import clean
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-
-def clean(text: str) -> str:
-    """Replace control characters, which could change the terminal."""
-    return "".join(each if each.isprintable() else "·" for each in text)
 
 
 def quantity(how_many: int, what: str) -> str:

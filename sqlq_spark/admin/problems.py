@@ -7,6 +7,7 @@ is a finding. The rules for messages are here. All reads only, in the open trans
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime  # noqa: TC003 - the type of a row's field
@@ -18,6 +19,7 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import part
 from sqlq_spark.database import StateSchema, check_types
 from sqlq_spark.database.trust import DELETE, READ, look, use
+from sqlq_spark.errors import clean
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 
@@ -32,6 +34,8 @@ HELD = 60.0  # seconds for which a transaction may have messages locked
 LONG_HEADERS = 1 << 20  # bytes
 LOWEST = 50  # messages whose headers are read
 CUT = 65_536  # characters of headers that the statement reads
+# a name or a literal of SQL, or a word of a shell; one that is not closed goes to the end
+IN_QUOTES = re.compile(r"""'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|\[(?:[^\]]|\]\])*+(?:\]|\Z)""")
 # findings of `check_delayed` that concern the queue into which messages are moved
 MOVED_INTO = {"move_trigger", "move_foreign_key", "move_check"}
 
@@ -51,9 +55,22 @@ class Finding:
         return self.severity != "note"
 
     @property
+    def fix_lines(self) -> list[str]:
+        """
+        The lines of the fix, without control characters.
+
+        A line break in quotes is of a name: what follows it is no statement.
+        """
+        return [clean(line) for line in IN_QUOTES.sub(_clean_part, self.fix).splitlines()]
+
+    @property
     def rank(self) -> int:
         """Its place among severities, 0 for the worst."""
         return get_args(Severity).index(self.severity)
+
+
+def _clean_part(part: re.Match[str]) -> str:
+    return clean(part[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +132,7 @@ def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
     """Make a finding of the reason why a queue cannot be read."""
     name, found, facts = "unreadable", str(error), vars(error)
     severity: Severity = "error"
-    fix = facts.get("fix") or facts.get("reason", "")
+    fix = facts.get("fix") or clean(facts.get("reason", ""))
     match error:
         case errors.QueueNotFound():
             name, fix = "absent", f"sqlqueue create {quote(where)}"
@@ -243,7 +260,7 @@ def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
         severity="note",
         found=f"{refused.found}, who is trusted only where an option or an argument names the "
         "queue",
-        fix=f"set trustedOwners={refused.value} to send replies and events there too",
+        fix=f"set trustedOwners={clean(refused.value)} to send replies and events there too",
     )
     return [finding]
 

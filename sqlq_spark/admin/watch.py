@@ -11,6 +11,7 @@ rolled back counts as in and out. Over several intervals the figures are correct
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -322,6 +323,11 @@ def to_metrics(now: Look, state_schema: str) -> str:
 
 
 def label(text: str) -> str:
-    """The untrusted value of a label, in quotes."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """The untrusted value of a label, in quotes; control characters are shown as JSON's escapes."""
+    visible = (each if each.isprintable() or each == "\n" else json_escape(each) for each in text)
+    escaped = "".join(visible).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
+
+
+def json_escape(character: str) -> str:
+    return json.dumps(character)[1:-1]

@@ -24,7 +24,7 @@ from typer import Option, Typer
 
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect, purge, watch
-from sqlq_spark.admin.formats import Column, clean, quantity, span, view, write_utf_8
+from sqlq_spark.admin.formats import Column, quantity, span, view, write_utf_8
 from sqlq_spark.admin.problems import Finding
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
@@ -142,7 +142,7 @@ def draw(now: Look, state_schema: str, view_name: str) -> Group:
         if now.queues
         else Text(screen.NO_QUEUES),
         Text(
-            f"no streams: this login sees no state tables in schema {clean(state_schema)} "
+            f"no streams: this login sees no state tables in schema {errors.clean(state_schema)} "
             "(`sqlqueue install` creates them)"
         )
         if now.streams is None

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sqlq_spark.admin.formats import clean, has_characters, make_cell, write_utf_8
-from sqlq_spark.errors import Cancelled
+from sqlq_spark.admin.formats import has_characters, make_cell, write_utf_8
+from sqlq_spark.errors import Cancelled, clean
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, TIME_SENT
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def print_unchanged(text: str) -> None:
 def finding_lines(its: Finding) -> list[Text]:
     """A finding, and below it the statements that fix it, one per line."""
     head = (its.severity, STYLES[its.severity])
-    fixes = [Text(f"    {clean(fix)}", "cyan") for fix in its.fix.splitlines()]
+    fixes = [Text(f"    {line}", "cyan") for line in its.fix_lines]
     return [Text.assemble(head, f"  {clean(its.where)}: {clean(its.found)}"), *fixes]
 
 

@@ -51,8 +51,9 @@ ABSENT = (
     errors.NotReachable,
 )
 reached: set[str] = set()  # urls that led to a database in this process
-# worth another attempt with the option `credentials`, which then gives another password
-EXPIRED = (errors.CredentialsFailed, errors.LoginRefused)
+# worth another attempt with the option `credentials`, which then gives another password; a server
+# that does not speak English refuses a login in words that are not known
+EXPIRED = (errors.CredentialsFailed, errors.LoginRefused, errors.ConnectionUnclear)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
 UNSENDABLE = re.compile(r"[\0\ud800-\udfff]")  # in a password: NUL, half of a surrogate pair
 LONGEST_REASON = 500  # characters of an error of azure-identity or boto3

@@ -43,7 +43,8 @@ HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
 # fmt: off
 StatementName = Literal[
     # transactions.sql
-    "begin_alone", "begin", "set_lock_timeout", "commit", "rollback", "savepoint", "undo",
+    "begin_alone", "begin", "transaction_limit", "set_lock_timeout", "commit", "rollback",
+    "savepoint", "undo",
     "release", "check_deferred", "end_frozen", "clock",
     # trust.sql
     "table_owners",
@@ -76,7 +77,7 @@ StatementName = Literal[
     "trail_kept", "record_action", "trail",
     # checks.sql
     "check_rows", "check_owner", "check_queue", "check_delayed", "check_server", "check_state",
-    "state_schemas", "blockers",
+    "state_schemas", "why_refused", "blockers",
     # script.sql
     "script_begin", "script_check", "script_roles", "script_role", "script_reader", "script_sender",
     "script_operator", "script_receive", "script_send", "script_produce", "script_move",

@@ -106,9 +106,8 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
         check = partial(checks.run_all_checks, queues=[*queues])
         findings += repeat(partial(check, unnamed=() if named else queues))
     for finding in findings:
-        runner.print_line(
-            f"{finding.severity}  {finding.where}: {finding.found}. Fix: {finding.fix}"
-        )
+        fix = " ".join(finding.fix_lines)
+        runner.print_line(f"{finding.severity}  {finding.where}: {finding.found}. Fix: {fix}")
     return {
         "queues": len(queues),
         **done,

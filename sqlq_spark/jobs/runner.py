@@ -117,7 +117,7 @@ def sentence(error: BaseException) -> str:
 
 def print_line(line: str, file: TextIO | None = None) -> None:
     """Print a line without control characters, because parts of it are untrusted."""
-    print("".join(each if each.isprintable() else "·" for each in line), file=file)
+    print(errors.clean(line), file=file)
 
 
 # ---------------------------------------------------------------- dry run

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlq_spark.errors import BadInput
+from sqlq_spark.errors import BadInput, clean
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import CHECKPOINT
 from sqlq_spark.options.fields import (
@@ -32,6 +32,7 @@ from sqlq_spark.options.names import (
     EXAMPLES,
     HIDDEN,
     PASSWORD_VARIABLES,
+    describe_url,
     hide_secrets,
     other_password_variables,
 )
@@ -52,6 +53,10 @@ class BadSettings(BadInput):
     """Settings of a job cannot be used; the message has one line for each."""
 
     reason: str
+
+    def describe(self, spelled: Mapping[str, str]) -> str:  # noqa: ARG002 - it names no option
+        """Return the text; its lines are of the job's user."""
+        return "\n".join(map(clean, str(self.reason).splitlines()))
 
 
 # ---------------------------------------------------------------- readers
@@ -384,9 +389,21 @@ def secret(scope: str, key: str) -> str:
 
 def show(name: str, given: Any) -> str:  # noqa: ANN401
     """A value as text, without the passwords in it: in a url, in a list, in a table."""
-    shown = repr(given)
+    shown = repr(_without_urls(name, given))
     hidden = given is not None and ("password" in name or "password':" in shown.lower())
     return HIDDEN if hidden else hide_secrets(shown)
+
+
+def _without_urls(name: str, given: Any) -> Any:  # noqa: ANN401
+    """Return a value with each url in it described."""
+    match given:
+        case str() if name.lower() == "url" or "://" in given:
+            return describe_url(given)
+        case dict():
+            return {key: _without_urls(str(key), value) for key, value in given.items()}
+        case list() | tuple():
+            return [_without_urls(name, each) for each in given]
+    return given
 
 
 def describe_unknown(what: str, name: str, known: Sequence[str]) -> str:

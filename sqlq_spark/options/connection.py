@@ -38,6 +38,7 @@ from sqlq_spark.options.names import (
     parse_roles,
     parse_tables,
     with_login,
+    with_lower_scheme,
 )
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ class DatabaseOptions:
             raise MissingOption(option="url", example=f"{EXAMPLES}. {OF_A_TABLE}")
         naming = names_of(given["url"])
         values = read_options(cls, given, naming)
-        url = with_login(values["url"], given.get("user"), given.get("password"))
+        url = with_lower_scheme(values["url"])
+        url = with_login(url, given.get("user"), given.get("password"))
         if "credentials" in values:
             _refuse_password(url, values["credentials"], naming)
         return cls(**values | {"url": url}, given=frozenset(given), **others)

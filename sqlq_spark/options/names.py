@@ -25,6 +25,7 @@ STATE = "sqlqueue"  # default schema of the state tables; that of a domain is sq
 LIST = "names of queues, separated by commas"
 ROLES = "names of roles, separated by commas"
 
+PLAIN_SCHEME = re.compile(r"(?:jdbc:)?[^\W\d_]{1,12}")  # as of another database
 SCHEMES = {scheme: names for names in DIALECTS.values() for scheme in names.schemes}
 
 # environment variables with a password that only one database's tools read
@@ -45,6 +46,12 @@ OWN_SECRETS = [word for names in DIALECTS.values() for word in names.secrets]
 SECRET = "|".join(map(_encoded, ["password", "secret", *OWN_SECRETS]))
 SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
 HIDDEN = "***"
+_PART = r"[^:,@/?#;&=\s]*"
+_HOST = rf"(?:\[[^\[\]@/?\s]*\]|{_PART})(?::[0-9]*)?"
+PLAIN_URL = re.compile(
+    rf"\w+://(?:(?P<user>{_PART})(?P<password>:[^@/?\s]*)?@)?"
+    rf"(?P<place>{_HOST}(?:,{_HOST})*(?:/{_PART})?)(?P<query>\?.*)?"
+)
 
 
 def names_of(url: str) -> Names:
@@ -53,8 +60,15 @@ def names_of(url: str) -> Names:
     try:
         return SCHEMES[scheme.lower()]
     except KeyError:
-        found = f"{scheme}://…" if colon else "…"  # the text may hold a password
+        # the text may hold a password
+        found = f"{scheme}://…" if colon and PLAIN_SCHEME.fullmatch(scheme) else "…"
         raise BadOption(option="url", found=found, expected=EXAMPLES) from None
+
+
+def with_lower_scheme(url: str) -> str:
+    """Return a url with its scheme in lower case: libpq reads no other, and quotes the url."""
+    scheme, colon, rest = url.partition("://")
+    return f"{scheme.lower()}{colon}{rest}"
 
 
 def other_password_variables(url: str) -> set[str]:
@@ -81,6 +95,17 @@ def hide_secrets(url: str) -> str:
     """Replace the password and other secrets of a url by HIDDEN."""
     without_password = re.sub(r"(?s)(?<=://)([^/@:?]*):.*@", rf"\1:{HIDDEN}@", url)
     return SECRETS.sub(rf"\1{HIDDEN}", without_password)
+
+
+def describe_url(url: str) -> str:
+    """Return a url without password and parameters; of one that is not plain, only the scheme."""
+    scheme = url.partition("://")[0].lower()
+    found = PLAIN_URL.fullmatch(url)
+    if found is None or scheme not in SCHEMES:
+        return f"{scheme}://{HIDDEN}" if scheme in SCHEMES else HIDDEN
+    password = f":{HIDDEN}" if found["password"] else ""
+    login = "" if found["user"] is None else f"{found['user']}{password}@"
+    return f"{scheme}://{login}{found['place']}{f'?{HIDDEN}' if found['query'] else ''}"
 
 
 # ----- queues and tables ---------------------------------------------------------------------

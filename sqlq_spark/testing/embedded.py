@@ -93,7 +93,7 @@ class Server:
         except ServerFailed as failed:
             text = log.read_text(errors="replace") if log.exists() else ""
             raise ServerFailed(
-                program="pg_ctl start", reason="\n".join(text.splitlines()[-10:])
+                program="pg_ctl start", reason="; ".join(text.splitlines()[-10:])
             ) from failed
         if fresh:
             self.create_database("shop")
@@ -139,7 +139,9 @@ class Server:
             check=False,
         )
         if done.returncode:
-            raise ServerFailed(program=program, reason=(done.stderr or done.stdout).strip())
+            raise ServerFailed(
+                program=program, reason=" ".join((done.stderr or done.stdout).split())
+            )
 
 
 @contextlib.contextmanager

@@ -91,6 +91,22 @@ def gauges(text: str) -> dict[str, dict[str, float]]:
     }
 
 
+def test_no_name_becomes_a_statement_of_a_fix(run: Run, place: Place) -> None:
+    """A table's name with a line break stands in one line of `doctor`, as the server quotes it."""
+    odd = address(place, "a\nDROP TABLE orders; --")
+    run("create", odd)
+    place.sql(f"ALTER TABLE {odd} SET (autovacuum_enabled = off)")
+
+    printed = run("doctor", odd).out
+    (fix,) = [
+        each["fix"] for each in run("doctor", odd, "--json").objects if "RESET" in each["fix"]
+    ]
+
+    assert "DROP TABLE" in printed
+    assert [line for line in printed.splitlines() if line.strip().startswith("DROP")] == []
+    assert "a\nDROP TABLE" in fix
+
+
 def test_figures_are_written_for_programs_collectors_and_readers(
     run: Run, orders: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +140,11 @@ def test_figures_are_written_for_programs_collectors_and_readers(
     assert {*tmp_path.iterdir()} == {file, page}
     found = gauges(file.read_bytes().decode())
     assert found.keys() == gauges(printed).keys()
-    assert found["sqlqueue_messages"] == {orders: 1, odd: 3}
-    assert found["sqlqueue_problems"] == {orders: 0, odd: 1}
+    # a label has escapes for a line break, a quote and a backslash only: others are shown as text
+    named = odd.replace("\r", "\\r").replace("\t", "\\t").replace("\u2028", "\\u2028")
+    assert not any(each < " " for each in printed.replace("\n", ""))
+    assert found["sqlqueue_messages"] == {orders: 1, named: 3}
+    assert found["sqlqueue_problems"] == {orders: 0, named: 1}
     assert found["sqlqueue_held_messages"][orders] == 1
     assert found["sqlqueue_delayed_messages"] == {}
 

@@ -317,7 +317,6 @@ def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None
 
     for error, queue in ((sent, bench.queue), (diverted, bench.errors)):
         assert f"the sequence of {bench.desk.printed(queue)} is behind" in str(error.value)
-        assert "(seq)=(1)" in str(error.value) or queue == bench.errors
         (found,) = [each for each in look(bench, queue) if each.name == "sequence_behind"]
         assert found.fix.startswith("SELECT setval('")
         run(bench, found.fix)

@@ -120,6 +120,66 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
             session.run_with_retries(lambda connection: connection.value("clock"))
 
 
+def limited(bench: Bench, limit: str) -> str:
+    """The url of a session with a limit for each transaction, as a DBA sets it on a login."""
+    known = "SELECT 1 FROM pg_settings WHERE name = 'transaction_timeout'"
+    if not bench.dotnet.execute(known):
+        pytest.skip("PostgreSQL before 17 has no transaction_timeout")
+    return with_settings(bench.dotnet.url, f"transaction_timeout={limit}")
+
+
+@ALONE
+@pytest.mark.parametrize("is_between", [True, False])
+def test_a_time_limit_of_the_login_is_named_at_once(bench: Bench, *, is_between: bool) -> None:
+    """In a statement, and between two, where there is no SQLSTATE; it is not tried again."""
+    session = bench.session("limited", url=limited(bench, "300ms"))
+    attempts = []
+
+    def work(connection: Connection) -> None:
+        attempts.append(1)
+        with transaction(connection):
+            bench.desk.run("begin")
+            bench.desk.run("install_lock", state_name="r")
+            if is_between:
+                until(lambda: bench.dotnet.sessions(f"{bench.name} limited"), 0)
+            connection.run("install_lock", state_name="r")
+
+    with pytest.raises(errors.TransactionLimited, match=r"transaction_timeout = 0\.3 s"):
+        session.run_with_retries(work)
+    bench.desk.run("rollback")
+
+    assert attempts == [1]
+
+
+@ALONE
+def test_a_time_limit_below_query_timeout_is_found(bench: Bench) -> None:
+    """The fix sets it for this login in this database; a longer one is right."""
+    for limit, names in (("1s", ["transaction_limit"]), ("2h", []), ("0", [])):
+        connection = bench.open(f"limit {limit}", url=limited(bench, limit))
+        found = [each for each in checks.of_server(connection) if each.is_problem]
+
+        assert [each.name for each in found] == names
+        assert all("SET transaction_timeout = 0" in each.fix for each in found)
+    bench.dotnet.dba.run(checks.of_server(bench.open("x", url=limited(bench, "1s")))[0].fix)
+
+
+@ALONE
+def test_no_notice_is_printed(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not of a long name, which is cut between two characters; not of a trigger, with a body."""
+    table = bench.dotnet.quoted(bench.queue)
+    bench.dotnet.dba.run(f"""
+        CREATE FUNCTION "{bench.dotnet.schema}".say() RETURNS trigger LANGUAGE plpgsql AS
+        $$BEGIN RAISE WARNING 'body %', NEW.body; RETURN NEW; END$$;
+        CREATE TRIGGER say BEFORE INSERT ON {table}
+            FOR EACH ROW EXECUTE FUNCTION "{bench.dotnet.schema}".say()""")
+    connection = bench.open("é" * 60)
+
+    dispatch(bench, stage(bench, chunk(b"x")), connection=connection)
+
+    assert bench.dotnet.execute(f"SELECT count(*) FROM {table}")[0][0] == 1
+    assert capfd.readouterr().err == ""
+
+
 def clock(session: Session) -> int:
     """Run a statement, again where it is worth another try; how many rows it gave."""
     return len(session.run_with_retries(lambda connection: connection.values("clock")))
@@ -149,7 +209,7 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
             server.stop()
             assert (clock(new), clock(old)) == (1, 1)
             server.stop()
-            other = SourceOptions.parse({"url": f"{server.url}?user=x", "queue": "orders"})
+            other = SourceOptions.parse({"url": f"{server.url}&user=x", "queue": "orders"})
             with Counting(other, "test") as wrong, pytest.raises(errors.NotReachable):
                 clock(wrong)
             # a lost connection, its second attempt, the other url

@@ -233,9 +233,32 @@ RETURNING""",
     Fault(
         id="cancelled-by-english",
         file="database/postgresql/errors.py",
-        old="if took < LIMIT_REACHED * place.seconds:",
-        new="if took < 0:",
+        old='if state == "57014" and took < LIMIT_REACHED * place.seconds:',
+        new='if state == "57014" and took < 0:',
         tests=["test_postgresql.py::test_what_was_cancelled_did_not_time_out"],
+    ),
+    Fault(
+        id="value-in-error",
+        file="database/postgresql/errors.py",
+        old='    if state.startswith("22") and state not in WITHOUT_VALUE:',
+        new='    if state == "22023":',
+        tests=["test_server_language.py::test_an_error_is_the_same_in_each_language"],
+    ),
+    Fault(
+        id="password-in-path",
+        file="database/postgresql/url.py",
+        old="(?P<path>/[^@?#;&=\\s]*)?",
+        new="(?P<path>/[^@?\\s]*)?",
+        tests=["test_passwords_in_urls.py::test_no_command_shows_a_password"],
+    ),
+    Fault(
+        id="limit-tried-again",
+        file="database/postgresql/connection.py",
+        old="if failure.state == TRANSACTION_TIMEOUT or is_late:",
+        new="if failure.state == TRANSACTION_TIMEOUT:",
+        tests=[
+            "conformance/test_server_settings.py::test_a_time_limit_of_the_login_is_named_at_once"
+        ],
     ),
     Fault(
         id="no-free-connection",

@@ -15,6 +15,9 @@ ATTACKS = {
         "conformance/test_peek_loop.py::"
         "test_a_row_far_above_the_sequence_does_not_make_a_run_endless"
     ),
+    "refused-row": "test_server_language.py::test_an_error_is_the_same_in_each_language",
+    "line-breaks": "test_errors.py::test_no_fact_of_an_error_writes_a_line_of_its_own",
+    "statement-name": "cli/test_queues.py::test_no_name_becomes_a_statement_of_a_fix",
 }
 PROOFS = {
     "task-dies": (

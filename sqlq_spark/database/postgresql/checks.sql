@@ -376,7 +376,8 @@ SELECT law.name, law.severity, law.found, law.fix
 -- What keeps dead rows in all queues of this database: no autovacuum, old transactions elsewhere,
 -- prepared ones among them, and replication slots that no client uses.
 -- A transaction that has neither a snapshot nor a transaction id pins nothing. Before version 17 the
--- server does not say since when a slot is not used.
+-- server does not say since when a slot is not used. And a time limit of this login that is below
+-- :query_timeout; its other limits do not hold in transactions of the package.
 -- Returns: as check_queue
 SELECT 'server_autovacuum' AS name, 'error' AS severity,
        'autovacuum is off on this server: what is received leaves dead rows that slow queues down'
@@ -423,6 +424,14 @@ SELECT 'replication_slot', 'warning',
    AND NOT temporary
    AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL OR restart_lsn IS NOT NULL)
    AND coalesce(since, '-infinity') < now() - make_interval(secs => :seconds::float8)
+UNION ALL
+SELECT 'transaction_limit', 'warning',
+       format('login %s has transaction_timeout = %s, but a statement may take %s s (queryTimeout): a longer '
+              'transaction of a stream or a write is ended, and fails again at each start',
+              quote_ident(current_user), current_setting('transaction_timeout', true), :query_timeout::float8),
+       format('ALTER ROLE %I IN DATABASE %I SET transaction_timeout = 0', current_user, current_database())
+  FROM (SELECT current_setting('transaction_timeout', true)::interval AS longest) AS its
+ WHERE its.longest > interval '0' AND its.longest < make_interval(secs => :query_timeout::float8)
 UNION ALL
 SELECT 'sessions_right', 'note',
        format('login %s may not see how old the transactions of other logins are',
@@ -486,6 +495,75 @@ SELECT n.nspname::text AS schema,
              WHERE c.relnamespace = n.oid
                AND c.relname IN ('receipt_page', 'staging_page', 'dispatch_log'))
  ORDER BY n.nspname
+
+-- name: why_refused
+-- What the tables of a statement that failed lack, for this login: the server's words depend on its
+-- language. :asked is a JSON array of them, in order, each with its role in the statement, its schema, its
+-- name and the rights that it needs; of a statement on state tables, their schema alone. :creates is
+-- whether the statement creates a table, :changes whether it needs the table's owner. :constraint_name is
+-- what refused a row. From the catalogue alone.
+-- Returns: role text, has_schema boolean, has_table boolean, of_seq boolean (whether the constraint is an
+--          index on seq), lacks text (the first that is missing: database, schema, owner, rights,
+--          sequence; or policy; null: nothing), named text (what it lacks a right on, else the database)
+SELECT its.role, n.oid IS NOT NULL AS has_schema, c.oid IS NOT NULL AS has_table, its.of_seq, its.lacks,
+       CASE its.lacks WHEN 'schema' THEN quote_ident(n.nspname)
+                      WHEN 'sequence' THEN s.name
+                      ELSE quote_ident(current_database()) END AS named
+  FROM jsonb_array_elements(:asked::text::jsonb) WITH ORDINALITY AS asked (value, at)
+  LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.value ->> 'schema'
+  LEFT JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.value ->> 'table'
+  LEFT JOIN LATERAL (
+        SELECT q.oid::regclass::text AS name
+          FROM pg_catalog.pg_depend AS d
+          JOIN pg_catalog.pg_class AS q ON q.oid = d.objid AND q.relkind = 'S'
+         WHERE d.classid = 'pg_class'::regclass
+           AND d.refclassid = 'pg_class'::regclass
+           AND d.refobjid = c.oid
+           AND d.deptype = 'a'
+           AND NOT has_sequence_privilege(q.oid, 'USAGE')
+         LIMIT 1) AS s ON true
+ CROSS JOIN LATERAL (
+        SELECT asked.value ->> 'role' AS role,
+               EXISTS (SELECT
+                         FROM pg_catalog.pg_index AS i
+                         JOIN pg_catalog.pg_class AS x ON x.oid = i.indexrelid
+                         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid
+                                                          AND a.attnum = i.indkey[0]
+                        WHERE i.indrelid = c.oid
+                          AND x.relname = :constraint_name::text
+                          AND a.attname = 'seq') AS of_seq,
+               CASE WHEN n.oid IS NULL
+                    THEN CASE WHEN :creates::boolean
+                               AND NOT has_database_privilege(current_database(), 'CREATE')
+                              THEN 'database' END
+                    WHEN NOT has_schema_privilege(n.oid, 'USAGE')
+                      OR :creates::boolean AND NOT has_schema_privilege(n.oid, 'CREATE') THEN 'schema'
+                    WHEN :changes::boolean
+                     AND EXISTS (SELECT
+                                   FROM pg_catalog.pg_class AS t
+                                  WHERE t.relkind = 'r'
+                                    AND (t.oid = c.oid
+                                         OR t.relnamespace = n.oid
+                                        AND asked.value ->> 'table' IS NULL)
+                                    AND NOT pg_has_role(t.relowner, 'USAGE')) THEN 'owner'
+                    WHEN EXISTS (
+                            SELECT
+                              FROM jsonb_array_elements_text(asked.value -> 'needs') AS needs (word)
+                             CROSS JOIN LATERAL (
+                                    SELECT split_part(needs.word, ' ', 1) AS name,
+                                           substring(needs.word FROM '\((.*)\)') AS of_column) AS r
+                             WHERE CASE WHEN r.of_column IS NULL
+                                        THEN NOT has_table_privilege(c.oid, r.name)
+                                        ELSE EXISTS (SELECT
+                                                       FROM pg_catalog.pg_attribute AS a
+                                                      WHERE a.attrelid = c.oid
+                                                        AND a.attname = r.of_column
+                                                        AND NOT has_column_privilege(
+                                                                c.oid, a.attnum, r.name)) END)
+                    THEN 'rights'
+                    WHEN asked.value -> 'needs' ? 'INSERT' AND s.name IS NOT NULL THEN 'sequence'
+                    WHEN row_security_active(c.oid) THEN 'policy' END AS lacks) AS its
+ ORDER BY asked.at
 
 -- name: blockers
 -- Transactions that have locked a whole table of this database, or wait for that while all others wait

@@ -13,8 +13,10 @@ begins or ends a transaction is sent in one message.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,10 +28,17 @@ from sqlq_spark.database import OPENS, Work
 from sqlq_spark.database.explain import find_faults, to_explain
 from sqlq_spark.database.postgresql import drivers, explain
 from sqlq_spark.database.postgresql.errors import (
-    find_table,
+    LIMIT_REACHED,
+    LOOKED_UP,
+    MAKES,
+    TRANSACTION_TIMEOUT,
+    UNKNOWN,
+    Refusal,
+    choose_refusal,
     read_error,
-    refused_schema,
+    schema_of,
     statement_error,
+    tables_to_look_up,
 )
 from sqlq_spark.database.postgresql.rows import (
     LACKS,
@@ -44,14 +53,15 @@ from sqlq_spark.database.postgresql.rows import (
 )
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.postgresql import POSTGRESQL, cut_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from adbc_driver_postgresql import dbapi
 
-    from sqlq_spark.database import Tables, Value
+    from sqlq_spark.database import Place, Tables, Value
+    from sqlq_spark.database.postgresql.errors import Failure
     from sqlq_spark.database.results import Result
     from sqlq_spark.database.statements import StatementName
 
@@ -103,7 +113,27 @@ class FrozenSession:
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
     server = redact(url)
     raw = drivers.connect(url, server, application, timeout)
-    return Connection(raw, server=server, state=state, timeout=timeout, application=application)
+    made = Connection(raw, server=server, state=state, timeout=timeout, application=application)
+    try:
+        # read now: a session that this limit has ended cannot say it
+        made.transaction_limit = made.value("transaction_limit") or 0.0
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+@contextmanager
+def named_refusal() -> Iterator[None]:
+    """Raise RightMissing where the server refuses a script; other errors are the driver's."""
+    try:
+        yield
+    except Error as error:
+        if error.sqlstate != "42501":
+            raise
+        fix = "a login that has the right which the server names"
+        reason = read_error(error).text
+        raise errors.RightMissing(reason=reason, statement="script", fix=fix) from None
 
 
 def read_up_to(cursor: dbapi.Cursor, most: int) -> pa.Table:
@@ -127,14 +157,17 @@ class Connection(database.Connection):
     shapes = explain.SHAPES
     most_moved = 64 << 20
     _raw: dbapi.Connection
+    transaction_limit = 0.0  # seconds that the login's transactions may take; 0: any time
     _began = 0.0  # when the last statement was sent, by this process's clock
+    _opened = 0.0  # when its transaction began, by this process's clock
 
     def _read(
         self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
     ) -> Result:
         text, names = number_parameters(statement)
         if statement == "begin":
-            text, names = write_values(statement, values), ()
+            name = cut_name(str(values["application"]))
+            text, names = write_values(statement, {**values, "application": name}), ()
         bound = tuple(values[name] for name in names)
         try:
             table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
@@ -174,7 +207,7 @@ class Connection(database.Connection):
         return {column.name: column.type for column in columns}
 
     def run_script(self, text: str) -> list[Any]:
-        with self._raw.cursor() as cursor:
+        with named_refusal(), self._raw.cursor() as cursor:
             cursor.executemany(text, None)
         return []
 
@@ -199,7 +232,7 @@ class Connection(database.Connection):
         if not text.startswith("EXPLAIN"):
             self.run_script(text)
             return ""
-        with self._raw.cursor() as cursor:
+        with named_refusal(), self._raw.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
             cursor.execute(text)
             return "\n".join(line for (line,) in cursor.fetchall())
@@ -265,7 +298,7 @@ class Connection(database.Connection):
         # the driver copies a batch before it sends it: small ones, or all is in memory twice
         step = max(1, COPIED * rows.num_rows // max(1, rows.nbytes))
         batches = pa.Table.from_batches(rows.to_batches(max_chunksize=step), rows.schema)
-        self._began = time.monotonic()
+        self._note_start()
         try:
             with self._raw.cursor() as cursor:
                 schema = into.schema or POSTGRESQL.default_schema
@@ -281,7 +314,7 @@ class Connection(database.Connection):
         tables: Tables,
         most: int | None = None,
     ) -> pa.Table:
-        self._began = time.monotonic()
+        self._note_start()
         text = f"/* sqlqueue:{statement} */ {text}"
         try:
             with self._raw.cursor() as cursor:
@@ -303,26 +336,67 @@ class Connection(database.Connection):
             raise self._failure(statement, tables, error) from None
         return found
 
+    def _note_start(self) -> None:
+        self._began = time.monotonic()
+        if self.work is Work.NONE:
+            self._opened = self._began
+
     def _failure(self, statement: str, tables: Tables, error: Error) -> errors.DatabaseFailure:
         """Undo, and return the package's error."""
         failure = read_error(error)
-        took = time.monotonic() - self._began
-        if "statement pooling" in failure.text:
+        now = time.monotonic()
+        took, open_for = now - self._began, now - self._opened
+        if "statement pooling" in failure.text:  # PgBouncer's words, which are English everywhere
             return errors.StatementPooling(server=self.server, reason=failure.text)
         if not self.undo():
-            return errors.ConnectionLost(statement=statement, reason=failure.text)
-        role, queue = find_table(tables, failure.text) if tables else ("", None)
-        place = self._place(statement, queue, role)
-        team = self._team(statement, refused_schema(failure, place))
-        return statement_error(failure, place, took=took, team=team)
+            return self._lost(statement, failure, open_for)
+        refusals = self._look_up(statement, tables, failure)
+        found = choose_refusal(failure.state, refusals)
+        role = found.role if found else next(iter(tables), "")
+        place = self._place(statement, tables.get(role), role)
+        team = self._team(failure.state, place, found)
+        return statement_error(failure, place, took=took, found=found, team=team)
 
-    def _team(self, statement: str, schema: str | None) -> tuple[str, str] | None:
-        """Return a schema with the roles that may use it, if it is a state schema."""
-        if schema is None or statement == "state_schemas":
+    def _lost(self, statement: str, failure: Failure, open_for: float) -> errors.DatabaseFailure:
+        """
+        Return the error of a session that has ended.
+
+        A session that is ended between two statements has no SQLSTATE: then the time decides.
+        """
+        limit = self.transaction_limit
+        is_late = limit > 0 and open_for >= LIMIT_REACHED * limit and failure.state == UNKNOWN
+        if failure.state == TRANSACTION_TIMEOUT or is_late:
+            found = f"{limit:g} s" if limit > 0 else "a time that was set after it connected"
+            return errors.TransactionLimited(
+                statement=statement, setting="transaction_timeout", found=found
+            )
+        return errors.ConnectionLost(statement=statement, reason=failure.text)
+
+    def _look_up(self, statement: str, tables: Tables, failure: Failure) -> list[Refusal]:
+        """Ask the catalogue what a statement that failed lacks; nothing if that fails too."""
+        if failure.state not in LOOKED_UP or statement in {"why_refused", "state_schemas"}:
+            return []
+        try:
+            return self.rows(
+                "why_refused",
+                Refusal,
+                asked=json.dumps(tables_to_look_up(self._place(statement, None), tables)),
+                creates=statement.startswith(MAKES),
+                changes=statement.startswith((*MAKES, "add", "drop")),
+                constraint_name=failure.constraint,
+            )
+        except errors.DatabaseFailure:
+            return []
+
+    def _team(self, state: str, place: Place, found: Refusal | None) -> tuple[str, str] | None:
+        """Return a refused schema with the roles that may use it, if it has state tables."""
+        is_other = found is not None and found.lacks in {"database", "owner", "policy"}
+        if state != "42501" or is_other or place.statement == "state_schemas":
             return None
-        found = self.row("state_schemas", database.StateSchema, schema_name=schema)
-        if found is not None:
-            return schema, found.roles
+        schema = self.state if place.queue is None else schema_of(place.queue)
+        its = self.row("state_schemas", database.StateSchema, schema_name=schema)
+        if its is not None:
+            return schema, its.roles
         return (schema, "") if schema == self.state else None
 
     def _undo(self, work: Work) -> Work | None:

@@ -25,8 +25,8 @@ from adbc_driver_postgresql import dbapi
 
 from sqlq_spark import errors
 from sqlq_spark.database.postgresql.errors import connection_error, sentence
-from sqlq_spark.database.postgresql.url import Target
-from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.database.postgresql.url import Target, quotes_secret
+from sqlq_spark.wire.postgresql import POSTGRESQL, cut_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,9 @@ OLDEST = 13  # the first version with gen_random_uuid; older ones are not tested
 NO_OPTIONS = r"unsupported startup parameter|command-line options"
 WITHOUT_OPTIONS: set[str] = set()  # servers that refused them in this process
 SEARCH_PATH = "-c search_path=pg_catalog,pg_temp"
+
+# instead of a sentence that quotes the url
+HIDDEN_SENTENCE = "the driver's sentence is not shown, because it quotes a part of the url"
 
 AZURE_SCOPE = "https://ossrdbms-aad.database.windows.net/.default"
 # an RDS host's name has its region
@@ -69,7 +72,7 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
             risk,
         )
     parameters = {
-        "application_name": application[:63],
+        "application_name": cut_name(application),
         "client_encoding": "UTF8",
         "connect_timeout": str(max(2, int(timeout))),
         **target.verification(),
@@ -81,7 +84,8 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
     except Error as error:
         text = sentence(error)
         if "options" not in parameters or not re.search(NO_OPTIONS, text):
-            raise connection_error(server, text) from None
+            shown = HIDDEN_SENTENCE if quotes_secret(text, url) else text
+            raise connection_error(server, text, shown) from None
     WITHOUT_OPTIONS.add(server)
     return _open(url, server, application, timeout)
 

@@ -1,7 +1,9 @@
 """
 A driver's error → the package's error, with the SQL that fixes the problem.
 
-libpq reports why a connection failed in words only. A statement that failed has a SQLSTATE.
+The server's sentences are in the language of its setting lc_messages, so nothing is read from them.
+A statement that failed has a SQLSTATE, and the catalogue has what is missing: see `why_refused`.
+libpq reports why a connection failed in words only. Those of a server in English are known here.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from adbc_driver_manager import AdbcStatusCode
 
 from sqlq_spark import errors
 from sqlq_spark.database import Place
@@ -21,8 +25,15 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Tables
 
 NO_CONNECTION_LEFT = "53300"  # a SQLSTATE
+UNKNOWN = "?????"  # instead of a SQLSTATE, where the driver has none
+# status of the driver's own look for a table, where the error has no SQLSTATE → SQLSTATE
+DRIVER_STATES = {
+    AdbcStatusCode.NOT_FOUND: "42P01",
+    AdbcStatusCode.UNAUTHORIZED: "42501",
+    AdbcStatusCode.ALREADY_EXISTS: "42703",  # a column is not there
+}
 
-# words of libpq for a connection that failed → what they mean; the first that are found count
+# English words for a connection that failed → what they mean; the first that are found count
 WORDS: dict[str, type[errors.DatabaseFailure]] = {
     # the server was reached, and crashed, stops or starts
     r"terminat|closed the connection|reset by peer|is (?:starting|shutting|not yet)|"
@@ -40,6 +51,10 @@ WORDS: dict[str, type[errors.DatabaseFailure]] = {
     r"database.*does not exist": errors.DatabaseNotFound,
     r"authentication|password|role .* (?:does not exist|is not permitted)|"
     r"pg_hba": errors.LoginRefused,
+    # libpq's own, which are English everywhere: no server has answered
+    r"refused$|refused |could not (?:translate|connect|create|look up)|[Tt]imed out|timeout|"
+    r"unreachable|No route|No such file|Permission denied|[Hh]ost is down|invalid |"
+    r"not currently accepting|Cannot assign": errors.NotReachable,
 }
 
 FIND_PRIMARY = (
@@ -48,7 +63,7 @@ FIND_PRIMARY = (
     "target_session_attrs=read-write."
 )
 
-# SQLSTATE → what it means; `Place.error` looks at the statement too
+# SQLSTATE → what it means
 CODES: dict[str, type[errors.DatabaseFailure]] = {
     "22023": errors.TimeZoneNotFound,
     "23505": errors.ReceiptExists,
@@ -70,8 +85,20 @@ BEHIND = (
 # SQLSTATEs of a wrong message or table: another attempt would fail as well
 LASTING = ("0A", "22", "23", "42", "44", "P0")
 
+# SQLSTATEs of data exceptions (22) whose sentence has no value of a row: too long, null, divided by
+# zero, of another binary format
+WITHOUT_VALUE = {"22001", "22004", "22012", "22P03"}
+NOT_SHOWN = "the server refuses a value, which is not shown because it may be a message's"
+# SQLSTATEs whose DETAIL has no values of rows: deadlocks, resources, limits, cancelled
+WITHOUT_ROWS = ("40", "53", "54", "55", "57")
+TRANSACTION_TIMEOUT = "25P04"
+# SQLSTATEs for which the catalogue says what is missing
+LOOKED_UP = {"23505", "3F000", "42501", "42P01"}
+
 # share of the time limit; a statement that ends sooner was cancelled, with the same SQLSTATE
 LIMIT_REACHED = 0.95
+
+MAKES = ("create", "install")  # statements that create tables begin so
 
 # statement, or statement and role of the table → the rights that it needs there
 RIGHTS = {
@@ -97,109 +124,164 @@ RIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A driver's error, without the driver."""
+    """A driver's error, without the driver, the text of the statement and values of rows."""
 
     state: str  # SQLSTATE
     text: str  # the server's sentence, or libpq's
+    constraint: str = ""  # or the index that refused a row
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What the catalogue says of one table of a statement that failed: a row of `why_refused`."""
+
+    role: str  # the table's name in the statement
+    has_schema: bool
+    has_table: bool
+    of_seq: bool  # whether the index that refused a row is on seq
+    lacks: str | None  # database, schema, owner, rights, sequence or policy; None: nothing
+    named: str  # quoted: what it lacks a right on, or the database
 
 
 def read_error(error: Error) -> Failure:
-    text = sentence(error)
-    state: Any = getattr(error, "sqlstate", None)
-    if not state:  # a bulk insert into an absent table, or column, which the driver looks for
-        absent = "42P01" if "does not exist" in str(error) else "?????"
-        state = "42703" if text.startswith('Column "') else absent
-    return Failure(str(state), text)
+    fields = {name: value.decode(errors="replace") for name, value in map(_field, error.details)}
+    state = error.sqlstate
+    if state is None:
+        # of a bulk insert: the driver itself looks for the table, and then for the columns
+        state = DRIVER_STATES.get(error.status_code, UNKNOWN)
+        is_look = state in {"42P01", "42501"}
+        return Failure(state, "the driver cannot look at the table" if is_look else sentence(error))
+    text = fields.get("MESSAGE_PRIMARY", "")
+    if state.startswith("22") and state not in WITHOUT_VALUE:
+        text = NOT_SHOWN
+    elif state.startswith(WITHOUT_ROWS) and "MESSAGE_DETAIL" in fields:
+        text = f"{text}. {fields['MESSAGE_DETAIL']}"
+    return Failure(state, " ".join(text.split()), fields.get("CONSTRAINT_NAME", ""))
+
+
+def _field(detail: tuple[str | bytes, bytes]) -> tuple[str, bytes]:
+    name, value = detail
+    return (name.decode() if isinstance(name, bytes) else name).removeprefix("PG_DIAG_"), value
 
 
 def sentence(error: Error) -> str:
-    """Return the server's sentence, or libpq's, without the statement's text and row's values."""
+    """Return the sentence of libpq or of the driver, without a statement's text."""
     text = re.split(r"\n+Query was:|\. SQLSTATE:", str(error))[0]
-    found = re.search(
-        r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|\nDETAIL:  (?:Failing row|Token) |$)",
-        text,
-        flags=re.DOTALL,
-    )
+    text = re.sub(r"(?s)Failed to execute query '.*': ", "", text)
+    found = re.search(r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|$)", text, re.DOTALL)
     text = found[1] if found else text.rpartition("[libpq]")[2]
     return " ".join(text.split())
 
 
-def connection_error(server: str, text: str) -> errors.DatabaseFailure:
-    """Return the error for a connection that failed, by libpq's sentence."""
+def connection_error(server: str, text: str, shown: str | None = None) -> errors.DatabaseFailure:
+    """Return the error for a connection that failed, by libpq's sentence; `shown` instead of it."""
     found = (kind for words, kind in WORDS.items() if re.search(words, text))
     place = Place(server=server)
-    return place.error(next(found, errors.NotReachable), text, code=NO_CONNECTION_LEFT)
+    kind = next(found, errors.ConnectionUnclear)
+    return place.error(kind, text if shown is None else shown, code=NO_CONNECTION_LEFT)
 
 
 def statement_error(
-    failure: Failure, place: Place, *, took: float, team: tuple[str, str] | None
+    failure: Failure,
+    place: Place,
+    *,
+    took: float,
+    found: Refusal | None = None,
+    team: tuple[str, str] | None = None,
 ) -> errors.DatabaseFailure:
-    """Return the error after `took` seconds; `team`: a state schema that is refused, its roles."""
-    state, text, queue, fix = failure.state, failure.text, place.queue, ""
-    other = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
-    kind = CODES.get(state, other)
-    # whether the server misses the queue or its schema, not something that its trigger uses
-    is_queue = queue is not None and (queue.table in text or schema_of(queue) in text)
-    match state:
-        case "57014" if took < LIMIT_REACHED * place.seconds:
-            kind = errors.Cancelled
-        case "55P03":
-            place = replace(place, seconds=place.lock_seconds)
-        case "42P01" if queue is not None and not is_queue:
-            kind = other
-        case "3F000" if queue is None or (is_queue and not place.creates):
-            kind = errors.QueueNotFound
-        case "25006":
-            fix = FIND_PRIMARY
-        case "23505" if queue is not None and "Key (seq)=" in text:
-            text += BEHIND.format(place.target)
-        case "42501" if team is not None:
-            kind, fix = errors.StateRightMissing, errors.StateRightMissing.fix_of(*team)
-        case "42501" if "row-level security" in text:
-            kind = other
-        case "42501":
-            fix = missing_grant(text, place)
+    """
+    Return the error of a statement.
+
+    Args:
+        failure: what the server said.
+        place: the statement, with the table that the catalogue lacks something of.
+        took: seconds.
+        found: what the catalogue says of that table; None where it was not asked.
+        team: a state schema that is refused, and its roles.
+    """
+    state, text, fix = failure.state, failure.text, ""
+    kind = kind_of(state, place, took, found)
+    if state == "55P03":
+        place = replace(place, seconds=place.lock_seconds)
+    if kind is errors.TimeZoneNotFound and place.statement == "endpoint_zone":
+        text = "the server does not know the time zone"
+    elif kind is errors.ReadOnly:
+        fix = FIND_PRIMARY
+    elif kind is errors.ReceiptExists and found is not None and found.of_seq:
+        text += BEHIND.format(place.target)
+    elif kind is errors.RightMissing and team is not None:
+        kind, fix = errors.StateRightMissing, errors.StateRightMissing.fix_of(*team)
+    elif kind is errors.RightMissing:
+        fix = missing_grant(place, found)
     return place.error(kind, text, code=state, fix=fix)
 
 
-def find_table(tables: Tables, text: str) -> tuple[str, QueueAddress]:
-    """Return the role and the address of the table in the server's sentence; else the first's."""
-    first, *others = tables.items()
-    ends = " {}", '.{}" does not exist'
-    named = (at for at in others if text.endswith(tuple(end.format(at[1].table) for end in ends)))
-    return next(named, first)
+def kind_of(
+    state: str, place: Place, took: float, found: Refusal | None
+) -> type[errors.DatabaseFailure]:
+    """Return what a SQLSTATE means; `place.error` looks at the statement too."""
+    other = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
+    if place.queue is not None and found is not None:
+        # what a trigger of the table uses is missing, not the table
+        is_there = {"42P01": found.has_table, "3F000": found.has_schema}.get(state, False)
+        if is_there or (state == "42501" and found.lacks == "policy"):
+            return other
+    if state == "3F000" and (place.queue is None or not place.creates):
+        return errors.QueueNotFound
+    if state == "57014" and took < LIMIT_REACHED * place.seconds:
+        return errors.Cancelled
+    return CODES.get(state, other)
 
 
 def schema_of(queue: QueueAddress) -> str:
     return queue.schema or POSTGRESQL.default_schema
 
 
-def refused_schema(failure: Failure, place: Place) -> str | None:
-    """Return the schema that the login may not use, or has a table that it may not use."""
-    kind, _, name = failure.text.removeprefix("permission denied for ").partition(" ")
-    if failure.state != "42501" or kind == "database" or failure.text.startswith("must be owner"):
-        return None
-    if kind == "schema":
-        return name
-    return place.state if place.queue is None else schema_of(place.queue)
+def tables_to_look_up(place: Place, tables: Tables) -> list[dict[str, Any]]:
+    """
+    Return what `why_refused` asks: the tables of a statement, or else its state schema.
+
+    A table with two roles has the last: see `lock_table`.
+    """
+    roles = {queue: role for role, queue in tables.items()}
+    asked = [
+        {
+            "role": role,
+            "schema": schema_of(queue),
+            "table": queue.table,
+            "needs": needed_rights(place.statement, role, queue).split(", "),
+        }
+        for queue, role in roles.items()
+    ]
+    return asked or [{"role": "", "schema": place.state, "table": None, "needs": []}]
 
 
-def missing_grant(text: str, place: Place) -> str:
-    """Return the GRANT that is missing. `refused_schema` was no state schema."""
-    queue = place.queue
+def choose_refusal(state: str, refusals: list[Refusal]) -> Refusal | None:
+    """Return the table for which a statement failed: the first that lacks something, or any."""
+    lacking = [
+        one
+        for one in refusals
+        if (one.lacks is not None if state == "42501" else not one.has_table or one.of_seq)
+    ]
+    return next(iter([*lacking, *refusals]), None)
+
+
+def needed_rights(statement: str, role: str, queue: QueueAddress) -> str:
+    """Return the rights that a statement needs on one of its tables, as a GRANT lists them."""
+    rights = RIGHTS.get(f"{statement} {role}", RIGHTS.get(statement, "SELECT"))
+    return rights.replace("(seq)", "(due)") if queue.table.endswith(DELAYED) else rights
+
+
+def missing_grant(place: Place, found: Refusal | None) -> str:
+    """Return the GRANT that is missing; what is refused is in no state schema."""
+    queue, lacks = place.queue, None if found is None else found.lacks
     target = place.target if queue is None else POSTGRESQL.quote_address(queue)
-    kind, _, name = text.removeprefix("permission denied for ").partition(" ")
-    if text.startswith("must be owner"):
+    if lacks == "owner":
         return f"a login that owns {target}"
-    if kind in {"schema", "database"}:
-        right = "CREATE" if place.statement.startswith(("create", "install")) else "USAGE"
-        return f"GRANT {right} ON {kind.upper()} {POSTGRESQL.quote_name(name)} TO the_user"
-    if kind == "sequence" and queue is not None:
-        # the server leaves out the schema of the sequence, which is the queue's
-        sequence = POSTGRESQL.quote_address(QueueAddress(name, queue.schema))
-        return f"GRANT USAGE ON SEQUENCE {sequence} TO the_user"
-    needs = RIGHTS.get(place.statement, "SELECT")
-    rights = RIGHTS.get(f"{place.statement} {place.role}", needs)
-    if queue is not None and queue.table.endswith(DELAYED):
-        rights = rights.replace("(seq)", "(due)")
+    if found is not None and lacks in {"database", "schema"}:
+        right = "CREATE" if place.statement.startswith(MAKES) else "USAGE"
+        return f"GRANT {right} ON {lacks.upper()} {found.named} TO the_user"
+    if found is not None and lacks == "sequence":
+        return f"GRANT USAGE ON SEQUENCE {found.named} TO the_user"
+    rights = "SELECT" if queue is None else needed_rights(place.statement, place.role, queue)
     return f"GRANT {rights} ON {target} TO the_user"

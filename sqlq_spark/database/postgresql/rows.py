@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database.results import Result
 from sqlq_spark.database.statements import Statements, repeat
-from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.postgresql import POSTGRESQL, cut_name
 from sqlq_spark.wire.rows import replace_undecodable
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def join_script(parts: Iterable[str]) -> str:
 def _due_index(delayed: QueueAddress) -> str:
     """Return the name of a delayed table's index, cut so that it differs from the table's name."""
     suffix = "_Due"
-    room = POSTGRESQL.longest - len(suffix)
-    return delayed.table.encode()[:room].decode(errors="ignore") + suffix
+    return cut_name(delayed.table, POSTGRESQL.longest - len(suffix)) + suffix
 
 
 def bind(values: Sequence[Value]) -> pa.RecordBatch | None:

@@ -17,13 +17,15 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 -- standby that takes over may return them to the queue. Without synchronous standbys `local` is `on`.
 -- Sets the client encoding of a SQL_ASCII database, which holds any bytes as text: with the same
 -- encoding it passes them unchanged, and with another it fails.
+-- Keeps the notices of triggers from standard error, because they may have texts of messages.
 -- statement_timeout does not end a COPY that waits for its client. The limits of TCP end it where the
 -- client's machine is gone, or reads nothing for so long. Only Linux has tcp_user_timeout: any other
 -- server would write a line to its log at each transaction.
 -- All hold for this transaction only, because a pooler may share the session.
 -- Values are written into the text, so that it is one message: with parameters there are three.
 {begin_alone};
-SELECT set_config('statement_timeout', CAST(:milliseconds AS text), true),
+SELECT set_config('client_min_messages', 'error', true),
+       set_config('statement_timeout', CAST(:milliseconds AS text), true),
        set_config('lock_timeout', CAST(:milliseconds AS text), true),
        set_config('idle_in_transaction_session_timeout', CAST(:milliseconds AS text), true),
        set_config('tcp_user_timeout',
@@ -34,10 +36,15 @@ SELECT set_config('statement_timeout', CAST(:milliseconds AS text), true),
        set_config('synchronous_commit',
                   CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
                        ELSE current_setting('synchronous_commit') END, true),
-       set_config('application_name', left(:application, 63), true),
+       set_config('application_name', :application, true),
        set_config('client_encoding',
                   CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN 'SQL_ASCII'
                        ELSE current_setting('client_encoding') END, true)
+
+-- name: transaction_limit
+-- Returns: the seconds after which the server ends a transaction of this login, and its session; 0 where
+--          it has no limit; null before version 17
+SELECT extract(epoch FROM current_setting('transaction_timeout', true)::interval)::float8
 
 -- name: set_lock_timeout
 -- Sets how long the transaction waits for a destination that others lock, from here to its end.

@@ -20,12 +20,17 @@ from sqlq_spark.errors import BadOption
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# a raw /, ?, @ or blank in the password would be read as the end of the user information
-HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?\s]*)(?::[0-9]*)?"
+# A raw /, ?, @ or blank in the password would be read as the end of the user information. Behind a
+# raw ;, & or = elsewhere a password may stand that the server would quote: `/shop;password=…`.
+HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
+PARAMETER = r"[^=&\s]+=[^=&\s]*"
 URL = re.compile(
-    rf"(?P<scheme>\w+)://(?:[^@/?\s]*@)?(?P<hosts>{HOST}(?:,{HOST})*)(?P<path>/[^@?\s]*)?"
-    r"(?:\?[^=&\s]+=[^&\s]*(?:&[^=&\s]+=[^&\s]*)*)?"
+    r"(?P<scheme>[a-z0-9_]+)://(?:[^:@/?;&=\s]*(?::(?P<password>[^@/?\s]*))?@)?"
+    rf"(?P<hosts>{HOST}(?:,{HOST})*)(?P<path>/[^@?#;&=\s]*)?"
+    rf"(?:\?{PARAMETER}(?:&{PARAMETER})*)?"
 )
+PARAMETER_NAME = re.compile("[a-z_]+")
+SHORTEST = 4  # characters of a password that is looked for inside of words
 UNCODED = re.compile(r"%(?:00|(?![0-9A-Fa-f]{2}))")
 
 # parameter → libpq's variable for its default
@@ -39,6 +44,11 @@ VARIABLES = {
     "sslmode": "PGSSLMODE",
     "sslrootcert": "PGSSLROOTCERT",
     "user": "PGUSER",
+}
+
+# parameters whose values are names of servers, databases and files
+PLACES = {*VARIABLES} - {"options", "sslmode"} | {
+    *("dbname", "sslcert", "sslkey", "sslcrl", "sslcrldir", "passfile"),
 }
 
 # modes that do not verify → what may happen with them
@@ -130,8 +140,32 @@ def redact(url: str) -> str:
     found = URL.fullmatch(url)
     if found is None or UNCODED.search(url):
         expected = "postgresql://user@host:5432/database, its parts percent-encoded"
-        raise BadOption(option="url", found=f"{url.partition('://')[0]}://…", expected=expected)
+        raise BadOption(option="url", found="postgresql://…", expected=expected)
     return f"{found['scheme']}://{found['hosts'] or 'local socket'}{found['path'] or ''}"
+
+
+def quotes_secret(text: str, url: str) -> bool:
+    """
+    Whether a sentence of libpq has the url, its password, or a value of a parameter in quotes.
+
+    A password that is also the name of the login or of the database is none to be kept.
+    """
+    found = URL.fullmatch(url)
+    if found is None or url in text:
+        return True
+    given = dict(_read_url(url))
+    names = {given.get("user"), given.get("dbname"), unquote(found["path"] or "").strip("/")}
+    passwords = {found["password"] or "", unquote(found["password"] or ""), given.get("password")}
+    values = {value for name, value in given.items() if name not in PLACES}
+    values |= {name for name in given if not PARAMETER_NAME.fullmatch(name)}
+    # a short password may be a part of any word
+    whole = (rf"(?<!\w){re.escape(secret)}(?!\w)" for secret in passwords - names if secret)
+    long = (secret for secret in passwords - names if secret and len(secret) >= SHORTEST)
+    return (
+        any(re.search(pattern, text) for pattern in whole)
+        or any(secret in text for secret in long)
+        or any(f'"{value}"' in text for value in values - names if value)
+    )
 
 
 def find_issuers() -> str:

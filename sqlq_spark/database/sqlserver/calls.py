@@ -28,6 +28,8 @@ LACKS: frozenset[StatementName] = frozenset(
     {
         *("check_deferred", "receive_range", "lock_read", "lock_insert", "lock_delete"),
         *("endpoint_zone", "end_frozen", "begin_alone"),
+        # no limit ends a transaction, and an error has a number and names what it is about
+        *("transaction_limit", "why_refused"),
     }
 )
 STATEMENTS = Statements.load(SQLSERVER.dialect, LACKS)

@@ -44,6 +44,7 @@ PARAMETERS: dict[str, dict[str, str] | None] = {
     "password": None,
 }
 LAST_WINS = {"user", "password"}  # the options of this name are put behind the url's own
+MIXED = re.compile("[;&=]")  # separates parameters in connection strings
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -75,7 +76,9 @@ class Target:
         except ValueError:
             raise unreadable from None
         database = parts.path.removeprefix("/")
-        if not host or ";" in parts.netloc or "/" in database or "#" in url:
+        # behind one of these a password may stand: `/shop;password=…`
+        is_mixed = MIXED.search(f"{parts.username or ''}{host or ''}{database}")
+        if not host or is_mixed or ";" in parts.netloc or "/" in database or "#" in url:
             raise unreadable
         given = {
             "host": host,
@@ -121,6 +124,8 @@ def parameters(query: str) -> dict[str, str]:
     for part in query.split("&") if query else ():
         key, _, text = part.partition("=")
         name = find_parameter(unquote(key))
+        if name != "password" and MIXED.search(text):
+            raise BadOption(option=f"url, {name}", found="…", expected="percent-encoded text")
         at = re.sub("([A-Z])", r"_\1", name).lower()
         if at in found and name not in LAST_WINS:
             raise BadOption(option="url", found=f"{name} twice", expected="each parameter once")
@@ -134,10 +139,10 @@ def find_parameter(key: str) -> str:
     if key.lower() in names:
         return names[key.lower()]
     if (near := find_near(key.lower(), names, likely=0.7)) is not None:
-        raise UnknownOption(option=f"{key} (in url)", near=names[near])
+        raise UnknownOption(option="…=… (in url)", near=names[near])
     raise BadOption(
         option="url",
-        found=f"…?{key[:40]}=…",
+        found="…?…",
         expected=f"only the parameters {', '.join(PARAMETERS)}",
     )
 
@@ -148,9 +153,7 @@ def read_choice(name: str, text: str) -> str:
         return text
     if text.lower() not in values:
         expected = ", ".join(dict.fromkeys(values.values()))
-        raise BadOption(
-            option=f"url, parameter {name}", found=text[:40], expected=f"one of {expected}"
-        )
+        raise BadOption(option=f"url, parameter {name}", found="…", expected=f"one of {expected}")
     return values[text.lower()]
 
 
