@@ -56,8 +56,8 @@ StatementName = Literal[
     "waiting", "peek", "sample", "top",
     # receive.sql
     "fence", "enter_query", "query_reader", "find_receipt", "receipt_pages", "weigh",
-    "receive_range", "receive", "take", "find_large", "divert_large", "begin_receipt",
-    "save_receipt",
+    "receive_range", "receive", "take", "find_large", "divert_large", "skip_taken",
+    "begin_receipt", "save_receipt",
     # receipts.sql
     "new_stream", "lock_stream", "claim", "stream_queue", "outcome", "acknowledge",
     "delete_receipts", "store_plan", "receipts", "drop_receipt", "retire_stream", "streams",

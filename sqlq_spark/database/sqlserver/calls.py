@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 # It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
 # The right to INSERT gives no lock of a table: whose it is, is asked before and after the use.
 # Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the whole
-# server.
+# server. Nobody chooses a RowVersion who may only insert.
 LACKS: frozenset[StatementName] = frozenset(
     {
         *("check_deferred", "receive_range", "lock_read", "lock_insert", "lock_delete"),
-        *("endpoint_zone", "end_frozen"),
+        *("endpoint_zone", "end_frozen", "skip_taken"),
     }
 )
 STATEMENTS = Statements.load(SQLSERVER.dialect, LACKS)
