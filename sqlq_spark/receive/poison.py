@@ -17,7 +17,7 @@ import json
 import logging
 import socket
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
@@ -134,16 +134,26 @@ class PoisonRows:
     unread: pa.Array  # which are not UTF-8
     returned: pa.Array  # which are readable: an operator returned what was moved before
 
+    def filter(self, mask: pa.Array) -> PoisonRows:
+        return PoisonRows(
+            **{each.name: getattr(self, each.name).filter(mask) for each in fields(self)}
+        )
+
 
 def combine(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array:
-    """Write headers that can be read; those that would be too large stay as they are."""
-    headers = write_headers(bad, failure_of_poison(connection, task.queue))
+    """
+    Write headers that can be read; those that would be too large stay as they are.
+
+    Escapes make a text up to six times as long. A text that is too large already is not looked at.
+    """
+    short = pc.less_equal(connection.stored_bytes(bad.texts), LARGEST_HEADERS)
+    headers = write_headers(bad.filter(short), failure_of_poison(connection, task.queue))
     fits = pc.less_equal(connection.stored_bytes(headers), LARGEST_HEADERS)
-    unfit = len(fits) - pc.sum(fits).as_py()
+    unfit = len(short) - (pc.sum(fits).as_py() or 0)
     if unfit:
         log.warning(
             "%s: %d poison messages keep their headers: readable ones would have more than %d "
@@ -152,7 +162,8 @@ def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array
             unfit,
             LARGEST_HEADERS,
         )
-    return pc.if_else(fits, headers, bad.stored)
+    kept = pc.if_else(fits, headers, bad.stored.filter(short))
+    return pc.replace_with_mask(bad.stored, short, kept)
 
 
 def failure_of_poison(connection: Connection, queue: QueueAddress) -> dict[str, str]:
@@ -192,8 +203,14 @@ def write_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
 
 
 def fail_again(text: str, row: str, failure: dict[str, str]) -> str:
-    """Write the headers of poison that came back: as they are, but for those of the failure."""
+    """
+    Write the headers of poison that came back: as they are, but for those of the failure.
+
+    Poison that still says where it failed stays as it is: a stream may read an error queue.
+    """
     headers = parse_headers(text) or {}
+    if headers.get(FAILED_Q):
+        return text
     replaced = (RETRIES, FL_RETRIES, *failure)
     kept = {
         name: value

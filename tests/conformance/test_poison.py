@@ -17,7 +17,7 @@ import pytest
 from servers import only
 from strict_headers import loads
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import checks, inspect
 from sqlq_spark.wire.headers import FAULT_PREFIXES, parse_wire_time
 
 from .conftest import Bench, bodies
@@ -96,6 +96,18 @@ def test_for_a_reader_of_the_error_queue_it_is_an_ordinary_row(bench: Bench) -> 
     assert json.loads(delivered["headers"][0].as_py()) == shown.headers
 
 
+def test_doctor_calls_it_poison(bench: Bench) -> None:
+    """As it does where the headers cannot be read."""
+    bench.dotnet.send(bench.queue, "[]", b"poison")
+    divert(bench)
+    bench.dotnet.send(bench.errors, "[]", b"of an endpoint")
+
+    found = checks.run_all_checks(bench.desk, [bench.errors])
+
+    (poison,) = [each for each in found if each.name == "poison"]
+    assert poison.found.startswith("2 of 2 messages at its head cannot be read (poison)")
+
+
 def test_poison_that_comes_back_goes_there_again(bench: Bench) -> None:
     """With the same MessageId and old text, however often; a sink never gets it."""
     row = bench.dotnet.send(bench.queue, "[]", b"poison")
@@ -118,6 +130,20 @@ def test_poison_that_comes_back_goes_there_again(bench: Bench) -> None:
         assert after["NServiceBus.MessageId"] == str(row)
         same = FAILURE - {"NServiceBus.TimeOfFailure"}
         assert {name: after[name] for name in same} == {name: before[name] for name in same}
+
+
+def test_poison_in_an_error_queue_that_is_read_stays_as_it_is(bench: Bench) -> None:
+    """A stream may read `error`, and pass it on to operators: FailedQ is where it failed first."""
+    row = bench.dotnet.send(bench.queue, "[]", b"poison")
+    divert(bench)
+    before = bench.dotnet.rows(bench.errors)
+    operators = bench.another("operators")
+
+    task = bench.task(bench.new_stream(), queue=bench.errors, error_address=operators)
+    assert bench.receive(task).num_rows == 0
+
+    (after,) = bench.dotnet.rows(operators)
+    assert (after.id, after.headers, after.body) == (row, before[0].headers, b"poison")
 
 
 def test_a_row_that_says_it_is_poison_goes_there_too(bench: Bench) -> None:

@@ -344,9 +344,9 @@ GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders"
 GRANT USAGE ON SCHEMA "public" TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders" TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders.web1" TO "orders_reader";
-GRANT INSERT ON "public"."error" TO "orders_reader";
+GRANT INSERT, SELECT (seq) ON "public"."error" TO "orders_reader";
 GRANT USAGE ON SEQUENCE "public"."error_seq_seq" TO "orders_reader";
-GRANT INSERT ON "public"."audit" TO "orders_reader";
+GRANT INSERT, SELECT (seq) ON "public"."audit" TO "orders_reader";
 GRANT USAGE ON SEQUENCE "public"."audit_seq_seq" TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (due) ON "public"."Shop.Orders.Delayed" TO "orders_reader";
 GRANT INSERT ON "public"."Shop.Orders" TO "orders_reader";

@@ -175,9 +175,9 @@ def test_headers_that_are_no_utf_8_are_poison_with_their_bytes(ascii_bench: Benc
     moved = bench.failures()
     assert [*moved] == [b"bad", b"poison", b"sent"]
     assert moved[b"poison"]["SqlQueue.CorruptHeaders"] == "[]"
-    for body, octets in ((b"bad", BAD), (b"sent", sent)):
-        assert b64decode(moved[body]["SqlQueue.CorruptHeadersBase64"]) == octets
-        assert "SqlQueue.CorruptHeaders" not in moved[body]
+    for name, octets in ((b"bad", BAD), (b"sent", sent)):
+        assert b64decode(moved[name]["SqlQueue.CorruptHeadersBase64"]) == octets
+        assert "SqlQueue.CorruptHeaders" not in moved[name]
 
 
 # ----- what someone wrote into a receipt or a staged chunk ----------------------------------------

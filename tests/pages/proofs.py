@@ -1,4 +1,4 @@
-"""Which test proves which row of the table of failures in docs/guarantees.md, by the row's id."""
+"""Which test proves which row: failures of docs/guarantees.md, attacks of docs/security.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ CLUSTER = "faults/test_lost_executors_and_two_queries.py::test"
 RECEIVE = "conformance/test_receive.py::test"
 WRITE = "spark/test_write.py::test"
 
+TAKEN = "hostile/test_taken.py::test"
+POISON = "conformance/test_poison.py::test"
+
+# of the table of docs/security.md
+ATTACKS = {
+    "taken-seqs": f"{TAKEN}_rows_at_the_next_seqs_stop_no_stream",
+    "held-seqs": f"{TAKEN}_seqs_of_an_open_transaction_stop_no_stream",
+    "held-ids": f"{TAKEN}_an_open_transaction_with_the_id_stops_no_stream",
+    "poison-jam": f"{POISON}_poison_gets_headers_that_can_be_read",
+    "poison-again": f"{POISON}_a_row_that_says_it_is_poison_goes_there_too",
+    "forged-retry": "spark/test_functions.py::test_messages_that_cannot_be_sent_on_raise_an_error",
+}
 PROOFS = {
     "task-dies": (
         "faults/test_failpoints.py::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"
