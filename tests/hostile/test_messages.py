@@ -152,7 +152,7 @@ def put_bytes(bench: Bench, headers: bytes, body: str) -> None:
 BAD, GOOD = b'{"a":"\xff\xfe"}', b'{"a":"\xc3\xa9"}'
 
 
-def test_headers_that_are_no_utf_8_are_poison_with_their_bytes(ascii_bench: Bench) -> None:
+def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) -> None:
     """The next message is fine, and so are all looks; without an error queue they have U+FFFD."""
     bench, sent = ascii_bench, b'{"NServiceBus.TimeSent":"\xff"}'
     for headers in (BAD, GOOD):

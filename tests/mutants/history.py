@@ -179,8 +179,8 @@ RETURNING""",
     Fault(
         id="poison-with-known-id",
         file="receive/poison.py",
-        old='ids = rising_ids(bad.num_rows) if renamed else bad["id"]',
-        new='ids = bad["id"]',
+        old="ids = rising_ids(len(headers)) if renamed else bad.ids",
+        new="ids = bad.ids",
         tests=[
             "conformance/test_receive.py::test_poison_whose_id_is_in_the_error_queue_gets_a_new_one"
         ],
