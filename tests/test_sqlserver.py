@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pytest
@@ -428,3 +428,12 @@ def test_a_name_that_sqlcmd_would_misread_is_refused(name: str) -> None:
     """A batch ends at a line GO, also inside brackets; $(x) is a variable."""
     with pytest.raises(BadAddress, match="sqlcmd would misread"):
         made(name)
+
+
+def test_headers_weigh_two_bytes_for_each_utf_16_unit() -> None:
+    """As the server stores them: the limit of poison's headers counts them so."""
+    texts = ["", "a", "é", "\u2028", "🚀", "a🚀\U0010ffff"]
+
+    found = connection.Connection.stored_bytes(cast("connection.Connection", None), pa.array(texts))
+
+    assert found.to_pylist() == [len(text.encode("utf-16-le")) for text in texts]
