@@ -612,6 +612,19 @@ class DestinationChanged(DatabaseFailure):
     )
 
 
+class RowsHeld(DatabaseFailure):
+    """Open transactions of other sessions hold the ids or seqs of rows that are inserted."""
+
+    queue: str
+    attempts: int
+    reason: str
+    template = (
+        "nothing can be inserted into {queue} now: in {attempts} attempts other sessions held the "
+        "ids or seqs of the rows ({reason}). `sqlqueue doctor` names sessions that keep rows "
+        "locked. End them, or give each team an error queue of its own."
+    )
+
+
 class MessageTooLarge(DatabaseFailure):
     """A message or its headers are larger than allowed, and there is no error queue."""
 

@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -641,3 +641,12 @@ def test_a_name_that_sqlcmd_would_misread_is_refused(name: str) -> None:
     """A batch ends at a line GO, also inside brackets; $(x) is a variable."""
     with pytest.raises(BadAddress, match="sqlcmd would misread"):
         made(name)
+
+
+def test_headers_weigh_two_bytes_for_each_utf_16_unit() -> None:
+    """As the server stores them: the limit of poison's headers counts them so."""
+    texts = ["", "a", "é", "\u2028", "🚀", "a🚀\U0010ffff"]
+
+    found = connection.Connection.stored_bytes(cast("connection.Connection", None), pa.array(texts))
+
+    assert found.to_pylist() == [len(text.encode("utf-16-le")) for text in texts]

@@ -350,7 +350,9 @@ def of_head(
     bad = [
         seq
         for seq, text, its in zip(page["seq"].to_pylist(), texts, headers, strict=True)
-        if text is None or (its is None and len(text) < CUT)
+        if text is None
+        or (its is None and len(text) < CUT)
+        or (its or {}).get(wire.ENCLOSED_MESSAGE_TYPES) == wire.POISON_TYPE
     ]
     if not bad:
         return kind, []

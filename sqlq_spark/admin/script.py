@@ -36,7 +36,7 @@ RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     "reader": {
         "state": ("script_reader",),
         "own": ("script_receive",),
-        "shared": ("script_produce",),
+        "shared": ("script_divert",),
         "delayed": ("script_move", "script_produce"),
     },
     "sender": {

@@ -120,6 +120,7 @@ class Connection(ABC):
         self.checked_queues: set[QueueAddress] = set()  # whose columns have the transport's types
         self.work = Work.NONE
         self.trusted = Trusted()  # whose tables it uses
+        self.seqs_skipped = 0  # by the open transaction, see collisions.py
         # what the open transaction does last: looks once more at tables that no lock keeps
         self.before_commit: list[Callable[[], None]] = []
 
@@ -182,6 +183,10 @@ class Connection(ABC):
     @abstractmethod
     def store(self, table: str, rows: pa.Table) -> None:
         """Insert the pages of one payload into a state table; nothing is done for no rows."""
+
+    @abstractmethod
+    def stored_bytes(self, texts: pa.Array) -> pa.Array:
+        """Return how many bytes the server stores of each text in a column of headers."""
 
     @abstractmethod
     def columns(self, queue: QueueAddress) -> dict[str, str]:
@@ -414,6 +419,7 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     """
     own = connection.timeout
     connection.before_commit.clear()
+    connection.seqs_skipped = 0
     try:
         connection.timeout = own if timeout is None else timeout
         connection.begin()

@@ -57,8 +57,8 @@ StatementName = Literal[
     "waiting", "peek", "sample", "top", "above_sequence",
     # receive.sql
     "fence", "enter_query", "query_reader", "find_receipt", "receipt_pages", "weigh",
-    "receive_range", "receive", "take", "find_large", "divert_large", "begin_receipt",
-    "save_receipt",
+    "receive_range", "receive", "take", "find_large", "divert_large", "skip_taken",
+    "begin_receipt", "save_receipt",
     # receipts.sql
     "new_stream", "lock_stream", "claim", "stream_queue", "outcome", "acknowledge",
     "delete_receipts", "store_plan", "receipts", "drop_receipt", "retire_stream", "streams",
@@ -80,8 +80,9 @@ StatementName = Literal[
     "state_schemas", "why_refused", "blockers",
     # script.sql
     "script_begin", "script_check", "script_roles", "script_role", "script_reader", "script_sender",
-    "script_operator", "script_receive", "script_send", "script_produce", "script_move",
-    "script_delay", "script_publish", "script_subscribe", "script_login", "script_end",
+    "script_operator", "script_receive", "script_send", "script_divert", "script_produce",
+    "script_move", "script_delay", "script_publish", "script_subscribe", "script_login",
+    "script_end",
     # selftest.sql
     "selftest_facts", "selftest_locks", "selftest_end", "selftest_remains", "selftest_costs",
 ]

@@ -43,6 +43,7 @@ from sqlq_spark.functions.expressions import (
     AUDIT,
     FAILURE,
     RETRY_ID,
+    RETRY_ID_FORM,
     RETRY_QUEUE,
     as_json,
     effect,
@@ -174,9 +175,13 @@ def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Co
 
 
 def is_retried(headers: Column | str = "headers", *, json: bool = False) -> Column:
-    """Whether ServiceControl returned this message and waits for an acknowledgement; never null."""
+    """
+    Whether ServiceControl returned this message and waits for an acknowledgement; never null.
+
+    It knows each message by a GUID. Headers with another id are not its own.
+    """
     retry, queue = values(headers, RETRY_ID, RETRY_QUEUE, json=json)
-    return ((retry != "") & (queue != "")).eqNullSafe(other=True)
+    return (retry.rlike(RETRY_ID_FORM) & (queue != "")).eqNullSafe(other=True)
 
 
 # ---------------------------------------------------------------- sending
@@ -403,7 +408,9 @@ def acknowledge_retries(*, received: str | None = None, json: bool = False) -> l
     )
     made = {
         "ServiceControl.Retry.Successful": wire_text(F.current_timestamp()),
-        RETRY_ID: F.coalesce(F.when(queue.isNotNull(), retry), F.raise_error(other)),
+        RETRY_ID: F.coalesce(
+            F.when(queue.isNotNull() & retry.rlike(RETRY_ID_FORM), retry), F.raise_error(other)
+        ),
         wire.CONTROL_MESSAGE: "True",
     }
     return [F.lit(b"").alias("body"), as_json(made).alias("headers"), queue.alias("queue")]

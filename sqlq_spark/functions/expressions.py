@@ -7,7 +7,6 @@ projection once, but not inside of a condition, where text would be parsed sever
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from functools import reduce
 from operator import or_
@@ -44,8 +43,9 @@ FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?
 EXCEPTION_TYPE = f"{wire.EXCEPTION_INFO}ExceptionType"
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
 
-# of messages that ServiceControl returned
+# of messages that ServiceControl returned; it knows each by a GUID
 RETRY_ID = "ServiceControl.Retry.UniqueMessageId"
+RETRY_ID_FORM = r"(?i)\A[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 RETRY_QUEUE = "ServiceControl.Retry.AcknowledgementQueue"
 
 AUDIT = (
@@ -231,14 +231,12 @@ def failure_of(  # noqa: PLR0917 - what fail and retry_later take
     received: str | None,
 ) -> dict[str, Column]:
     """The headers of a failure, as rows of real endpoints have them."""
-    queue, machine = of(received, "queue"), socket.gethostname()
+    queue = of(received, "queue")
     if endpoint is None:
         endpoint = table_of(queue)
     made = {
         wire.PROCESSING_ENDPOINT: endpoint,
-        wire.PROCESSING_MACHINE: machine,
-        "$.diagnostics.hostid": hashlib.md5(machine.encode(), usedforsecurity=False).hexdigest(),
-        "$.diagnostics.hostdisplayname": machine,
+        **wire.host_headers(socket.gethostname()),
         wire.FAILED_Q: queue,
         EXCEPTION_TYPE: exception_type,
         # as endpoints cut it

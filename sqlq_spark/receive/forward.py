@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database import find_same, load_checked
-from sqlq_spark.database.destinations import PATIENCE, RETURNED, SENT, Destinations
-from sqlq_spark.database.trust import Use, use
+from sqlq_spark.database.destinations import PATIENCE, RETURNED, Destinations
 from sqlq_spark.options.fields import DEFAULT_HEADER_SIZE
+from sqlq_spark.receive.poison import store_in_error_queue
 from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
@@ -167,12 +167,16 @@ class Forwarding:
         )
         if place is None:
             return []
-        use(self.connection, [place], Use("insert", SENT))
         for destination, reason in reasons.items():
             more = failure_headers(self.connection, destination, reason)
             for row in self.away[destination]:
                 self.headers[row] |= more
-        self.connection.load(place, self._to_send(rows))
+        store_in_error_queue(
+            self.connection,
+            place,
+            lambda _: self.connection.load(place, self._to_send(rows)),  # under new ids each time
+            rows=len(rows),
+        )
         return rows
 
     def _to_send(self, rows: list[int]) -> pa.Table:

@@ -2,29 +2,54 @@
 What a task cannot deliver: messages that cannot be read, and messages that are too large.
 
 Poison is a row whose headers are not a JSON object of texts, or are not UTF-8 (a database of
-SQL_ASCII holds any bytes). It goes to the error queue byte for byte, all of a task at once. Without
-the option errorQueue it is delivered, with its text in the column corruptHeaders. The server moves
-a message that is larger than maxMessageBytes, or whose headers are larger than maxHeaderBytes,
-without sending it to the task: to parse headers takes long, and the transaction is open. No header
-is added to either: the headers may be what is too large, or what cannot be read. The log says why.
+SQL_ASCII holds any bytes). It goes to the error queue with its body, all of a task at once. There
+it gets headers that can be read, with its old text in one of them: ServiceControl tries a row that
+it cannot read for ever, and all failures wait behind it. Poison that an operator returns goes there
+again. Without the option errorQueue it is delivered, with its text in the column corruptHeaders.
+
+The server moves a message that is larger than maxMessageBytes, or whose headers are larger than
+maxHeaderBytes, without sending it to the task: to parse headers takes long, and the transaction is
+open. No header is added to it. The log says why.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+import socket
+from base64 import b64encode
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import TransactionUndone, attempt
+from sqlq_spark.database import TransactionUndone
+from sqlq_spark.database.collisions import insert_past_taken
 from sqlq_spark.database.destinations import SENT
 from sqlq_spark.database.trust import Use, use
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
-from sqlq_spark.wire.header_columns import Headers
-from sqlq_spark.wire.rows import find_undecodable, rising_ids, with_readable_texts
+from sqlq_spark.options.fields import DEFAULT_HEADER_SIZE
+from sqlq_spark.send.own_headers import escape_all
+from sqlq_spark.wire.header_columns import Headers, parse_headers
+from sqlq_spark.wire.headers import (
+    CORRUPT_HEADERS,
+    CORRUPT_HEADERS_BASE64,
+    ENCLOSED_MESSAGE_TYPES,
+    EXCEPTION_INFO,
+    FAILED_Q,
+    FL_RETRIES,
+    MESSAGE_ID,
+    POISON_TYPE,
+    PROCESSING_ENDPOINT,
+    RETRIES,
+    TIME_OF_FAILURE,
+    dumps,
+    host_headers,
+    wire_time,
+)
+from sqlq_spark.wire.rows import find_undecodable, id_texts, rising_ids, with_readable_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +63,11 @@ log = logging.getLogger("sqlq_spark")
 
 T = TypeVar("T")
 
+UNREADABLE = (
+    "The headers of this message cannot be read: they are not a JSON object of texts, or not "
+    f"UTF-8. Their text is in the header {CORRUPT_HEADERS}, or {CORRUPT_HEADERS_BASE64}. Do not "
+    'retry it: put it back with correct headers, as the runbook "Poison messages" says.'
+)
 SAMPLED = 50  # messages whose mean weight a plan knows: at most, see the statement `sample`
 MOST_LARGE = 1000  # of them in a task, and
 MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the next batch
@@ -69,44 +99,147 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     rows = with_readable_texts(live, unread)
     if errors is None:
         return rows
-    unfit = [Headers(chunk).poison() for chunk in rows["headers"].chunks]
-    poison = pc.or_(pa.chunked_array(unfit, pa.bool_()), unread)
+    read = [Headers(chunk) for chunk in rows["headers"].chunks]
+    corrupt = pc.or_(pa.chunked_array([each.poison() for each in read], pa.bool_()), unread)
+    types = pa.chunked_array([each.text(ENCLOSED_MESSAGE_TYPES) for each in read], pa.string())
+    poison = pc.or_(corrupt, pc.fill_null(pc.equal(types, POISON_TYPE), fill_value=False))
     if not pc.any(poison).as_py():
         return rows
-    bad = live.filter(poison).select(["id", "headers", "body"])  # an expiry may be beyond Python
+    bad = PoisonRows(
+        ids=combine(live["id"].filter(poison)),
+        stored=combine(live["headers"].filter(poison)),
+        texts=combine(rows["headers"].filter(poison)),
+        unread=combine(unread.filter(poison)),
+        returned=combine(pc.invert(corrupt).filter(poison)),
+    )
+    headers = fit_headers(connection, task, bad)
+    bodies = live["body"].filter(poison)  # an expiry may be beyond Python
 
     def store(renamed: bool) -> None:  # noqa: FBT001
-        ids = rising_ids(bad.num_rows) if renamed else bad["id"]
-        connection.load(errors, bad.set_column(0, "id", ids))
+        ids = rising_ids(len(headers)) if renamed else bad.ids
+        stored = pa.table({"id": ids, "headers": headers, "body": bodies})
+        connection.load(errors, stored)
 
-    store_in_error_queue(connection, errors, store)
-    log.warning(
-        "%s: %d poison messages moved to the error queue",
-        connection.printed(task.queue),
-        bad.num_rows,
-    )
+    store_in_error_queue(connection, errors, store, rows=len(headers))
+    queue = connection.printed(task.queue)
+    log.warning("%s: %d poison messages moved to the error queue", queue, len(headers))
     return rows.filter(pc.invert(poison))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoisonRows:
+    """Columns of the poison in one task."""
+
+    ids: pa.Array  # of 16 bytes
+    stored: pa.Array  # headers, as they were received
+    texts: pa.Array  # the same in valid UTF-8
+    unread: pa.Array  # which are not UTF-8
+    returned: pa.Array  # which are readable: an operator returned what was moved before
+
+    def filter(self, mask: pa.Array) -> PoisonRows:
+        return PoisonRows(
+            **{each.name: getattr(self, each.name).filter(mask) for each in fields(self)}
+        )
+
+
+def combine(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array:
+    """
+    Write headers that can be read; those that would be too large stay as they are.
+
+    Escapes make a text up to six times as long. A text that is too large already is not looked at.
+    """
+    short = pc.less_equal(connection.stored_bytes(bad.texts), DEFAULT_HEADER_SIZE)
+    headers = write_headers(bad.filter(short), failure_of_poison(connection, task.queue))
+    fits = pc.less_equal(connection.stored_bytes(headers), DEFAULT_HEADER_SIZE)
+    unfit = len(short) - (pc.sum(fits).as_py() or 0)
+    if unfit:
+        log.warning(
+            "%s: %d poison messages keep their headers: readable ones would have more than %d "
+            "bytes. ServiceControl cannot take such a message from its error queue",
+            connection.printed(task.queue),
+            unfit,
+            DEFAULT_HEADER_SIZE,
+        )
+    kept = pc.if_else(fits, headers, bad.stored.filter(short))
+    return pc.replace_with_mask(bad.stored, short, kept)
+
+
+def failure_of_poison(connection: Connection, queue: QueueAddress) -> dict[str, str]:
+    """Return the headers that poison gets, as `fail` writes them; no text of a message."""
+    return {
+        ENCLOSED_MESSAGE_TYPES: POISON_TYPE,
+        PROCESSING_ENDPOINT: queue.table,
+        **host_headers(socket.gethostname()),
+        FAILED_Q: connection.canonical(queue),
+        f"{EXCEPTION_INFO}ExceptionType": POISON_TYPE,
+        f"{EXCEPTION_INFO}Message": UNREADABLE,
+        TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
+    }
+
+
+def write_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
+    """Write the headers of each row: MessageId, the failure, and the old text as a header."""
+    members = dumps(failure)[1:-1]
+    head = pc.binary_join_element_wise(
+        f'{{"{MESSAGE_ID}":"', id_texts(bad.ids), f'",{members},"', ""
+    )
+    old = escape_all(pc.if_else(pc.or_(bad.unread, bad.returned), None, bad.texts))
+    headers = pc.binary_join_element_wise(head, f'{CORRUPT_HEADERS}":"', old, '"}', "")
+    if pc.any(bad.unread).as_py():
+        octets = bad.stored.filter(bad.unread).cast(pa.binary()).to_pylist()
+        coded = pa.array([b64encode(each).decode("ascii") for each in octets], pa.string())
+        others = pc.binary_join_element_wise(
+            head.filter(bad.unread), f'{CORRUPT_HEADERS_BASE64}":"', coded, '"}', ""
+        )
+        headers = pc.replace_with_mask(headers, bad.unread, others)
+    if pc.any(bad.returned).as_py():
+        ids = id_texts(bad.ids.filter(bad.returned)).to_pylist()
+        texts = bad.texts.filter(bad.returned).to_pylist()
+        again = [fail_again(*each, failure) for each in zip(texts, ids, strict=True)]
+        headers = pc.replace_with_mask(headers, bad.returned, pa.array(again, pa.string()))
+    return headers
+
+
+def fail_again(text: str, row: str, failure: dict[str, str]) -> str:
+    """
+    Write the headers of poison that came back: as they are, but for those of the failure.
+
+    Poison that still says where it failed stays as it is: a stream may read an error queue.
+    """
+    headers = parse_headers(text) or {}
+    if headers.get(FAILED_Q):
+        return text
+    replaced = (RETRIES, FL_RETRIES, *failure)
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name not in replaced and not name.startswith(EXCEPTION_INFO)
+    }
+    message_id = headers.get(MESSAGE_ID) or row
+    return dumps({**kept, MESSAGE_ID: message_id, **failure})
+
+
 def store_in_error_queue(
-    connection: Connection, errors: QueueAddress, store: Callable[[bool], T]
+    connection: Connection, errors: QueueAddress, store: Callable[[bool], T], *, rows: int
 ) -> T:
     """
-    Store messages in the error queue under their ids, or, if one is there already, new ones.
+    Store messages in the error queue under their ids, or, if any is taken, all under new ones.
 
-    `store` stores all of them; True: under new ids.
+    `store` stores all of the `rows`; True: under new ids.
 
     Raises:
+        RowsHeld: other sessions hold the rows' ids or seqs; nothing was received.
         StatementFailed: the error queue takes them under no id; nothing was received.
         TableRefused.
     """
     use(connection, [errors], Use("insert", SENT))
     try:
         try:
-            with attempt(connection):
-                return store(False)  # noqa: FBT003
-        except StatementRefused:
-            return store(True)  # noqa: FBT003
+            return insert_past_taken(connection, errors, store, rows=rows)
         except TransactionUndone as undone:
             raise undone.failure from None
     except StatementRefused as error:
@@ -244,4 +377,4 @@ def move(
         assert moved is not None, "it counts, so it has a row"  # noqa: S101
         return moved
 
-    return store_in_error_queue(connection, errors, divert)
+    return store_in_error_queue(connection, errors, divert, rows=len(chosen))

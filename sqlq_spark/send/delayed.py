@@ -11,12 +11,14 @@ import json
 import logging
 from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 - read at run time, as the type of a column
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import endpoint_zone, transaction
+from sqlq_spark.database.collisions import insert_past_taken
 from sqlq_spark.database.destinations import DELAYED, Destinations
 from sqlq_spark.database.trust import INSERT, Use, use, use_delayed
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
@@ -182,7 +184,7 @@ class Mover:
         could lose a message. If it is a copy, a receiver sees that by its MessageId.
 
         Raises:
-            DelayedQueueNotFound, QueueNotFound, TableRefused, BadOption, MissingOption.
+            DelayedQueueNotFound, QueueNotFound, TableRefused, BadOption, MissingOption, RowsHeld.
         """
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
@@ -190,9 +192,12 @@ class Mover:
                 use_delayed(connection, self.queue, Use("delete", DELAYED))
                 use(connection, [self.queue], INSERT)
                 zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
-                counts = connection.rows(
-                    "move_due", MoveCounts, tables=tables, zone=zone, messages=most
-                )[0]
+                counts = insert_past_taken(
+                    connection,
+                    self.queue,
+                    partial(self._move_due, connection, zone, most),
+                    rows=most,
+                )
                 next_due: float | None = connection.value("next_due", tables=tables, zone=zone)
         except (QueueNotFound, NotAQueue) as error:
             if error.queue != connection.printed(self.delayed):
@@ -220,6 +225,18 @@ class Mover:
                 connection.printed(self.delayed),
             )
         self._unfit = counts.unfit
+
+    def _move_due(
+        self,
+        connection: Connection,
+        zone: str,
+        most: int,
+        renamed: bool,  # noqa: FBT001
+    ) -> MoveCounts:
+        tables = {"delayed": self.delayed, "queue": self.queue}
+        return connection.rows(
+            "move_due", MoveCounts, tables=tables, zone=zone, messages=most, renamed=renamed
+        )[0]
 
     def move_all(self, connection: Connection, most: int | None = None) -> Moved:
         """Move all that is due, or at most so many messages, a batch in a transaction."""

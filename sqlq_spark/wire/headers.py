@@ -5,6 +5,7 @@ The text is the same, byte for byte, as that of the transports' version 9.1.
 `header_columns.py` reads headers, in columns.
 """
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,11 @@ ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
 SAGA_ID = "NServiceBus.SagaId"
 SAGA_TYPE = "NServiceBus.SagaType"
 FORWARD_DESTINATION = "NServiceBus.SqlServer.ForwardDestination"  # on both databases
+# of a message that a stream moved to the error queue because its headers could not be read: its
+# enclosed type and the type of its exception, and the headers with its old text
+POISON_TYPE = "SqlQueue.Poison"
+CORRUPT_HEADERS = "SqlQueue.CorruptHeaders"
+CORRUPT_HEADERS_BASE64 = "SqlQueue.CorruptHeadersBase64"  # instead, of bytes that are not UTF-8
 TRACE_PARENT = "traceparent"
 TRACE_STATE = "tracestate"
 BAGGAGE = "baggage"
@@ -101,6 +107,15 @@ def dumps(headers: Mapping[str, str | None]) -> str:
         for name, value in headers.items()
     )
     return "{" + ",".join(members) + "}"
+
+
+def host_headers(machine: str) -> dict[str, str]:
+    """Return the headers of a failure that say on which machine it was."""
+    return {
+        PROCESSING_MACHINE: machine,
+        "$.diagnostics.hostid": hashlib.md5(machine.encode(), usedforsecurity=False).hexdigest(),
+        "$.diagnostics.hostdisplayname": machine,
+    }
 
 
 # ----- times ---------------------------------------------------------------------------------

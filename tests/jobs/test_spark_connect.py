@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import uuid
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
     """
     names = ("sent", "relayed", "unfit", "control", "error", "back", "changes")
     sent, relayed, unfit, control, error, back, changes = map(queue.another, names)
-    retry = {"UniqueMessageId": "u-1", "AcknowledgementQueue": control.name}
+    retry = {"UniqueMessageId": str(uuid.uuid4()), "AcknowledgementQueue": control.name}
     retried = dumps({f"ServiceControl.Retry.{name}": text for name, text in retry.items()})
     queue.fill(0, 60)
     queue.put(retried, b'{"number":60}')

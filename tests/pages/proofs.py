@@ -8,6 +8,9 @@ RECEIVE = "conformance/test_receive.py::test"
 MESSAGES = "hostile/test_messages.py::test"
 WRITE = "spark/test_write.py::test"
 
+TAKEN = "hostile/test_taken.py::test"
+POISON = "conformance/test_poison.py::test"
+
 # of the table of docs/security.md
 ATTACKS = {
     "large-headers": f"{MESSAGES}_a_million_bytes_of_tiny_headers_are_moved_unread",
@@ -18,6 +21,12 @@ ATTACKS = {
     "refused-row": "test_server_language.py::test_an_error_is_the_same_in_each_language",
     "line-breaks": "test_errors.py::test_no_fact_of_an_error_writes_a_line_of_its_own",
     "statement-name": "cli/test_queues.py::test_no_name_becomes_a_statement_of_a_fix",
+    "taken-seqs": f"{TAKEN}_rows_at_the_next_seqs_stop_no_stream",
+    "held-seqs": f"{TAKEN}_seqs_of_an_open_transaction_stop_no_stream",
+    "held-ids": f"{TAKEN}_an_open_transaction_with_the_id_stops_no_stream",
+    "poison-jam": f"{POISON}_poison_gets_headers_that_can_be_read",
+    "poison-again": f"{POISON}_a_row_that_says_it_is_poison_goes_there_too",
+    "forged-retry": "spark/test_functions.py::test_messages_that_cannot_be_sent_on_raise_an_error",
 }
 PROOFS = {
     "task-dies": (

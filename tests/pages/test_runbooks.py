@@ -39,7 +39,11 @@ STAGING = "sqlqueue.staging", "sqlqueue.staging_page"
 EXPIRED = "UPDATE \"Shop.Orders\" SET expires = '2020-01-01'"
 FULL = "SELECT setval('\"Shop.Orders_seq_seq\"', 2000000000)"
 PUBLISHED = "CREATE PUBLICATION everything FOR ALL TABLES"
-POISON = f"INSERT INTO error (id, headers, body) VALUES ('{MESSAGE}', '[oops', 'x')"
+POISON = f"""
+INSERT INTO error (id, headers, body) SELECT '{MESSAGE}', json_build_object(
+    'NServiceBus.MessageId', '{MESSAGE}', 'NServiceBus.EnclosedMessageTypes', 'SqlQueue.Poison',
+    'NServiceBus.FailedQ', '"public"."Shop.Orders"', 'SqlQueue.CorruptHeaders', '[oops'), 'x'
+"""
 FAILED = """
 INSERT INTO error (id, headers) SELECT gen_random_uuid(), json_build_object(
     'NServiceBus.FailedQ', '"public"."Shop.Orders"',
@@ -76,7 +80,7 @@ def stream(shop: Shop) -> Iterator[Stream]:
     [
         ("operations/look-first", "", "report.html"),
         ("operations/taken-over", "", "{stream}"),
-        ("operations/poison", POISON, "[]"),
+        ("operations/poison", POISON, "[oops"),
         ("operations/failed", FAILED, "2 messages returned"),
         ("operations/backlog", EXPIRED, "no problems found"),
         ("operations/disk-full", EXPIRED, "2 expired messages deleted"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import uuid
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -328,7 +329,8 @@ def test_the_recipes_around_servicecontrol(spark: SparkSession, shop: Shop) -> N
     create, streams, *replay_and_views, ask = blocks("docs/recipes.md")
     shop.sqlqueue("create", "audit")
     shop.run(create)
-    returned = {"Retry.UniqueMessageId": "u", "Retry.AcknowledgementQueue": "error_operators"}
+    retry = str(uuid.uuid4())
+    returned = {"Retry.UniqueMessageId": retry, "Retry.AcknowledgementQueue": "error_operators"}
     bad = {"ExceptionInfo.ExceptionType": "System.Bad", "ExceptionInfo.StackTrace": r"at A\r\nat B"}
     for messages in (2, 1):  # m-1 twice
         handled(shop, messages, "Shop.OrderPlaced", "Shop.Billing", 16, ConversationId="c")

@@ -98,6 +98,7 @@ MACHINE: Headers = {
         socket.gethostname().encode(), usedforsecurity=False
     ).hexdigest(),
 }
+GUID = "0FA1B2C3-0000-4000-8000-0000000000aF"
 FAILED: Headers = MACHINE | {
     "NServiceBus.ProcessingEndpoint": "Shop.Server",
     "NServiceBus.FailedQ": QUEUE,
@@ -107,7 +108,7 @@ FAILED: Headers = MACHINE | {
 }
 RETRIED: Headers = {
     "NServiceBus.MessageId": "m-1",
-    "ServiceControl.Retry.UniqueMessageId": "u-1",
+    "ServiceControl.Retry.UniqueMessageId": GUID,
     "ServiceControl.Retry.AcknowledgementQueue": "ack",
 }
 
@@ -357,7 +358,7 @@ AGAIN = {"id": ROW, "queue": QUEUE, "delay": "00:00:10"}
 ENDED = {"id": ROW, "queue": "error", "delay": None}
 SUCCESS: Headers = {
     "ServiceControl.Retry.Successful": NOW,
-    "ServiceControl.Retry.UniqueMessageId": "u-1",
+    "ServiceControl.Retry.UniqueMessageId": GUID,
     "NServiceBus.ControlMessage": "True",
 }
 
@@ -452,20 +453,26 @@ def test_a_name_that_is_there_twice_fails_one_message_only(spark: SparkSession) 
 def test_messages_that_cannot_be_sent_on_raise_an_error(spark: SparkSession) -> None:
     """Corrupt headers would arrive as none; what was not returned cannot be acknowledged.
 
-    `is_retried` selects what can be.
+    `is_retried` selects what can be. One answer with an id of another form fails a whole batch of
+    ServiceControl's.
     """
     others = [{n: t for n, t in RETRIED.items() if n != left} for left in [*RETRIED][1:]]
     blank = RETRIED | {"ServiceControl.Retry.AcknowledgementQueue": ""}
+    ids = ["order-7", "", GUID[:-1], f"{GUID}0", f"{GUID}\n", f" {GUID}", GUID.replace("-", "")]
+    ids += [f"{{{GUID}}}", GUID.replace("a", "g"), GUID.replace("0", "\u0660")]
+    forged = [RETRIED | {"ServiceControl.Retry.UniqueMessageId": each} for each in ids]
     corrupt = f"message {ROW} cannot be sent on: its headers are corrupt"
     for as_json in (False, True):
         poison = messages(spark, [REQUEST, None], as_json=as_json)
-        asked = messages(spark, [RETRIED, *others, blank, None], as_json=as_json)
+        asked = messages(spark, [RETRIED, *others, blank, *forged, None], as_json=as_json)
+        author = messages(spark, [RETRIED, forged[0]], as_json=as_json)
         for frame, columns, reason in (
             (poison, forward(without="x", json=as_json), corrupt),
             (poison, return_to_source(json=as_json), corrupt),
             (poison, fail("T", "m", json=as_json), corrupt),
             (poison, retry_later(1, "T", "m", json=as_json), corrupt),
             (asked, acknowledge_retries(json=as_json), r"select messages by where\(is_retried"),
+            (author, acknowledge_retries(json=as_json), r"select messages by where\(is_retried"),
         ):
             with pytest.raises(PySparkException, match=reason):
                 frame.select(*columns).collect()

@@ -37,6 +37,11 @@ def receiving(queue: SparkQueue, **more: Any) -> tuple[Any, Any]:
     return made, made.Settings(**given)
 
 
+def guid(number: int) -> str:
+    """By which ServiceControl knows a message that it returned."""
+    return f"00000000-0000-0000-0000-{number:012}"
+
+
 def put(queue: SparkQueue, body: bytes | None, name: str, kind: str, **retry: str) -> None:
     """Send a message with an id and a type."""
     headers = {f"{RETRY}{each}": text for each, text in retry.items()}
@@ -101,7 +106,7 @@ def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> No
     error, control = queue.another("error"), queue.another("ServiceControl")
     made, given = receiving(queue, schema=DDL, error_queue=error.name)
     for at, (body, _) in enumerate([*GOOD, *BAD]):
-        retry = {"UniqueMessageId": f"u-{at}", "AcknowledgementQueue": control.name}
+        retry = {"UniqueMessageId": guid(at), "AcknowledgementQueue": control.name}
         put(queue, body, f"m-{at}", "Shop.Placed", **retry)
 
     totals = made.run(queue.spark, given)
@@ -370,23 +375,29 @@ def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
 def test_retries_are_acknowledged_after_the_write(
     queue: SparkQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each to the queue in its header; one that cannot be sent is logged, and fails nothing."""
+    """Each to the queue in its header; one that cannot be sent is logged, and fails nothing.
+
+    An author's id, which is no GUID of ServiceControl, is not answered.
+    """
     control, locked = queue.another("ServiceControl"), queue.another("locked")
     made, given = receiving(queue)
     addresses = [control.name, control.name, queue.beside("gone").name, locked.name, '"a', ""]
     for at, address in enumerate(addresses):
-        retry = {"UniqueMessageId": f"u-{at}", "AcknowledgementQueue": address}
+        retry = {"UniqueMessageId": guid(at), "AcknowledgementQueue": address}
         put(queue, b'{"number":%d}' % at, f"m-{at}", "Shop.Placed", **retry)
 
     with queue.dba.closed(locked.address):
         made.run(queue.spark, given)
+    forged = {"UniqueMessageId": "order-7", "AcknowledgementQueue": control.name}
+    put(queue, b'{"number":6}', "m-6", "Shop.Placed", **forged)
+    made.run(queue.spark, given)
     retry["AcknowledgementQueue"] = control.name
-    put(queue, b'{"number":6}', "m-6", "Shop.Placed", **retry)
+    put(queue, b'{"number":7}', "m-7", "Shop.Placed", **retry)
     made.run(queue.spark, replace(given, acknowledge_retries=False))
 
-    assert numbers(queue.folder / "table") == [*range(7)]
+    assert numbers(queue.folder / "table") == [*range(8)]
     answers = [headers for headers, body in control.rows() if body == b""]
-    assert sorted(str(each[f"{RETRY}UniqueMessageId"]) for each in answers) == ["u-0", "u-1"]
+    assert sorted(str(each[f"{RETRY}UniqueMessageId"]) for each in answers) == [guid(0), guid(1)]
     assert {each["NServiceBus.ControlMessage"] for each in answers} == {"True"}
     assert [control.count(), locked.count(), queue.count()] == [2, 0, 0]
     said = [text for text in caplog.messages if "acknowledged" in text]

@@ -99,7 +99,7 @@ HEADERS = {
     "NServiceBus.ExceptionInfo.Message": 'a "quoted" word and C:\\path',
     "NServiceBus.ExceptionInfo.StackTrace": "   at Shop.Placed.Handle() in C:\\a\\b.cs:line 7",
     "NServiceBus.Retries": "2",
-    "ServiceControl.Retry.UniqueMessageId": "u",
+    "ServiceControl.Retry.UniqueMessageId": "0fa1b2c3-0000-4000-8000-000000000000",
     "ServiceControl.Retry.AcknowledgementQueue": '"public"."control"',
 }
 

@@ -35,7 +35,8 @@ SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 mill
 
 -- name: move_due
 -- Moves the messages that have been due longest into the queue, with their ids. A message whose id is
--- in the queue already gets a new one. A message is in exactly one of the tables at any time.
+-- in the queue already gets a new one; with :renamed all do. A message is in exactly one of the tables
+-- at any time.
 -- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for another of our
 --          movers; an endpoint's mover waits for this one and then finds the rows gone.
 -- Index:   the one on due; then by ctid.
@@ -53,7 +54,7 @@ WITH due AS (
     RETURNING id, headers, body, due),
 moved AS (
     INSERT INTO {queue} (id, headers, body)
-    SELECT id, headers, coalesce(body, '') FROM due ORDER BY due
+    SELECT id, headers, coalesce(body, '') FROM due WHERE NOT :renamed::boolean ORDER BY due
         ON CONFLICT DO NOTHING
     RETURNING id),
 renamed AS (

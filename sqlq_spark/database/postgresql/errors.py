@@ -109,6 +109,7 @@ RIGHTS = {
     "purge": "SELECT, DELETE",
     "purge_range": "SELECT, DELETE",
     "divert_large errors": "INSERT",
+    "skip_taken": "SELECT (seq)",
     **dict.fromkeys(("subscribed", "subscribe"), "SELECT, INSERT, UPDATE"),
     "unsubscribe": "SELECT, DELETE",
     "load": "INSERT",

@@ -180,6 +180,39 @@ moved AS (
      WHERE NOT expired)
 SELECT count(*) FILTER (WHERE NOT expired) AS moved, count(*) FILTER (WHERE expired) AS expired FROM gone
 
+-- name: skip_taken
+-- Moves the sequence of a queue past seqs that rows have already: whoever may insert can choose a seq. It
+-- follows the rows ahead of the sequence to the first gap that has room for :rows rows; a row behind
+-- that gap is not run up to. It uses up at most :most seqs, and none beyond 80 % of what seq can hold.
+-- Locks:   nothing. The seqs are used up, even if the transaction is undone.
+-- Index:   the unique index on seq.
+-- Returns: skipped bigint: how many seqs were used up
+WITH its AS MATERIALIZED (
+    SELECT s.seqrelid::regclass AS sequence,
+           coalesce(pg_sequence_last_value(s.seqrelid), s.seqstart - 1) AS given,
+           least(s.seqmax, CASE a.atttypid WHEN 'smallint'::regtype THEN 32767
+                                           WHEN 'integer'::regtype THEN 2147483647
+                                           ELSE 9223372036854775807 END) / 5 * 4 AS highest
+      FROM pg_catalog.pg_sequence AS s
+      JOIN pg_catalog.pg_attribute AS a
+        ON a.attrelid = to_regclass(:table_name::text) AND a.attname = 'seq'
+     WHERE s.seqrelid = to_regclass(pg_get_serial_sequence(:table_name::text, 'seq'))),
+ahead AS (
+    SELECT seq, seq - lag(seq, 1, (SELECT given FROM its)) OVER (ORDER BY seq) AS distance
+      FROM (SELECT seq::bigint AS seq
+              FROM {queue}
+             WHERE seq > (SELECT given FROM its)
+             ORDER BY seq
+             LIMIT :most::bigint) AS nearest),
+taken AS (
+    SELECT max(seq) AS last
+      FROM (SELECT seq, max(distance) OVER (ORDER BY seq) AS widest FROM ahead) AS reached
+     WHERE widest <= :rows::bigint)
+SELECT count(nextval(its.sequence)) AS skipped
+  FROM its, taken,
+       generate_series(1, least(taken.last, its.given + :most::bigint, its.highest) - its.given)
+ WHERE taken.last IS NOT NULL
+
 -- name: begin_receipt
 -- Writes an empty page, before the others. Its key is the lock of an attempt: a second attempt of the task
 -- waits here, then fails (23505), starts again and finds the receipt; or goes on, if the first one failed.

@@ -113,6 +113,12 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
+-- name: script_divert
+-- A stream moves messages into its error queue. It reads seq, to get past numbers that others have taken.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT INSERT, SELECT (seq) ON {queue} TO {role};
+GRANT USAGE ON SEQUENCE {sequence} TO {role}
+
 -- name: script_produce
 -- Rights of a producer, an endpoint or ServiceControl, which is in no team:
 -- GRANT {role} TO its login.

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 # It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
 # The right to INSERT gives no lock of a table: whose it is, is asked before and after the use.
 # Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the whole
-# server. A statement that stands alone needs no transaction around it.
+# server. A statement that stands alone needs no transaction around it. Who may only insert does not
+# choose a RowVersion.
 LACKS: frozenset[StatementName] = frozenset(
     {
         *("check_deferred", "receive_range", "lock_read", "lock_insert", "lock_delete"),
-        *("endpoint_zone", "end_frozen", "begin_alone"),
+        *("endpoint_zone", "end_frozen", "begin_alone", "skip_taken"),
         # no limit ends a transaction, and an error has a number and names what it is about
         *("transaction_limit", "why_refused"),
     }

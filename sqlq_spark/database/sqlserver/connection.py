@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow.compute as pc
+
 from sqlq_spark import database, errors
 from sqlq_spark.database import OPENS, Work
 from sqlq_spark.database.explain import find_faults, to_explain
@@ -226,6 +228,11 @@ class Connection(database.Connection):
         target = f"{SQLSERVER.quote_name(self.state)}.{SQLSERVER.quote_name(table)}"
         text = f"INSERT INTO {target} ({names}) VALUES ({parameters})"  # noqa: S608 - quoted
         self._do(f"store {table}", text, {}, values)
+
+    def stored_bytes(self, texts: pa.Array) -> pa.Array:
+        # UTF-16: two bytes a character, four outside of the first plane
+        pairs = pc.count_substring_regex(texts, "[\U00010000-\U0010ffff]")
+        return pc.multiply(pc.add(pc.utf8_length(texts), pairs), 2)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
         found = self.rows("queue_columns", database.Column, tables={"queue": queue})

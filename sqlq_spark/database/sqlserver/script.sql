@@ -107,6 +107,10 @@ GRANT SELECT, DELETE ON {queue} TO {role}
 -- `pauseAboveBacklog` reads RowVersion, and nothing else.
 GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 
+-- name: script_divert
+-- A stream moves messages into its error queue.
+GRANT INSERT ON {queue} TO {role}
+
 -- name: script_produce
 -- Rights of a producer, an endpoint or ServiceControl, which is in no team:
 -- ALTER ROLE {role} ADD MEMBER its login.

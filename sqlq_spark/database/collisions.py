@@ -1,0 +1,86 @@
+"""
+An insert into a queue that others may fill, too: what to do about ids and seqs that are taken.
+
+Whoever may insert into a queue chooses the ids of its rows, and on PostgreSQL also their seqs. Rows
+at the next seqs make an insert fail. An id or a seq of a transaction that is still open makes it
+wait. Neither may stop a stream that moves messages into a shared error queue.
+
+So an insert waits HELD_WAIT for each row. Where it fails or waits for longer, it is undone, and
+tried again under new ids. The seqs of the attempt are used up, so it also gets new seqs. After an
+error the sequence is moved past the seqs that are taken, as far as MOST_SKIPPED.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlq_spark.database import attempt
+from sqlq_spark.errors import RightMissing, RowsHeld, StatementRefused, TimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
+
+T = TypeVar("T")
+
+HELD_WAIT = 0.5  # seconds that an attempt waits for each row that another session holds
+ATTEMPTS = 4  # the first one under the messages' own ids
+MOST_SKIPPED = 100_000  # seqs in one transaction
+
+
+def insert_past_taken(
+    connection: Connection, queue: QueueAddress, insert: Callable[[bool], T], *, rows: int
+) -> T:
+    """
+    Insert rows in the open transaction, and again under new ids if ids or seqs are taken.
+
+    The queue's table is locked and checked already. `insert` inserts all of the `rows`; True: under
+    new ids.
+
+    Raises:
+        RowsHeld: open transactions hold the ids or seqs of each attempt.
+        StatementRefused: the table refuses the rows under new ids, too.
+        DatabaseFailure: the last attempt's, or one that is no fault of an id or a seq.
+    """
+    began = time.monotonic()
+    connection.set_lock_timeout(HELD_WAIT)
+    for number in range(1, ATTEMPTS + 1):
+        try:
+            with attempt(connection):
+                inserted = insert(number > 1)
+            break
+        except TimedOut as error:
+            if time.monotonic() - began >= connection.timeout:
+                raise  # the statement took so long, not the wait for a row
+            if number == ATTEMPTS:
+                name = connection.printed(queue)
+                raise RowsHeld(queue=name, attempts=number, reason=error.reason) from None
+        except StatementRefused:
+            if number == ATTEMPTS:
+                raise
+            skip_taken(connection, queue, rows=rows)
+    connection.set_lock_timeout(None)
+    return inserted
+
+
+def skip_taken(connection: Connection, queue: QueueAddress, *, rows: int) -> None:
+    """
+    Move a queue's sequence past seqs that are taken, up to where so many rows find free ones.
+
+    A login that may not read `seq` gets new seqs one by one, as attempts use them up.
+    """
+    most = MOST_SKIPPED - connection.seqs_skipped
+    if "skip_taken" in connection.lacks or most <= 0:
+        return
+    with suppress(RightMissing), attempt(connection):
+        connection.seqs_skipped += connection.value(
+            "skip_taken",
+            tables={"queue": queue},
+            table_name=connection.names.quote_address(queue),
+            rows=rows,
+            most=most,
+        )

@@ -1,0 +1,192 @@
+"""
+Poison in the error queue, as ServiceControl reads it there.
+
+ServiceControl tries a row whose headers it cannot read for ever, and the failures of all endpoints
+wait behind it. It knows a failure by MessageId and ProcessingEndpoint. It needs FailedQ, and groups
+by the type of the exception. A retry removes the headers of the failure and sends the row back to
+FailedQ, under a new row id.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+
+import pytest
+from servers import only
+from strict_headers import loads
+
+from sqlq_spark.admin import checks, inspect
+from sqlq_spark.wire.headers import FAULT_PREFIXES, parse_wire_time
+
+from .conftest import Bench, bodies
+
+FAILURE = {
+    "NServiceBus.MessageId",
+    "NServiceBus.EnclosedMessageTypes",
+    "NServiceBus.FailedQ",
+    "NServiceBus.ExceptionInfo.ExceptionType",
+    "NServiceBus.ExceptionInfo.Message",
+    "NServiceBus.TimeOfFailure",
+    "NServiceBus.ProcessingEndpoint",
+    "NServiceBus.ProcessingMachine",
+    "$.diagnostics.hostid",
+    "$.diagnostics.hostdisplayname",
+}
+CORRUPT = "SqlQueue.CorruptHeaders"
+
+
+def divert(bench: Bench) -> None:
+    """Receive all that waits, with an error queue; nothing of it is delivered."""
+    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
+    assert bodies(rows) == []
+    assert bench.seqs() == []
+
+
+def service_control_retries(bench: Bench) -> None:
+    """Send back what the error queue holds, as ServiceControl does."""
+    for row in bench.dotnet.rows(bench.errors):
+        headers = {
+            name: value
+            for name, value in json.loads(row.headers or "").items()
+            if not name.startswith(FAULT_PREFIXES)
+        }
+        headers["ServiceControl.Retry.UniqueMessageId"] = str(uuid.uuid4())
+        headers["ServiceControl.Retry.AcknowledgementQueue"] = "error"
+        bench.dotnet.send(bench.queue, json.dumps(headers), row.body)
+    bench.dotnet.dba.empty(bench.errors)
+
+
+def test_poison_gets_headers_that_can_be_read(bench: Bench) -> None:
+    """Those of a failure, and its old text; nothing of the text is in the message for operators."""
+    text = 'not json "\\/\x01\u2028\ufeffé🚀'
+    row = bench.dotnet.send(bench.queue, text, b"\x00body", lives=60_000)
+
+    divert(bench)
+
+    (moved,) = bench.dotnet.rows(bench.errors)
+    assert (moved.id, moved.expires, moved.body) == (row, None, b"\x00body")
+    headers = loads(moved.headers)
+    assert headers is not None
+    assert headers.keys() == {*FAILURE, CORRUPT}
+    assert headers["NServiceBus.MessageId"] == str(row)
+    assert headers["NServiceBus.EnclosedMessageTypes"] == "SqlQueue.Poison"
+    assert headers["NServiceBus.FailedQ"] == bench.desk.canonical(bench.queue)
+    assert headers["NServiceBus.ProcessingEndpoint"] == "orders"
+    assert headers["NServiceBus.ExceptionInfo.ExceptionType"] == "SqlQueue.Poison"
+    assert "not json" not in str(headers["NServiceBus.ExceptionInfo.Message"])
+    parse_wire_time(str(headers["NServiceBus.TimeOfFailure"]))
+    assert headers[CORRUPT] == text
+    assert bench.dotnet.state_rows("receipt", "messages, diverted") == [(0, 1)]
+
+
+def test_for_a_reader_of_the_error_queue_it_is_an_ordinary_row(bench: Bench) -> None:
+    """Its headers as they stand, and none corrupt; without an error queue it is delivered."""
+    bench.dotnet.send(bench.queue, "[]", b"poison")
+    divert(bench)
+
+    (shown,) = inspect.messages(bench.desk, bench.errors, limit=9)
+    task = bench.task(bench.new_stream(), queue=bench.errors)
+    delivered = bench.receive(task)
+
+    assert shown.corrupt_headers is None
+    assert shown.headers is not None
+    assert shown.headers[CORRUPT] == "[]"
+    assert json.loads(delivered["headers"][0].as_py()) == shown.headers
+
+
+def test_doctor_calls_it_poison(bench: Bench) -> None:
+    """As it does where the headers cannot be read."""
+    bench.dotnet.send(bench.queue, "[]", b"poison")
+    divert(bench)
+    bench.dotnet.send(bench.errors, "[]", b"of an endpoint")
+
+    found = checks.run_all_checks(bench.desk, [bench.errors])
+
+    (poison,) = [each for each in found if each.name == "poison"]
+    assert poison.found.startswith("2 of 2 messages at its head cannot be read (poison)")
+
+
+def test_poison_that_comes_back_goes_there_again(bench: Bench) -> None:
+    """With the same MessageId and old text, however often; a sink never gets it."""
+    row = bench.dotnet.send(bench.queue, "[]", b"poison")
+    divert(bench)
+    for _ in range(2):
+        before = bench.failures()[b"poison"]
+        service_control_retries(bench)
+        returned = bench.dotnet.rows(bench.queue)[0]
+
+        divert(bench)
+
+        after = bench.failures()[b"poison"]
+        assert returned.id != row
+        added = {
+            "ServiceControl.Retry.UniqueMessageId",
+            "ServiceControl.Retry.AcknowledgementQueue",
+        }
+        assert after.keys() == {*FAILURE, CORRUPT, *added}
+        assert after[CORRUPT] == "[]"
+        assert after["NServiceBus.MessageId"] == str(row)
+        same = FAILURE - {"NServiceBus.TimeOfFailure"}
+        assert {name: after[name] for name in same} == {name: before[name] for name in same}
+
+
+def test_poison_in_an_error_queue_that_is_read_stays_as_it_is(bench: Bench) -> None:
+    """A stream may read `error`, and pass it on to operators: FailedQ is where it failed first."""
+    row = bench.dotnet.send(bench.queue, "[]", b"poison")
+    divert(bench)
+    before = bench.dotnet.rows(bench.errors)
+    operators = bench.another("operators")
+
+    task = bench.task(bench.new_stream(), queue=bench.errors, error_address=operators)
+    assert bench.receive(task).num_rows == 0
+
+    (after,) = bench.dotnet.rows(operators)
+    assert (after.id, after.headers, after.body) == (row, before[0].headers, b"poison")
+
+
+def test_a_row_that_says_it_is_poison_goes_there_too(bench: Bench) -> None:
+    """Whoever wrote it; without a MessageId it gets its row's."""
+    text = (
+        '{"NServiceBus.EnclosedMessageTypes":"SqlQueue.Poison","NServiceBus.Retries":"2","a":"b"}'
+    )
+    row = bench.dotnet.send(bench.queue, text, b"forged")
+
+    divert(bench)
+
+    headers = bench.failures()[b"forged"]
+    assert headers.keys() == {*FAILURE, "a"}
+    assert headers["NServiceBus.MessageId"] == str(row)
+
+
+@pytest.mark.parametrize(("letter", "many"), [("\x01", 170_000), ("x", 1_047_000)])
+def test_headers_that_become_too_large_stay_as_they_are(
+    bench: Bench, caplog: pytest.LogCaptureFixture, letter: str, many: int
+) -> None:
+    """An escape makes a text six times as long; the log says that ServiceControl cannot read it."""
+    text = letter * (many if bench.desk.names.dialect == "postgresql" else many // 2)
+    bench.dotnet.send(bench.queue, text, b"fits")
+    bench.dotnet.send(bench.queue, text + letter * 5000, b"large")
+
+    with caplog.at_level(logging.WARNING):
+        divert(bench)
+
+    found = {row.body: row.headers for row in bench.dotnet.rows(bench.errors)}
+    assert json.loads(found[b"fits"] or "")[CORRUPT] == text
+    assert found[b"large"] == text + letter * 5000
+    assert "1 poison messages keep their headers" in caplog.text
+
+
+@only("sqlserver", "a text with half of a surrogate pair")
+def test_a_lone_surrogate_becomes_a_replacement_character(bench: Bench) -> None:
+    """Text of SQL Server is any UTF-16."""
+    bench.dotnet.dba.on(
+        bench.queue,
+        "INSERT INTO {queue} (Id, Recoverable, Headers, Body) "
+        "VALUES (NEWID(), 1, N'[' + NCHAR(0xD83D), 0x01)",
+    )
+
+    divert(bench)
+
+    assert bench.failures()[b"\x01"][CORRUPT] == "[\ufffd"
