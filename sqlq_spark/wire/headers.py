@@ -42,6 +42,11 @@ ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
 SAGA_ID = "NServiceBus.SagaId"
 SAGA_TYPE = "NServiceBus.SagaType"
 FORWARD_DESTINATION = "NServiceBus.SqlServer.ForwardDestination"  # on both databases
+# of a message that a stream moved to the error queue because its headers could not be read: its
+# enclosed type and the type of its exception, and the headers with its old text
+POISON_TYPE = "SqlQueue.Poison"
+CORRUPT_HEADERS = "SqlQueue.CorruptHeaders"
+CORRUPT_HEADERS_BASE64 = "SqlQueue.CorruptHeadersBase64"  # instead, of bytes that are not UTF-8
 TRACE_PARENT = "traceparent"
 TRACE_STATE = "tracestate"
 BAGGAGE = "baggage"
