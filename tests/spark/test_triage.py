@@ -95,13 +95,41 @@ def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSes
     assert all(len(each) == 16 for group in groups for each in group)
 
 
-def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
-    """No text makes the patterns backtrack."""
-    size = 300_000
-    texts = [" " * size, " a" * size, f"   at {'x' * size}", f"   at {'x(' * size}", "\n" * size]
-    hostile = [failed("'" * size, text) for text in texts]
+# of each a text can have very many: blanks, words, calls, and what Java takes for the end of a line
+UNITS = (" ", " a", "x(", "\n", " \u2028", " \u0085x ", " \u2029x", "\r x ", "\x0b \f", "\n at x(")
 
-    assert len(digests(spark, *hostile, failed("0x" * size), failed("0" * size))) == 7
+
+def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
+    """No text makes the patterns backtrack, or look twice at a part, however long it is."""
+    size = 300_000
+    hostile = [
+        failed("'" * size, each) for unit in UNITS for each in (unit * size, f"   at {unit * size}")
+    ]
+    frame = spark._jvm.java.util.regex.Pattern.compile(triage.FRAME)  # noqa: SLF001 - without the cut
+
+    assert len(digests(spark, *hostile, failed("0x" * size), failed("0" * size))) == 22
+    assert [frame.matcher(unit * size).replaceAll("") == unit * size for unit in UNITS] == [
+        True
+    ] * 10
+
+
+def test_a_digest_reads_the_beginning_of_a_text(spark: SparkSession) -> None:
+    """A frame ends at any end of a line, and only a line feed begins one; 64 kB are read."""
+    frame, other = "   at Shop.A()\n", "   at Shop.B()\n"
+    many = frame * (triage.LONGEST_TEXT // len(frame) + 1)
+    message = "x" * triage.LONGEST_TEXT
+    alike = [
+        *(failed(stack=f"{frame}{end}{other}") for end in ("\u2028", "\u0085", "\u2029")),
+        failed(stack=frame),
+    ]
+
+    found = digests(spark, *alike)
+    long = digests(spark, *(failed(stack=many + each) for each in ("", other)))
+    texts = digests(spark, *(failed(message + each) for each in ("", "y")))
+    two, one = digests(spark, failed(stack=frame + other), failed(stack=frame))
+
+    assert [len({*each}) for each in (found, long, texts)] == [1, 1, 1]
+    assert two != one
 
 
 def test_a_group_has_what_its_failures_have_in_common(spark: SparkSession) -> None:
