@@ -53,6 +53,8 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.fields import count, one_of
 from sqlq_spark.send import dispatch
 from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire import returning
+from sqlq_spark.wire.address import LONGEST_ADDRESS
 from sqlq_spark.wire.header_columns import parse_headers
 
 with suppress(ImportError):  # the runner says what to install
@@ -81,7 +83,8 @@ LONGEST_TEXT = 64 << 10  # characters of a stack trace or a message in which pat
 
 # when a message failed; without such a header, when it was collected
 SEEN = "coalesce(timeOfFailure, collected)"
-HOMELESS = "it has no header NServiceBus.FailedQ, or corrupt headers"
+MOST_QUEUES = failed_messages.MOST_SOURCES  # that the failures of one run may name
+IS_POISON = f"exceptionType <=> '{wire.POISON_TYPE}'"
 COLUMNS = (
     "id AS failureId",
     "coalesce(ownId, id) AS messageId",
@@ -238,8 +241,9 @@ def digest() -> Column:
     It is computed from the exception's type and stack trace. It leaves out what differs between
     failures or builds: line numbers, files, addresses, guids, numbers from the compiler and
     translated words. Without a stack trace the message is used, without numbers and quoted text.
-    Of either text the first LONGEST_TEXT characters count. These are Spark expressions. None raises an error, and each takes one pass over a text of any
-    size.
+    Of either text the first LONGEST_TEXT characters count.
+
+    These are Spark expressions. None raises an error, and each takes one pass.
     """
     _, kind, text, _ = functions.failure(json=True)
     trace = functions.header("headers", f"{wire.EXCEPTION_INFO}StackTrace", json=True)
@@ -334,10 +338,15 @@ class Retry:
         groups, ids = among("digest", self.settings.groups), self.settings.ids
         chosen = f"{groups} OR {among('failureId', ids)} OR {among('messageId', ids)}"
         wanted = f"request IS NULL AND returned IS NULL AND ({chosen})"
-        counted = by_queue(self.rows.where(wanted))
+        if poison := self.rows.where(f"{wanted} AND {IS_POISON}").count():
+            self.staying[returning.POISON] += poison
+        wanted += f" AND NOT ({IS_POISON})"
+        counted, others = by_queue(self.rows.where(wanted))
+        if others:
+            self.staying[failed_messages.TOO_MANY] += others
         there, reasons = self.sources(counted)
         for text in counted.keys() - there.keys():
-            self.staying[reasons.get(text or "", HOMELESS)] += counted[text]
+            self.staying[reasons.get(text or "", returning.NO_SOURCE)] += counted[text]
         if there and left:
             request = str(uuid.uuid4())
             in_log(self.settings.write(request), dispatch.open_request)
@@ -362,8 +371,9 @@ class Retry:
         the request was given up, they can be chosen again.
         """
         which = f"request = {literal(request)} AND returned IS NULL"
-        counted = by_queue(self.rows.where(which))
-        messages, sink, stuck = sum(counted.values()), self.settings.write(request), ""
+        counted, others = by_queue(self.rows.where(which))
+        messages = sum(counted.values()) + others
+        sink, stuck = self.settings.write(request), ""
         if not messages:
             return
         state = in_log(sink, dispatch.read_state)
@@ -424,8 +434,18 @@ class Retry:
         commit(self.spark, text)
 
 
-def by_queue(failures: DataFrame) -> dict[str | None, int]:
-    return dict(failures.groupBy("failedQueue").count().collect())
+def by_queue(failures: DataFrame) -> tuple[dict[str | None, int], int]:
+    """
+    Count failures by their failed queue, whose text is cut where no address is so long.
+
+    Returns:
+        The counts of the MOST_QUEUES queues with most failures, and how many others there are.
+    """
+    queue = F.substring("failedQueue", 1, LONGEST_ADDRESS + 1).alias("queue")
+    groups = failures.groupBy(queue).count().orderBy(F.desc("count"), "queue")
+    counted: dict[str | None, int] = dict(groups.limit(MOST_QUEUES).collect())
+    is_whole = len(counted) < MOST_QUEUES
+    return counted, 0 if is_whole else failures.count() - sum(counted.values())
 
 
 def literal(value: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from jobs.submit import delta_rows
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
+from sqlq_spark.admin.failed_messages import TOO_MANY
+from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs import error_triage as triage
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.send.dispatch import give_up
+from sqlq_spark.wire import returning
 from sqlq_spark.wire.headers import (
     ENCLOSED_MESSAGE_TYPES,
     EXCEPTION_INFO,
     FAILED_Q,
     MESSAGE_ID,
+    POISON_TYPE,
     TIME_OF_FAILURE,
     dumps,
 )
@@ -105,7 +111,8 @@ def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
     hostile = [
         failed("'" * size, each) for unit in UNITS for each in (unit * size, f"   at {unit * size}")
     ]
-    frame = spark._jvm.java.util.regex.Pattern.compile(triage.FRAME)  # noqa: SLF001 - without the cut
+    java: Any = spark._jvm  # noqa: SLF001 - the pattern without the cut
+    frame = java.java.util.regex.Pattern.compile(triage.FRAME)
 
     assert len(digests(spark, *hostile, failed("0x" * size), failed("0" * size))) == 22
     assert [frame.matcher(unit * size).replaceAll("") == unit * size for unit in UNITS] == [
@@ -260,6 +267,50 @@ def test_the_oldest_of_a_choice_are_returned_once(
     assert sorted(queue.ids()) == ids
     assert counted(again) == {"resumed": 2, "returned": 2}
     assert [again.pending(), {*state(again).values()}] == [[], {(True, True)}]
+
+
+def test_what_no_endpoint_can_read_stays(
+    queue: SparkQueue, retry: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the command; and beyond MOST_QUEUES no queue is looked at."""
+    monkeypatch.setattr(triage, "MOST_QUEUES", 1)
+    made = retry("m-1", "m-2", "m-3", "m-4")
+    made._update("seq = 1", f"exceptionType = '{POISON_TYPE}'")  # noqa: SLF001
+    made._update("seq = 2", "failedQueue = repeat('x', 5000)")  # noqa: SLF001
+
+    made.do(None)
+
+    assert made.totals["returned"] == 2
+    assert made.staying == {returning.POISON: 1, TOO_MANY: 1}
+    assert sorted(queue.ids()) == ["m-3", "m-4"]
+
+
+def test_one_rule_for_returns(queue: SparkQueue) -> None:
+    """What the command refuses, the function refuses; both write the same headers."""
+    exception = f"{EXCEPTION_INFO}ExceptionType"
+    own = {MESSAGE_ID: "m", "a": None, "NServiceBus.RetriesX": "r", "NServiceBus.X": "x"}
+    cases: list[dict[str, str | None]] = [
+        own | {FAILED_Q: queue.name, exception: "Bad", TIME_OF_FAILURE: "t"},
+        {FAILED_Q: queue.name},
+        {FAILED_Q: ""},
+        {FAILED_Q: None, exception: "Bad"},
+        {FAILED_Q: queue.name, exception: POISON_TYPE},
+        {FAILED_Q: queue.name, exception: f"{POISON_TYPE} "},
+    ]
+    row = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c12"
+    kinds = "id string, headers string, body binary, seq bigint, queue string"
+    for headers in cases:
+        frame = queue.spark.createDataFrame([(row, dumps(headers), b"", 1, "e")], kinds)
+        refusal = returning.find_refusal(headers.get(FAILED_Q), headers.get(exception))
+
+        if refusal == returning.POISON:
+            with pytest.raises(PySparkException, match='"Poison messages"'):
+                frame.select(*return_to_source(json=True)).collect()
+            continue
+        (found,) = frame.select(*return_to_source(json=True)).collect()
+        assert (found["queue"] is None) == (refusal == returning.NO_SOURCE)
+        expected = json.loads(returning.write_headers(headers, row))
+        assert {MESSAGE_ID: found["id"], **json.loads(found["headers"])} == expected
 
 
 def test_only_failures_that_were_returned_long_ago_are_deleted(
