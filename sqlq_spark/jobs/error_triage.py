@@ -436,7 +436,7 @@ class Retry:
 
 def by_queue(failures: DataFrame) -> tuple[dict[str | None, int], int]:
     """
-    Count failures by their failed queue, whose text is cut where no address is so long.
+    Count failures by their failed queue. A text that is longer than any address is cut.
 
     Returns:
         The counts of the MOST_QUEUES queues with most failures, and how many others there are.

@@ -1,4 +1,4 @@
-"""Which test proves which row of the table of failures in docs/guarantees.md, by the row's id."""
+"""Which test proves which row: failures of docs/guarantees.md, attacks of docs/security.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,27 @@ CLUSTER = "faults/test_lost_executors_and_two_queries.py::test"
 RECEIVE = "conformance/test_receive.py::test"
 WRITE = "spark/test_write.py::test"
 
+WATCH = "conformance/test_watch.py::test"
+
+# of the table of docs/security.md
+ATTACKS = {
+    "slow-patterns": "spark/test_triage.py::test_a_digest_of_hostile_text_is_quick",
+    "long-traces": "spark/test_triage.py::test_a_digest_reads_the_beginning_of_a_text",
+    "long-failures": f"{WATCH}_a_return_holds_a_page",
+    "many-failures": f"{WATCH}_a_return_keeps_no_text_that_a_sender_chose",
+    "poison-retry": "cli/test_messages.py::test_copies_and_poison_are_not_returned",
+    "full-subscriptions": (
+        "conformance/test_subscriptions.py::test_rows_of_other_topics_are_not_read"
+    ),
+    "many-topics": "conformance/test_subscriptions.py::test_what_is_known_of_topics_is_bounded",
+    "locked-subscriptions": (
+        "conformance/test_subscriptions.py::test_a_locked_table_stops_no_publisher_for_a_minute"
+    ),
+    "forged-offset": "test_pace.py::test_an_offset_of_another_form_raises",
+    "many-tables": (
+        "hostile/test_code_of_others.py::test_a_look_costs_the_same_with_many_tables_of_others"
+    ),
+}
 PROOFS = {
     "task-dies": (
         "faults/test_failpoints.py::test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing"

@@ -11,7 +11,7 @@ from mutants.history import HISTORY
 
 from . import programs
 from .page import PAGES, ROOT, blocks, read, table, without_code
-from .proofs import PROOFS
+from .proofs import ATTACKS, PROOFS
 from .test_spark_pages import CASES
 
 TESTS = ROOT / "tests"
@@ -61,7 +61,8 @@ def test_commands_are_read_by_their_programs(page: str) -> None:
 def test_every_row_of_the_table_of_failures_and_every_fault_has_its_test() -> None:
     """By the id of the row, and the file and name of the test."""
     assert PROOFS.keys() == {*table("docs/guarantees.md", "promises").ids}
+    assert ATTACKS.keys() == {*table("docs/security.md", "authors").ids}
     caught = {test for fault in (*HISTORY, *DRAWN) for test in fault.tests}
-    for each in {*PROOFS.values()} | caught:
+    for each in {*PROOFS.values(), *ATTACKS.values()} | caught:
         path, _, name = each.partition("::")
         assert f"\ndef {name}(" in (TESTS / path).read_text(encoding="utf-8"), each

@@ -5,8 +5,8 @@
 SELECT TOP (@most) Topic AS topic, Endpoint AS endpoint, QueueAddress AS address
   FROM {subscriptions}
  WHERE @topics IS NULL
-    OR Topic IN (SELECT s.topic COLLATE DATABASE_DEFAULT
-                   FROM OPENJSON(@topics) WITH (topic nvarchar(200) '$') AS s)
+    OR Topic IN (SELECT CAST(s.value AS nvarchar(200)) COLLATE DATABASE_DEFAULT
+                   FROM OPENJSON(@topics) AS s)
  ORDER BY Topic, Endpoint
 
 -- name: subscribed
