@@ -61,9 +61,7 @@ COLUMNS = (
     wire.TIME_OF_FAILURE,
 )
 
-TOO_MANY = (
-    f"the messages name more than {MOST_SOURCES} queues. Run the command again for the others"
-)
+TOO_MANY = f"a run returns messages to {MOST_SOURCES} queues at most. Run it again for the others"
 OTHERS = "(others)"  # groups and reasons beyond those that are kept
 
 # errors of a destination that another attempt would raise again

@@ -33,7 +33,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.admin import failed_messages
@@ -66,7 +66,7 @@ with suppress(ImportError):  # the runner says what to install
     from sqlq_spark.jobs.streams import commit, has_table, quote_table, read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 # `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: the part up to the parenthesis.
 # A line ends at \n alone, (?d), and no part of a frame contains the end of a line, of any kind. The
@@ -83,7 +83,7 @@ LONGEST_TEXT = 64 << 10  # characters of a stack trace or a message in which pat
 
 # when a message failed; without such a header, when it was collected
 SEEN = "coalesce(timeOfFailure, collected)"
-MOST_QUEUES = failed_messages.MOST_SOURCES  # that the failures of one run may name
+MOST_QUEUES = failed_messages.MOST_SOURCES  # to which a run returns
 IS_POISON = f"exceptionType <=> '{wire.POISON_TYPE}'"
 COLUMNS = (
     "id AS failureId",
@@ -328,6 +328,12 @@ class Retry:
         found = self.rows.select(names).where(among("name", chosen)).distinct().collect()
         return sorted(chosen - {name for (name,) in found})
 
+    def stay(self, reason: str, messages: int) -> None:
+        """Count failures that stay; senders choose what a reason quotes."""
+        if reason not in self.staying and len(self.staying) >= failed_messages.MOST_REASONS:
+            reason = failed_messages.OTHERS
+        self.staying[reason] += messages
+
     def do(self, limit: int | None) -> None:
         """
         Return the chosen failures: those of some groups, or with some ids of messages or failures.
@@ -339,14 +345,18 @@ class Retry:
         chosen = f"{groups} OR {among('failureId', ids)} OR {among('messageId', ids)}"
         wanted = f"request IS NULL AND returned IS NULL AND ({chosen})"
         if poison := self.rows.where(f"{wanted} AND {IS_POISON}").count():
-            self.staying[returning.POISON] += poison
+            self.stay(returning.POISON, poison)
         wanted += f" AND NOT ({IS_POISON})"
-        counted, others = by_queue(self.rows.where(wanted))
-        if others:
-            self.staying[failed_messages.TOO_MANY] += others
-        there, reasons = self.sources(counted)
-        for text in counted.keys() - there.keys():
-            self.staying[reasons.get(text or "", returning.NO_SOURCE)] += counted[text]
+        there: dict[str, str] = {}
+        for counted in by_queue(self.rows.where(wanted)):
+            found, reasons = self.sources(counted)
+            for text, messages in counted.items():
+                if text not in found:
+                    self.stay(reasons.get(text or "", returning.NO_SOURCE), messages)
+                elif len(there) < MOST_QUEUES:
+                    there[text] = found[text]
+                else:
+                    self.stay(failed_messages.TOO_MANY, messages)
         if there and left:
             request = str(uuid.uuid4())
             in_log(self.settings.write(request), dispatch.open_request)
@@ -371,9 +381,8 @@ class Retry:
         the request was given up, they can be chosen again.
         """
         which = f"request = {literal(request)} AND returned IS NULL"
-        counted, others = by_queue(self.rows.where(which))
-        messages = sum(counted.values()) + others
-        sink, stuck = self.settings.write(request), ""
+        counted = dict(chain.from_iterable(map(dict.items, by_queue(self.rows.where(which)))))
+        messages, sink, stuck = sum(counted.values()), self.settings.write(request), ""
         if not messages:
             return
         state = in_log(sink, dispatch.read_state)
@@ -392,7 +401,7 @@ class Retry:
         if stuck:
             what = f"request {request} of table {self.settings.table} cannot be finished: {stuck}"
             reason = f"{what}. The next run then finishes it, and sends nothing twice."
-            self.staying[reason] += messages
+            self.stay(reason, messages)
             return
         given_up = state == dispatch.GIVEN_UP
         self._update(which, "request = NULL" if given_up else "returned = now()")
@@ -434,18 +443,16 @@ class Retry:
         commit(self.spark, text)
 
 
-def by_queue(failures: DataFrame) -> tuple[dict[str | None, int], int]:
+def by_queue(failures: DataFrame) -> Iterator[dict[str | None, int]]:
     """
-    Count failures by their failed queue. A text that is longer than any address is cut.
+    Count failures by their failed queue, at most MOST_QUEUES at a time.
 
-    Returns:
-        The counts of the MOST_QUEUES queues with most failures, and how many others there are.
+    A text that is longer than any address is cut.
     """
     queue = F.substring("failedQueue", 1, LONGEST_ADDRESS + 1).alias("queue")
-    groups = failures.groupBy(queue).count().orderBy(F.desc("count"), "queue")
-    counted: dict[str | None, int] = dict(groups.limit(MOST_QUEUES).collect())
-    is_whole = len(counted) < MOST_QUEUES
-    return counted, 0 if is_whole else failures.count() - sum(counted.values())
+    rows = failures.groupBy(queue).count().toLocalIterator()
+    while page := list(islice(rows, MOST_QUEUES)):
+        yield dict(page)
 
 
 def literal(value: str) -> str:
