@@ -45,7 +45,7 @@ FRESH = 5.0  # seconds for which subscriptions are kept, as by the transport
 LAST_KNOWN = 60.0  # seconds after a read for which they are used while the table is locked
 PATIENCE = 1.0  # seconds that a table is waited for if its subscriptions are known
 MOST_ROWS = 10_000  # of the topics that one statement asks for
-TOPICS_AT_ONCE = 100  # of one statement
+TOPICS_AT_ONCE = 100  # of one statement, where all topics together have more rows
 MOST_TOPICS = 10_000  # kept of a table, but for those that one batch has
 LOCKED = (
     "%s is locked by another session. Its subscribers of %.0f s ago are used, for up to %g s: %s"
@@ -258,24 +258,34 @@ def list_subscriptions(
         SubscriptionsNotFound, TableRefused; TooManySubscriptions: of TOPICS_AT_ONCE topics.
     """
     # a topic that the table cannot hold has none
-    some = [each for each in topics or () if _can_hold(each)]
-    parts = [some[at : at + TOPICS_AT_ONCE] for at in range(0, len(some), TOPICS_AT_ONCE)]
-    asked = [None] if topics is None else [json.dumps(part) for part in parts]
-    found: list[Subscription] = []
+    some = None if topics is None else sorted(filter(_can_hold, topics))
     with as_subscriptions():
         use(connection, [table], READ, role="subscriptions")
-        for texts in asked:
-            rows = connection.rows(
-                "subscribers",
-                Subscription,
-                tables={"subscriptions": table},
-                topics=texts,
-                most=MOST_ROWS + 1,
-            )
+        found = _read_rows(connection, table, some)
+        if len(found) <= MOST_ROWS:
+            return found
+        if some is None or len(some) <= TOPICS_AT_ONCE:
+            raise TooManySubscriptions(table=connection.printed(table), most=MOST_ROWS)
+        found = []
+        for at in range(0, len(some), TOPICS_AT_ONCE):
+            rows = _read_rows(connection, table, some[at : at + TOPICS_AT_ONCE])
             if len(rows) > MOST_ROWS:
                 raise TooManySubscriptions(table=connection.printed(table), most=MOST_ROWS)
             found += rows
     return found
+
+
+def _read_rows(
+    connection: Connection, table: QueueAddress, topics: Sequence[str] | None
+) -> list[Subscription]:
+    """Read the rows of some topics, or of all; one row too many if there are more."""
+    return connection.rows(
+        "subscribers",
+        Subscription,
+        tables={"subscriptions": table},
+        topics=None if topics is None else json.dumps(topics),
+        most=MOST_ROWS + 1,
+    )
 
 
 def _can_hold(text: str) -> bool:

@@ -223,6 +223,7 @@ def test_rows_of_other_topics_are_not_read(
 ) -> None:
     """They cost a publisher nothing; too many of its own topics are an error that names them."""
     monkeypatch.setattr(subscriptions, "MOST_ROWS", 3)
+    monkeypatch.setattr(subscriptions, "TOPICS_AT_ONCE", 3)
     for each in range(9):
         shop.subscribe(f"other {each}", f"Shop.Other{each}", "x")
     topics = [*(f"Shop.T{each}" for each in range(250)), "x" * 300, "a\0", "\ud800"]
@@ -231,7 +232,9 @@ def test_rows_of_other_topics_are_not_read(
     with transaction(bench.desk):
         found, own = read(topics), read([*topics, PLACED])
 
-    assert (found, len(own)) == ([], 2)
+        others = read([*topics, *(f"Shop.Other{each}" for each in range(9))])
+
+    assert (found, len(own), len(others)) == ([], 2, 9)
     shop.publish(events(b"1"), batch=1)
     for each in range(2):
         shop.subscribe(f"flood {each}", PLACED, "x")
