@@ -514,6 +514,18 @@ class SubscriptionsNotFound(DatabaseFailure):
     )
 
 
+class TooManySubscriptions(DatabaseFailure):
+    """The subscription table has too many rows for the topics of a batch. Nothing was sent."""
+
+    table: str
+    most: int
+    template = (
+        "the subscription table {table} has more than {most} rows for the topics that were asked "
+        "for. Find out which endpoint has filled it, delete these rows, and revoke its right to "
+        "insert there."
+    )
+
+
 class SubscriberUnreachable(DatabaseFailure):
     """A message cannot be copied to one of its subscribers. Nothing of its batch was sent."""
 

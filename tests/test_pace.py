@@ -277,7 +277,7 @@ def test_bytes_and_partitions_are_shared_by_what_was_expected() -> None:
 
 
 BAD_PARTS: list[dict[str, Any]] = [
-    *({"queue": name} for name in ('"a', '"a"."b"."c"', "", "x" * 56, None)),
+    *({"queue": name} for name in ('"a', '"a"."b"."c"', "", "x" * 56, None, "a\0", "\ud800")),
     # ranges rise, and are of the database's numbers; no plan has too many tasks
     *({"bounds": bounds} for bounds in ([2, 1], [1, 2**63], [*range(offsets.MOST_TASKS + 2)])),
     *({"share": 0}, {"messages": True}, {"partitions": [0]}, {"partitions": [0, None]}),
@@ -295,13 +295,22 @@ def test_a_plan_that_cannot_be_one_is_refused() -> None:
 
 WRONG: dict[str, dict[str, Any]] = {
     "its version is 2, and this release reads version 1": {"v": 2},
-    "its batch is not a whole number": {"batch": "3"},
+    "its version is a number of 16610 bits": {"v": 10**5000},
+    "its batch is '3': expected a whole number": {"batch": "3"},
+    "its batch is 9223372036854775808: expected": {"batch": 2**63},
+    "its batch is a number of 16610 bits: expected": {"batch": 10**5000},
+    "its batch is -1: expected": {"batch": -1},
+    r"its stream is 'a\\x00': expected": {"stream": "a\0"},
+    r"its stream is '\\ud800': expected": {"stream": "\ud800"},
+    "its stream is '': expected": {"stream": ""},
+    "its stream is 'x{40}': expected": {"stream": "x" * 10**6},
+    "its stream is a list: expected": {"stream": [10**5000]},
     "its keys are not v, stream, batch, plan": {"more": 1},
 }
 
 
 def test_an_offset_of_another_form_raises() -> None:
-    """The error says what was found, and what to do with the checkpoint."""
+    """No statement gets what a database cannot store; the error says what was found."""
     for found, wrong in WRONG.items():
         with pytest.raises(BadOffset, match=f"{found}.* Run the query with the release"):
             Offset.parse(offset({}).to_json() | wrong)

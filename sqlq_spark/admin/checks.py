@@ -376,28 +376,29 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
     except errors.RightMissing as error:
         note = note_of_right(connection, "subscribers_right", error)
         return [replace(note, where=where)]
-    except errors.TableRefused as error:
-        warning = Finding(
+    except (errors.TableRefused, errors.TooManySubscriptions) as error:
+        is_full = isinstance(error, errors.TooManySubscriptions)
+        problem = Finding(
             where=where,
-            name="subscribers_refused",
-            severity="warning",
+            name="subscribers_many" if is_full else "subscribers_refused",
+            severity="error" if is_full else "warning",
             found=str(error),
-            fix="drop it, or do what is said there",
+            fix="do what is said there" if is_full else "drop it, or do what is said there",
         )
-        return [warning]
+        return [problem]
     for address, queue in parsed.items():
         if isinstance(refused.get(queue), errors.QueueNotFound | errors.NotAQueue):
             reasons[address] = refused[queue]
     found = []
     for (endpoint, address), its in topics.items():
         if address in reasons:
-            problem = (
+            lost = (
                 f"endpoint {endpoint} is subscribed to {', '.join(its)} with the queue {address}, "
                 f"and every publisher of this fails: {reasons[address]}"
             )
             # what is in the table is untrusted
             words = ["--endpoint", endpoint, "--subscription-table", where, "--", *its]
             fix = f"sqlqueue unsubscribe {' '.join(map(quote, words))}"
-            gone = Finding(where=where, name="subscriber", severity="error", found=problem, fix=fix)
+            gone = Finding(where=where, name="subscriber", severity="error", found=lost, fix=fix)
             found.append(gone)
     return found

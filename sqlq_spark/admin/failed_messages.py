@@ -1,11 +1,14 @@
 """
 Failed messages: those of an error queue that were chosen, and their return to where they failed.
 
-`plan` reads without locks. It says which messages can be returned, which cannot, and why.
+`plan` reads without locks. It counts which messages can be returned, which cannot, and why.
 
-`give_back` returns planned messages batch by batch, one destination after the other. Each batch is
+`give_back` reads them again and returns them batch by batch. Each batch goes to one destination in
 one transaction: it deletes messages that are not locked from the error queue, and inserts them
 where they failed. The inserted row lacks the headers that the failure added, and does not expire.
+
+Both hold a page of messages, and nothing that grows with the queue: senders choose how many
+messages there are, and how long each header is. The rule of a return is in wire/returning.py.
 
 A message is in exactly one of the two queues at any time. An interrupted return can be run again,
 because returned messages are no longer in the error queue.
@@ -17,6 +20,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -27,7 +31,9 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.database import check_types, find_same, transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
 from sqlq_spark.database.trust import DELETE, use
+from sqlq_spark.receive import browse
 from sqlq_spark.send.insert import add_ids
+from sqlq_spark.wire import LOWEST_SEQ, returning
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.header_columns import Headers, parse_headers
@@ -41,17 +47,22 @@ if TYPE_CHECKING:
     from sqlq_spark.database.sessions import Session
 
 BATCH_BYTES = 16 << 20  # of headers and bodies in one transaction, but at least one message
+# what a plan keeps of texts that senders choose
+MOST_SOURCES = 1000  # spellings of queues in which messages failed
+MOST_GROUPS = 1000  # pairs of such a queue and an exception
+MOST_REASONS = 100  # why messages stay
+FIRST_IDS = 5  # of messages that stay for one reason
+LONGEST_KEPT = 1000  # characters of a text
 # headers of a failure, as the fields of `Failed`
 COLUMNS = (
     wire.MESSAGE_ID,
     wire.FAILED_Q,
-    f"{wire.EXCEPTION_INFO}ExceptionType",
+    returning.EXCEPTION_TYPE,
     wire.TIME_OF_FAILURE,
 )
 
-# reasons of one message or of many
-HOMELESS = f"no header {wire.FAILED_Q}, or corrupt headers"
-ITS_OWN = f"the header {wire.FAILED_Q} names the error queue itself"
+TOO_MANY = f"a run returns messages to {MOST_SOURCES} queues at most. Run it again for the others"
+OTHERS = "(others)"  # groups and reasons beyond those that are kept
 
 # errors of a destination that another attempt would raise again
 REFUSALS = (
@@ -93,7 +104,7 @@ class Choice:
     def takes(self, failed: Failed, queues: Collection[str | None]) -> bool:
         """Whether a message matches; `queues` are the spellings of the chosen failed queue."""
         kind = failed.exception or ""
-        types = {kind, kind.split(".")[-1]} - {""}
+        types = {kind, kind.rpartition(".")[2]} - {""}
         return (
             not (self.ids and self.ids.isdisjoint((failed.id, failed.message_id)))
             and not (self.exceptions and self.exceptions.isdisjoint(types))
@@ -127,25 +138,61 @@ def read_failures(page: pa.Table) -> list[Failed]:
 
 
 @dataclass
+class Staying:
+    """Messages that cannot be returned for one reason."""
+
+    messages: int = 0
+    ids: list[str] = field(default_factory=list)  # of the first rows
+
+    def add(self, row: str) -> None:
+        self.messages += 1
+        if len(self.ids) < FIRST_IDS:
+            self.ids.append(row)
+
+
+@dataclass
 class Plan:
-    """The chosen messages: those that can be returned, and those that cannot."""
+    """How many of the chosen messages can be returned and how many cannot; none of them is kept."""
 
-    returning: dict[QueueAddress, list[Failed]] = field(default_factory=dict)
-    staying: dict[str, list[Failed]] = field(default_factory=dict)  # by the reason
+    choice: Choice
+    messages: int = 0  # that can be returned
+    stop: int = 0  # behind the seq of the last one
+    # where they go, by FailedQ, which is untrusted
+    destinations: dict[str, QueueAddress] = field(default_factory=dict)
+    # of those that can be returned, by failed queue and exception, whose texts are cut
+    counted: Counter[tuple[str | None, str | None]] = field(default_factory=Counter)
+    staying: dict[str, Staying] = field(default_factory=dict)  # by the reason
     missing: list[str] = field(default_factory=list)  # ids that no message has
-
-    @property
-    def messages(self) -> int:
-        """How many messages can be returned."""
-        return sum(map(len, self.returning.values()))
 
     @property
     def groups(self) -> list[tuple[str | None, str | None, int]]:
         """Failed queue, exception and number of those that can be returned, most of them first."""
-        counted = Counter(
-            (each.failed_queue, each.exception) for some in self.returning.values() for each in some
-        )
-        return [(*key, messages) for key, messages in counted.most_common()]
+        return [(*key, messages) for key, messages in self.counted.most_common()]
+
+    @property
+    def queues(self) -> int:
+        """To how many queues they go; two spellings of one may count twice."""
+        return len(set(self.destinations.values()))
+
+    def add(self, failed: Failed) -> None:
+        """Count a message that can be returned."""
+        self.messages += 1
+        self.stop = failed.seq + 1
+        group = cut(failed.failed_queue), cut(failed.exception)
+        if group not in self.counted and len(self.counted) >= MOST_GROUPS:
+            group = OTHERS, OTHERS
+        self.counted[group] += 1
+
+    def leave(self, failed: Failed, reason: str) -> None:
+        """Count a message that cannot be returned."""
+        if reason not in self.staying and len(self.staying) >= MOST_REASONS:
+            reason = OTHERS
+        self.staying.setdefault(reason, Staying()).add(failed.id)
+
+
+def cut(text: str | None) -> str | None:
+    """Return the beginning of a text that is too long to keep."""
+    return text if text is None or len(text) <= LONGEST_KEPT else text[:LONGEST_KEPT] + "…"
 
 
 def plan(
@@ -156,36 +203,60 @@ def plan(
     limit: int | None = None,
 ) -> Plan:
     """
-    Find the chosen messages of an error queue, and whether they can be returned.
+    Count the chosen messages of an error queue, and find whether they can be returned.
 
     Locks and changes nothing; no transaction is open. With a `limit` only so many can be returned,
     those with the lowest seq, and nothing is read beyond them.
     """
-    planned = Plan()
-    seen: set[str | None] = set()
-    known: dict[str, QueueAddress | str] = {}  # by FailedQ: the source, or a reason
+    planned = Plan(choice)
+    found: set[str | None] = set()  # of the ids that were asked for
     for page in inspect.pages(connection, source):
-        failures, asked = read_failures(page), choice.failed_queue
-        texts = {each.failed_queue for each in failures if each.failed_queue}
-        spellings = find_same(connection, asked, texts) if asked is not None else ()
-        chosen = [each for each in failures if choice.takes(each, spellings)]
-        new = texts.intersection(each.failed_queue for each in chosen) - known.keys()
-        known |= sources(connection, source, new)
-        for each in chosen:
-            seen |= {each.id, each.message_id}
-            place = known.get(each.failed_queue or "", HOMELESS)
+        chosen = choose(connection, page, choice)
+        found |= choice.ids.intersection(id_ for each in chosen for id_ in ids_of(each))
+        places = find_places(connection, source, chosen, planned)
+        for failed in chosen:
+            refusal = returning.find_refusal(failed.failed_queue, failed.exception)
+            place = refusal or places[failed.failed_queue or ""]
             if isinstance(place, str):
-                planned.staying.setdefault(place, []).append(each)
+                planned.leave(failed, place)
                 continue
-            planned.returning.setdefault(place, []).append(each)
+            planned.add(failed)
             if limit is not None and planned.messages == limit:
                 return planned
-    planned.missing = sorted(choice.ids - seen)
+    planned.missing = sorted(choice.ids - found)
     return planned
 
 
+def choose(connection: Connection, page: pa.Table, choice: Choice) -> list[Failed]:
+    """Return the messages of a page that are chosen."""
+    failures, asked = read_failures(page), choice.failed_queue
+    texts = {each.failed_queue for each in failures if each.failed_queue}
+    spellings = find_same(connection, asked, texts) if asked is not None else ()
+    return [each for each in failures if choice.takes(each, spellings)]
+
+
+def ids_of(failed: Failed) -> tuple[str, str | None]:
+    return failed.id, failed.message_id
+
+
+def find_places(
+    connection: Connection, source: QueueAddress, chosen: Iterable[Failed], planned: Plan
+) -> dict[str, QueueAddress | str]:
+    """Find where the messages of a page go, by FailedQ, or why they stay; the plan gets the new."""
+    texts = dict.fromkeys(each.failed_queue for each in chosen if each.failed_queue)
+    new = [text for text in texts if text not in planned.destinations]
+    places = sources(connection, source, new)
+    for text, place in places.items():
+        if isinstance(place, QueueAddress):
+            if len(planned.destinations) < MOST_SOURCES:
+                planned.destinations[text] = place
+            else:
+                places[text] = TOO_MANY
+    return {**places, **planned.destinations}
+
+
 def sources(
-    connection: Connection, source: QueueAddress, texts: Iterable[str]
+    connection: Connection, source: QueueAddress, texts: Collection[str]
 ) -> dict[str, QueueAddress | str]:
     """
     Find the queues in which messages of an error queue failed; no transaction is open.
@@ -194,6 +265,8 @@ def sources(
         By the value of FailedQ, which is untrusted: the queue, if it can be sent to, or the reason
         why not.
     """
+    if not texts:
+        return {}
     own, names = connection.printed(source), connection.names
     parsed: dict[str, QueueAddress] = {}
     reasons: dict[str, object] = {}
@@ -217,7 +290,7 @@ def sources(
                 reason = errors.QueueUnquoted(text=text, read=read, meant=meant, server=server)
         if reason is not None:
             reasons[text] = reason
-    reasons |= dict.fromkeys(find_same(connection, source, parsed), ITS_OWN)
+    reasons |= dict.fromkeys(find_same(connection, source, parsed), returning.ITS_OWN)
     return {**parsed, **{text: str(reason) for text, reason in reasons.items()}}
 
 
@@ -241,37 +314,71 @@ def give_back(
     """
     Return the planned messages, each batch in one transaction. A lost connection is retried.
 
-    A batch that is run twice finds its messages gone and does nothing. The session's options are
-    those of `plan`. `batch` is how many messages one transaction returns at most.
+    The error queue is read again, up to the last message of the plan. Nothing goes to a queue that
+    the plan does not have, and no more messages than it has. The session's options are those of
+    `plan`. `batch` is how many messages one transaction returns at most.
 
     Returns:
         The result of each batch, after its commit. If a destination refuses a batch for a reason
         that will not change, its later batches are not tried.
     """
-    for destination, chosen in planned.returning.items():
-        left = len(chosen)
-        for part in parts(chosen, batch):
+    refused: dict[QueueAddress, errors.SqlQueueError] = {}
+    for destination, part in batches(session, source, planned, batch):
+        done: int | errors.SqlQueueError
+        if destination in refused:
+            done = refused[destination]
+        else:
             work = partial(return_batch, source=source, destination=destination, chosen=part)
             done = session.run_with_retries(work)
-            if isinstance(done, errors.SqlQueueError):
-                yield Returned(destination, 0, left=left, reason=done)
-                break
-            left -= len(part)
+        if isinstance(done, errors.SqlQueueError):
+            refused[destination] = done
+            yield Returned(destination, 0, left=len(part), reason=done)
+        else:
             yield Returned(destination, done, skipped=len(part) - done)
 
 
-def parts(chosen: Sequence[Failed], batch: int) -> Iterator[list[Failed]]:
-    """Cut into batches, by the number of messages and by their bytes."""
-    part: list[Failed] = []
-    weight = 0
-    for each in chosen:
-        if part and (len(part) == batch or weight + each.bytes > BATCH_BYTES):
-            yield part
-            part, weight = [], 0
-        part.append(each)
-        weight += each.bytes
-    if part:
-        yield part
+def batches(
+    session: Session, source: QueueAddress, planned: Plan, most: int
+) -> Iterator[tuple[QueueAddress, list[Failed]]]:
+    """
+    Cut the planned messages into batches of one destination, by their number and their bytes.
+
+    No more than `most` messages wait for their batches to fill, without their texts.
+    """
+    waiting: dict[QueueAddress, list[Failed]] = {}
+    weights = Counter[QueueAddress]()
+    for failed in islice(read_again(session, source, planned, most), planned.messages):
+        destination = planned.destinations[failed.failed_queue or ""]
+        if weights[destination] + failed.bytes > BATCH_BYTES and destination in waiting:
+            yield destination, waiting.pop(destination)
+            weights[destination] = 0
+        waiting.setdefault(destination, []).append(failed)
+        weights[destination] += failed.bytes
+        if sum(map(len, waiting.values())) == most:
+            yield from waiting.items()
+            waiting, weights = {}, Counter()
+    yield from waiting.items()
+
+
+def read_again(
+    session: Session, source: QueueAddress, planned: Plan, most: int
+) -> Iterator[Failed]:
+    """Read the planned messages, in pages of about `most`, with the texts that a return needs."""
+    first = LOWEST_SEQ
+    rows = max(browse.FIRST_PAGE, min(most, browse.LARGEST_PAGE))
+    while first < planned.stop:
+        read = partial(
+            browse.read_messages, queue=source, first=first, stop=planned.stop, messages=rows
+        )
+        page, first = session.run_with_retries(read)
+        for failed in read_failures(page):
+            refusal = returning.find_refusal(failed.failed_queue, failed.exception)
+            if (
+                refusal is None
+                and failed.failed_queue in planned.destinations
+                and planned.choice.takes(failed, planned.destinations)
+            ):
+                yield replace(failed, message_id=None, exception=None, time=None)
 
 
 def return_batch(
@@ -316,9 +423,6 @@ def to_source(
     """
     Make the rows to insert where the messages failed; a null body becomes empty.
 
-    They lack the headers that the failure added. A message without the header MessageId is known by
-    its row's id. It gets that id as a header, because the returned row has a new id.
-
     The messages were found by seq and id. An id may be in the queue again, of a message that failed
     elsewhere. So it is compared where they failed.
     """
@@ -327,15 +431,11 @@ def to_source(
     columns = (taken["seq"], id_texts(taken["id"].combine_chunks()), taken["headers"])
     for seq, row, text in zip(*(each.to_pylist() for each in columns), strict=True):
         headers = parse_headers(text) or {}
-        if headers.get(wire.FAILED_Q) != its[seq, row].failed_queue:
+        found = headers.get(wire.FAILED_Q)
+        exception = headers.get(returning.EXCEPTION_TYPE)
+        is_refused = returning.find_refusal(found, exception) is not None
+        if is_refused or found != its[seq, row].failed_queue:
             raise errors.MessageChanged(row=row, queue=connection.printed(source))
-        kept = {
-            name: value
-            for name, value in headers.items()
-            if not name.startswith(wire.FAULT_PREFIXES)
-        }
-        texts.append(
-            wire.dumps(kept if wire.MESSAGE_ID in kept else {wire.MESSAGE_ID: row, **kept})
-        )
+        texts.append(returning.write_headers(headers, row))
     body = pc.fill_null(taken["body"], b"")
     return add_ids(pa.table({"headers": pa.array(texts, pa.string()), "body": body}))

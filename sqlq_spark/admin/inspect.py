@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.database import attempt, check_types, endpoint_zone, read_clock
+from sqlq_spark.database import attempt, check_types, endpoint_zone, read_clock, transaction
 from sqlq_spark.database.state_rows import HeldReceipt
-from sqlq_spark.database.trust import READ, use, use_delayed
+from sqlq_spark.database.trust import READ, look, use, use_delayed
 from sqlq_spark.errors import BadAddress, MissingOption, RightMissing, TableRefused
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.dialects import split_canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOCK_WAIT = 2.0  # seconds that a queue that nobody named is waited for
 # bytes of a table whose rows a look counts; it took 13.8 s for a table of 3.5 GB
 LARGEST_COUNTED_TABLE = 256 << 20
+LOOKED_AT_ONCE = 1000  # tables; a statement takes 20 ms, and 0.1 ms more for each table
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,26 @@ def tables(connection: Connection) -> list[Table]:
     Reads the catalogue only. On SQL Server it waits for a session that changes a table.
     """
     return connection.rows("queue_tables", Table)
+
+
+def find_refused(
+    connection: Connection, queues: Sequence[QueueAddress]
+) -> dict[QueueAddress, TableRefused]:
+    """
+    Find which of many tables must not be read, and why, before any of them is locked.
+
+    Anyone may make tables. One that is refused here costs no transaction of its own.
+    """
+    refused: dict[QueueAddress, TableRefused] = {}
+    with transaction(connection):
+        for at in range(0, len(queues), LOOKED_AT_ONCE):
+            reasons = look(connection, queues[at : at + LOOKED_AT_ONCE], READ)[1]
+            refused |= {
+                queue: reason
+                for queue, reason in reasons.items()
+                if isinstance(reason, TableRefused)
+            }
+    return refused
 
 
 def depth(connection: Connection, queue: QueueAddress, *, largest: int | None = None) -> Depth:

@@ -36,6 +36,11 @@ LOWEST = 50  # messages whose headers are read
 CUT = 65_536  # characters of headers that the statement reads
 # a name or a literal of SQL, or a word of a shell; one that is not closed goes to the end
 IN_QUOTES = re.compile(r"""'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|\[(?:[^\]]|\]\])*+(?:\]|\Z)""")
+FIX_POISON = "set errorQueue on the stream, which moves them aside; .NET endpoints do it alone"
+FIX_POISON_OF_FAILURES = (
+    "no stream reads an error queue, and ServiceControl tries them for ever: put them back with "
+    'correct headers, or delete them, by the statements of docs/operations.md, "Poison messages"'
+)
 # findings of `check_delayed` that concern the queue into which messages are moved
 MOVED_INTO = {"move_trigger", "move_foreign_key", "move_check"}
 
@@ -362,6 +367,6 @@ def of_head(
         severity="warning",
         found=f"{part(len(bad), len(texts), 'message')} at its head cannot be read (poison), "
         f"the first has seq {bad[0]}",
-        fix="set errorQueue on the stream, which moves them aside; .NET endpoints do it alone",
+        fix=FIX_POISON_OF_FAILURES if kind == "error queue" else FIX_POISON,
     )
     return kind, [finding]

@@ -181,10 +181,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         asked = {each.queue for each in queues}
         streams = streams and [each for each in streams if not asked.isdisjoint(each.queues)]
     else:
-        queues = [
-            look_at(connection, each.address, options, locks, unnamed=each)
-            for each in inspect.tables(connection)
-        ]
+        queues = look_at_all(connection, options, locks)
         used = {name for each in streams or () for name in each.queues}
         for name in sorted(used.difference(each.queue for each in queues)):
             error = errors.QueueNotFound(queue=name, server=connection.server)
@@ -196,6 +193,23 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     streams = streams and [with_lag(stream, waiting) for stream in streams]
     server = [each for each in checks.of_server(connection) if each.is_problem] + state_problems
     return Look(at=read_clock(connection), queues=queues, streams=streams, server_problems=server)
+
+
+def look_at_all(
+    connection: Connection, options: DatabaseOptions, locks: Mapping[str, list[Finding]]
+) -> list[QueueLook]:
+    """Look at all tables that the login may read; those that are not trusted are only listed."""
+    found = []
+    tables = inspect.tables(connection)
+    refused = inspect.find_refused(connection, [each.address for each in tables])
+    for table in tables:
+        reason = refused.get(table.address)
+        if reason is None:
+            found.append(look_at(connection, table.address, options, locks, unnamed=table))
+        else:
+            name = connection.printed(table.address)
+            found.append(unread(name, table, *locks.get(name, ()), unreadable(name, reason)))
+    return found
 
 
 def with_lag(stream: inspect.Stream, waiting: Mapping[str, int]) -> inspect.Stream:

@@ -210,7 +210,7 @@ def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> 
     options = context.obj.sink()
     table, connection = options.subscription_address, context.connect(options)
     with transaction(connection):
-        listed = subscriptions.list_subscriptions(connection, table)
+        listed = subscriptions.list_subscriptions(connection, table, topics)
     queues = {
         each.topic: each.address
         for each in listed
@@ -238,7 +238,9 @@ def subscribers(
     options = context.obj.sink()
     connection = context.connect(options)
     with transaction(connection):
-        found = subscriptions.list_subscriptions(connection, options.subscription_address, topic)
+        found = subscriptions.list_subscriptions(
+            connection, options.subscription_address, None if topic is None else [topic]
+        )
     context.show(COLUMNS, found, "subscriptions")
 
 

@@ -35,8 +35,13 @@ if TYPE_CHECKING:
 
 app = Typer()
 
-SHOWN_IDS = 5  # of messages that stay
 GROUP = ("messages", "failed queue", "exception")  # of failed messages
+# what ServiceControl forwards to a queue of such a name
+COPIES = (
+    "an error queue. The messages of a queue *.log are copies, which ServiceControl forwarded, and "
+    "an endpoint would handle a message twice. If they are originals, add --copies"
+)
+GONE = "another session has locked or received them"
 ONE_TOPIC = (
     "a type's full name, as Shop.OrderPlaced. Give each type a --topic of its own. A name with its "
     "assembly, as 'Shop.OrderPlaced, Shop', is for --message-type"
@@ -159,6 +164,7 @@ def retry(
     since: str | None = None,
     until: str | None = None,
     limit: Annotated[int | None, Option(min=1)] = None,
+    copies: bool = False,
     batch: cli.Positive = 1000,
 ) -> None:
     """
@@ -176,11 +182,14 @@ def retry(
         since: Only messages that failed at this time or later.
         until: Only messages that failed before this time.
         limit: Only the oldest so many of them, to try a fix before the rest.
+        copies: Return messages of a queue whose name ends in .log.
         batch: Messages per transaction.
     """
     from sqlq_spark.admin.failed_messages import Choice, give_back, plan  # noqa: PLC0415 - see cli
+    from sqlq_spark.wire.returning import is_copy  # noqa: PLC0415 - see cli
 
     options = context.obj.source(queue)
+    require(copies or not is_copy(options.address.table), "QUEUE", queue, COPIES)
     choice = Choice(
         ids=frozenset(ids or ()),
         exceptions=frozenset(exception or ()),
@@ -201,12 +210,12 @@ def retry(
     if not context.obj.as_json:
         screen.show(GROUP, (each.values() for each in groups), "messages to return")
         for reason, some in planned.staying.items():
-            stay, first = quantity(len(some), "message"), [its.id for its in some[:SHOWN_IDS]]
-            say_error(f"{stay} cannot be returned: {reason} ({', '.join(first)})")
+            stay = quantity(some.messages, "message")
+            say_error(f"{stay} cannot be returned: {reason} ({', '.join(some.ids)})")
         if planned.missing:
             say_error(f"not in the error queue: {', '.join(planned.missing)}")
     if planned.messages:
-        queues = quantity(len(planned.returning), "queue")
+        queues = quantity(planned.queues, "queue")
         messages = quantity(planned.messages, "message")
         context.confirm(f"return {messages} of {name} to {queues}")
     refused: Counter[str] = Counter()
@@ -214,11 +223,11 @@ def retry(
     def give() -> Iterator[int]:
         for each in give_back(session, options.address, planned, batch=batch):
             refused[f"{each.reason} ({connection.printed(each.destination)})"] += each.left
-            refused["another session has locked or received them"] += each.skipped
             yield each.messages
 
     returned = context.follow(give(), "message", planned.messages, "returned")
-    staying = Counter({reason: len(some) for reason, some in planned.staying.items()})
+    refused[GONE] = planned.messages - returned - refused.total()
+    staying = Counter({reason: some.messages for reason, some in planned.staying.items()})
     for reason, count in (+refused).items():  # without zeros
         say_error(f"{quantity(count, 'message')} cannot be returned: {reason}")
         staying[reason] = count

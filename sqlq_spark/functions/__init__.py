@@ -41,6 +41,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions.expressions import (
     AUDIT,
+    EXCEPTION_TYPE,
     FAILURE,
     RETRY_ID,
     RETRY_ID_FORM,
@@ -57,6 +58,7 @@ from sqlq_spark.functions.expressions import (
     wire_text,
 )
 from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire import returning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -301,13 +303,18 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
 
     Headers that begin with NServiceBus.Retries, .FailedQ, .TimeOfFailure and .ExceptionInfo are
     left out. The destination is FailedQ; what `reply` says of ReplyToAddress holds for it. Corrupt
-    headers raise an error as in `forward`.
+    headers raise an error as in `forward`. So does the exception type SqlQueue.Poison, of a message
+    whose own headers could not be read.
 
     Returns:
         `body`, `headers`, `id`, `queue`.
     """
-    [source] = present_values(received, wire.FAILED_Q, json=json)
-    return sent_on(received, source, json=json, prefixes=wire.FAULT_PREFIXES)
+    source, exception = present_values(received, wire.FAILED_Q, EXCEPTION_TYPE, json=json)
+    body, headers, row, queue = sent_on(received, source, json=json, prefixes=wire.FAULT_PREFIXES)
+    poison = F.format_string("message %s cannot be returned: " + returning.POISON, row)
+    is_poison = exception.eqNullSafe(F.lit(wire.POISON_TYPE))
+    checked = F.when(is_poison, F.raise_error(poison)).otherwise(headers)
+    return [body, checked.alias("headers"), row, queue]
 
 
 def fail(

@@ -17,6 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire import returning
 from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ STRICT = {
 # without backslashes. The quantifiers are possessive: a megabyte takes one pass and no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
 
-EXCEPTION_TYPE = f"{wire.EXCEPTION_INFO}ExceptionType"
+EXCEPTION_TYPE = returning.EXCEPTION_TYPE
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
 
 # of messages that ServiceControl returned; it knows each by a GUID

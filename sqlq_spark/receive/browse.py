@@ -165,6 +165,25 @@ def pages(
         rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
 
 
+def read_messages(
+    connection: Connection, queue: QueueAddress, first: int, stop: int, messages: int
+) -> tuple[pa.Table, int]:
+    """Read one page as `pages`; return it, and the seq where the next one begins."""
+    page, following = read_page(
+        connection,
+        queue,
+        first,
+        stop,
+        messages=messages,
+        narrow=False,
+        largest=DEFAULT_MESSAGE_SIZE,
+    )
+    if not page.num_rows:
+        return QUEUE_ROW.empty_table(), following
+    printed = connection.printed(queue)
+    return fill_columns(leave_out_large(page, printed, DEFAULT_MESSAGE_SIZE)), following
+
+
 def read_page(
     connection: Connection,
     queue: QueueAddress,

@@ -13,6 +13,7 @@ The JSON form has one constant order of keys, because Spark compares the text:
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice, pairwise
@@ -40,7 +41,10 @@ KINDS = {
     "bounds": list,
     "partitions": list,
 }
+STREAM = re.compile("[!-~]{1,36}")  # the id of a stream, a UUID
 LONGEST = 4 << 20  # characters of a stored plan
+LONGEST_SHOWN = 40  # characters of a value in an error
+LONGEST_NUMBER = 128  # bits of a number in an error
 MOST_TASKS = 10_000  # of a batch
 # Measured: a transaction without messages takes 5 to 8 ms, in which 1 MiB is received.
 TRANSACTION = 1 << 20
@@ -84,14 +88,18 @@ class Offset:
             raise BadOffset(reason="it is not an offset of the format sqlqueue")
         if type(found["v"]) is not int or found["v"] != VERSION:
             raise BadOffset(
-                reason=f"its version is {found['v']!r:.40}, and this release reads version "
+                reason=f"its version is {show(found['v'])}, and this release reads version "
                 f"{VERSION}"
             )
         if found.keys() != set(KEYS):
             raise BadOffset(reason=f"its keys are not {', '.join(KEYS)}")
         stream, batch = found["stream"], found["batch"]
-        if not (stream is None or type(stream) is str) or type(batch) is not int:
-            raise BadOffset(reason="its stream is not a text, or its batch is not a whole number")
+        if stream is not None and not (type(stream) is str and STREAM.fullmatch(stream)):
+            raise BadOffset(reason=f"its stream is {show(stream)}: expected a UUID")
+        if type(batch) is not int or not 0 <= batch <= INT64:
+            raise BadOffset(
+                reason=f"its batch is {show(batch)}: expected a whole number from 0 to {INT64}"
+            )
         return cls(stream=stream, batch=batch, plan=parse_plan(found["plan"], stream, batch))
 
     def to_json(self) -> dict[str, Any]:
@@ -104,6 +112,17 @@ class Offset:
 
 
 INITIAL = Offset(stream=None, batch=0)
+
+
+def show(found: Any) -> str:  # noqa: ANN401 - of JSON
+    """Return a value of JSON for an error, on one line: a long one by its beginning or size."""
+    if isinstance(found, dict | list):
+        return "an object" if isinstance(found, dict) else "a list"
+    if isinstance(found, str):
+        return ascii(found[:LONGEST_SHOWN])
+    if isinstance(found, int) and found.bit_length() > LONGEST_NUMBER:  # Python cannot print it
+        return f"a number of {found.bit_length()} bits"
+    return str(found)
 
 
 # ---------------------------------------------------------------- plans

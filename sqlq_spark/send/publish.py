@@ -75,7 +75,7 @@ def _find_subscribers(inserts: Inserts, names: list[str]) -> tuple[Topics, Failu
     """Return which of some topics each queue gets, and why some queues cannot be sent to."""
     places, lost = _look_up(inserts, names)
     if lost:  # read the table again before anything fails
-        subscriptions.cache.drop(inserts.options)
+        subscriptions.cache.expire(inserts.options)
         places, lost = _look_up(inserts, names)
     if lost and inserts.options.undeliverable_address is None:
         first = next(iter(lost.values()))

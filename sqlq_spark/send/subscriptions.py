@@ -3,7 +3,7 @@ Subscriptions: the table that says into which queues a message is copied.
 
 An endpoint subscribes to a topic, the full name of a type, with the address of its queue. The table
 is the transport's own, shared by all endpoints of a system: they read our rows, and we read theirs.
-It is read as a whole and kept for five seconds, as the transport does.
+The topics that are needed are read, and kept for five seconds, as the transport does.
 
 Addresses in the table are untrusted. They are parsed before use, and quoted. So is the table, until
 database/trust.py has said whose it is.
@@ -11,27 +11,45 @@ database/trust.py has said whose it is.
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sqlq_spark.database import find_same, transaction
+from sqlq_spark.database import attempt, find_same, transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.schema import create_subscriptions
 from sqlq_spark.database.trust import DELETE, INSERT, READ, use
-from sqlq_spark.errors import BadOption, QueueNotFound, SubscriptionsNotFound
+from sqlq_spark.errors import (
+    BadOption,
+    QueueNotFound,
+    SubscriptionsNotFound,
+    TimedOut,
+    TooManySubscriptions,
+)
 from sqlq_spark.wire.headers import full_name, topic_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
+log = logging.getLogger("sqlq_spark")
+
 FRESH = 5.0  # seconds for which subscriptions are kept, as by the transport
+LAST_KNOWN = 60.0  # seconds after a read for which they are used while the table is locked
+PATIENCE = 1.0  # seconds that a table is waited for if its subscriptions are known
+MOST_ROWS = 10_000  # of the topics that one statement asks for
+TOPICS_AT_ONCE = 100  # of one statement, where all topics together have more rows
+MOST_TOPICS = 10_000  # kept of a table, but for those that one batch has
+LOCKED = (
+    "%s is locked by another session. Its subscribers of %.0f s ago are used, for up to %g s: %s"
+)
 LONGEST = 200  # characters of each column of the table
 UNSENDABLE = re.compile("[\0\ud800-\udfff]")
 
@@ -48,7 +66,7 @@ class Subscription:
         """Raise BadOption for what the table cannot hold or no publisher would find."""
         columns = {"topic": self.topic, "endpoint": self.endpoint, "queue": self.address}
         for name, text in columns.items():
-            if not text.strip() or len(text) > LONGEST or UNSENDABLE.search(text):
+            if not _can_hold(text):
                 expected = f"1 to {LONGEST} characters, no NUL and no half of a surrogate pair"
                 raise BadOption(option=name, found=text[:LONGEST], expected=expected)
         topic = full_name(self.topic)
@@ -67,31 +85,99 @@ class NewSubscription(Subscription):
     replaced: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was read of one topic."""
+
+    read: float  # when, in seconds of the cache's clock
+    fresh_until: float
+    subscriptions: list[Subscription]
+
+
 class SubscriptionCache:
-    """The subscriptions of each table, for one process and at most FRESH seconds."""
+    """
+    The subscriptions of each table by topic, for one process and at most FRESH seconds.
+
+    If another session has locked the table, the last known ones are used, for at most LAST_KNOWN
+    seconds after they were read.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock  # seconds
-        self._read: dict[object, tuple[float, dict[str, list[Subscription]]]] = {}
+        self._known: dict[object, dict[str, Known]] = {}
+        self._locked: dict[object, float] = {}  # when a table was last found locked
 
     def find(
         self, connection: Connection, options: SinkOptions, topics: Sequence[str]
     ) -> dict[str, list[Subscription]]:
-        """Return the subscriptions to each topic; read the table where they are too old."""
+        """
+        Return the subscriptions to each topic, in the open transaction; read those that are old.
+
+        Raises:
+            SubscriptionsNotFound, TableRefused, TimedOut, TooManySubscriptions.
+        """
         if not topics:
             return {}
-        asked, key = self.clock(), (options.url, options.subscription_address)
-        read, by_topic = self._read.get(key, (None, {}))
-        if read is None or asked - read >= FRESH:
-            by_topic = {}
-            for subscription in list_subscriptions(connection, options.subscription_address):
-                by_topic.setdefault(subscription.topic, []).append(subscription)
-            self._read[key] = asked, by_topic
-        return {topic: by_topic.get(full_name(topic), []) for topic in topics}
+        names = {topic: full_name(topic) for topic in topics}
+        key, now = _key(options), self.clock()
+        known = {
+            name: each
+            for name, each in self._known.get(key, {}).items()
+            if now - each.read < LAST_KNOWN
+        }
+        if len(known) > MOST_TOPICS:
+            known = {name: known[name] for name in names.values() if name in known}
+        self._known[key] = known
+        wanted = dict.fromkeys(names.values())
+        if any(name not in known or now >= known[name].fresh_until for name in wanted):
+            known |= self._read(connection, options, [*wanted])
+        return {topic: known[name].subscriptions for topic, name in names.items()}
+
+    def _read(
+        self, connection: Connection, options: SinkOptions, topics: Sequence[str]
+    ) -> dict[str, Known]:
+        """Read topics; return nothing if the table is locked and all of them are known."""
+        key, table, now = _key(options), options.subscription_address, self.clock()
+        known = self._known[key]
+        are_known = all(topic in known for topic in topics)
+        if are_known and now - self._locked.get(key, -FRESH) < FRESH:
+            return {}
+        try:
+            if are_known:
+                with attempt(connection):
+                    connection.set_lock_timeout(PATIENCE)
+                    found = list_subscriptions(connection, table, topics)
+                    connection.set_lock_timeout(None)
+            else:
+                found = list_subscriptions(connection, table, topics)
+        except TimedOut as error:
+            if not are_known:
+                raise
+            connection.set_lock_timeout(None)
+            self._locked[key] = now
+            age = now - min(known[topic].read for topic in topics)
+            log.warning(LOCKED, connection.printed(table), age, LAST_KNOWN, error.reason)
+            return {}
+        by_topic: dict[str, list[Subscription]] = {topic: [] for topic in topics}
+        for subscription in found:
+            if subscription.topic in by_topic:  # a collation may ignore case
+                by_topic[subscription.topic].append(subscription)
+        return {topic: Known(now, now + FRESH, each) for topic, each in by_topic.items()}
+
+    def expire(self, options: SinkOptions) -> None:
+        """Make the next look read a table, if it is not locked."""
+        known = self._known.get(_key(options), {})
+        for topic, each in known.items():
+            known[topic] = replace(each, fresh_until=each.read)
 
     def drop(self, options: SinkOptions) -> None:
-        """Drop a table's subscriptions, so that the next look reads the table."""
-        self._read.pop((options.url, options.subscription_address), None)
+        """Forget a table's subscriptions, so that the next look must read the table."""
+        self._known.pop(_key(options), None)
+        self._locked.pop(_key(options), None)
+
+
+def _key(options: SinkOptions) -> object:
+    return options.url, options.subscription_address
 
 
 cache = SubscriptionCache()
@@ -163,18 +249,48 @@ def unsubscribe(connection: Connection, table: QueueAddress, topic: str, endpoin
 
 
 def list_subscriptions(
-    connection: Connection, table: QueueAddress, topic: str | None = None
+    connection: Connection, table: QueueAddress, topics: Collection[str] | None = None
 ) -> list[Subscription]:
     """
-    Return the subscriptions to one topic, or to any, by topic and endpoint.
+    Return the subscriptions to some topics, or to any, by topic and endpoint.
 
     Raises:
-        SubscriptionsNotFound, TableRefused.
+        SubscriptionsNotFound, TableRefused; TooManySubscriptions: of TOPICS_AT_ONCE topics.
     """
-    tables = {"subscriptions": table}
+    # a topic that the table cannot hold has none
+    some = None if topics is None else sorted(filter(_can_hold, topics))
     with as_subscriptions():
         use(connection, [table], READ, role="subscriptions")
-        return connection.rows("subscribers", Subscription, tables=tables, topic=topic)
+        found = _read_rows(connection, table, some)
+        if len(found) <= MOST_ROWS:
+            return found
+        if some is None or len(some) <= TOPICS_AT_ONCE:
+            raise TooManySubscriptions(table=connection.printed(table), most=MOST_ROWS)
+        found = []
+        for at in range(0, len(some), TOPICS_AT_ONCE):
+            rows = _read_rows(connection, table, some[at : at + TOPICS_AT_ONCE])
+            if len(rows) > MOST_ROWS:
+                raise TooManySubscriptions(table=connection.printed(table), most=MOST_ROWS)
+            found += rows
+    return found
+
+
+def _read_rows(
+    connection: Connection, table: QueueAddress, topics: Sequence[str] | None
+) -> list[Subscription]:
+    """Read the rows of some topics, or of all; one row too many if there are more."""
+    return connection.rows(
+        "subscribers",
+        Subscription,
+        tables={"subscriptions": table},
+        topics=None if topics is None else json.dumps(topics),
+        most=MOST_ROWS + 1,
+    )
+
+
+def _can_hold(text: str) -> bool:
+    """Whether the table can have a text."""
+    return bool(text.strip()) and len(text) <= LONGEST and not UNSENDABLE.search(text)
 
 
 def check_table(connection: Connection, table: QueueAddress) -> None:

@@ -133,6 +133,26 @@ def test_failed_messages_return_to_the_queues_where_they_failed(run: Run, place:
     assert (absent.code, found["missing"], [*found["staying"].values()]) == (1, ["m-9"], [1])
 
 
+def test_copies_and_poison_are_not_returned(run: Run, place: Place) -> None:
+    """Those of a forwarding log take --copies; poison takes headers that can be read."""
+    log, orders = address(place, "error.Log"), address(place, "Shop.Orders")
+    for queue in (log, orders):
+        assert run("create", queue).code == 0
+    exception = f"{wire.EXCEPTION_INFO}ExceptionType"
+    put(place, log, wire.dumps({wire.FAILED_Q: orders}))
+    put(place, log, wire.dumps({wire.FAILED_Q: orders, exception: wire.POISON_TYPE}))
+
+    refused = run("retry", log, "--all", "--yes")
+    waiting = count(place, log)
+    returned = run("retry", log, "--all", "--yes", "--copies")
+
+    assert (refused.code, waiting) == (2, 2)
+    assert "are copies" in refused.err
+    assert "--copies" in refused.err
+    assert (returned.code, count(place, log), count(place, orders)) == (1, 1, 1)
+    assert 'in docs/operations.md, "Poison messages"' in returned.err
+
+
 # ---------------------------------------------------------------- receipts, purges and the trail
 
 STREAMS = ("--stream", STREAM)

@@ -298,6 +298,17 @@ def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureF
 # ---------------------------------------------------------------- a sequence that is behind
 
 
+def test_the_fix_of_poison_is_that_of_its_queue(bench: Bench) -> None:
+    """No stream reads an error queue: `errorQueue` would not move what is there."""
+    for queue in (bench.queue, bench.errors):
+        bench.dotnet.send(queue, "[]")
+
+    fixes = [wrong(bench, queue).fix for queue in (bench.queue, bench.errors)]
+
+    assert ["set errorQueue" in fix for fix in fixes] == [True, False]
+    assert ['"Poison messages"' in fix for fix in fixes] == [False, True]
+
+
 COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}', n"
 
 

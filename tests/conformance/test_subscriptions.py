@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.database import schema
+from sqlq_spark.admin import checks
+from sqlq_spark.database import schema, transaction
 from sqlq_spark.send import dispatch, subscriptions
 from sqlq_spark.send.sender import CHUNK_TOPICS
 from sqlq_spark.send.subscriptions import Subscription, SubscriptionCache
@@ -113,7 +114,7 @@ def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: Que
 
     assert bare.dotnet.catalog(table) == bare.dotnet.catalog(theirs) != []
     assert set(bare.dotnet.subscribers(table, PLACED, EVENT)) == {bare.printed, mail}
-    assert listed(PLACED) == [Subscription(PLACED, "mail", mail), ours]
+    assert listed([PLACED]) == [Subscription(PLACED, "mail", mail), ours]
     assert [each.topic for each in listed()] == [EVENT, PLACED, PLACED]
     for _ in range(2):  # the same one again changes nothing
         subscribe(bare, table, endpoint="mail", queue=bare.errors)
@@ -186,6 +187,75 @@ def test_subscribers_are_read_again_after_5_seconds(bench: Bench, shop: Shop, cl
 
     web, mail, stock = shop.got().values()
     assert (web, mail, stock) == ([b"1", b"2", b"3"], [b"1", b"2"], [b"3", b"4"])
+
+
+def test_a_locked_table_stops_no_publisher_for_a_minute(
+    bench: Bench,
+    shop: Shop,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that has read the topics uses them with a warning; then it fails, as one that has not."""
+    caplog.set_level(logging.WARNING, "sqlq_spark")
+    shop.publish(events(b"1"), batch=1)
+    monkeypatch.setattr(bench.desk, "timeout", 2.0)
+
+    with bench.dotnet.locked(shop.table):
+        for batch, age in enumerate((6.0, 1.0, 52.0), 2):  # 6 s, 7 s and 59 s after the read
+            clock.now += age
+            shop.publish(events(b"%d" % batch), batch=batch)
+        with pytest.raises(errors.TimedOut):
+            shop.publish(events(b"other", topics=[EVENT]), batch=5)
+        clock.now += 1.0
+        with pytest.raises(errors.TimedOut):
+            shop.publish(events(b"late"), batch=5)
+
+    assert shop.got()["web"] == [b"1", b"2", b"3", b"4"]
+    ages = [record.getMessage().split(" of ")[1] for record in caplog.records]
+    assert [age.split(" s ago")[0] for age in ages] == ["6", "59"]
+    shop.publish(events(b"5"), batch=5)
+    assert shop.got()["web"][-1] == b"5"
+
+
+def test_rows_of_other_topics_are_not_read(
+    bench: Bench, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cost a publisher nothing; too many of its own topics are an error that names them."""
+    monkeypatch.setattr(subscriptions, "MOST_ROWS", 3)
+    monkeypatch.setattr(subscriptions, "TOPICS_AT_ONCE", 3)
+    for each in range(9):
+        shop.subscribe(f"other {each}", f"Shop.Other{each}", "x")
+    topics = [*(f"Shop.T{each}" for each in range(250)), "x" * 300, "a\0", "\ud800"]
+    read = partial(subscriptions.list_subscriptions, bench.desk, shop.table)
+
+    with transaction(bench.desk):
+        found, own = read(topics), read([*topics, PLACED])
+
+        others = read([*topics, *(f"Shop.Other{each}" for each in range(9))])
+
+    assert (found, len(own), len(others)) == ([], 2, 9)
+    shop.publish(events(b"1"), batch=1)
+    for each in range(2):
+        shop.subscribe(f"flood {each}", PLACED, "x")
+    with pytest.raises(errors.TooManySubscriptions, match="has more than 3 rows"):
+        read([PLACED])
+    (finding,) = checks.of_subscriptions(bench.desk, shop.table)
+    assert (finding.name, finding.severity) == ("subscribers_many", "error")
+
+
+def test_what_is_known_of_topics_is_bounded(
+    bench: Bench, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Authors choose topics; what was not asked for is dropped."""
+    monkeypatch.setattr(subscriptions, "MOST_TOPICS", 5)
+    cache, options = subscriptions.cache, shop.sink()
+
+    for each in range(30):
+        with transaction(bench.desk):
+            found = cache.find(bench.desk, options, [PLACED, f"Shop.T{each}"])
+        assert [len(its) for its in found.values()] == [2, 0]
+        assert len(cache._known[options.url, shop.table]) <= 7  # noqa: SLF001
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import tracemalloc
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -17,16 +19,18 @@ from waiting import until
 from wire import golden
 
 from sqlq_spark.admin import failed_messages, report, watch
-from sqlq_spark.admin.failed_messages import Choice, Plan
+from sqlq_spark.admin.failed_messages import Choice, Plan, Returned
 from sqlq_spark.admin.purge import purge_expired, purge_parts
 from sqlq_spark.errors import Deadlock, MessageChanged, QueueNotFound, QueueNotWritable
 from sqlq_spark.receive import browse
+from sqlq_spark.wire import returning
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import (
     EXCEPTION_INFO,
     FAILED_Q,
     FAULT_PREFIXES,
     MESSAGE_ID,
+    POISON_TYPE,
     TIME_OF_FAILURE,
     dumps,
     escape,
@@ -37,7 +41,7 @@ from .conftest import ON_DATABASE, TIMEOUT, Bench
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
@@ -262,11 +266,12 @@ def planned(bench: Bench, **choice: Any) -> Plan:
     return failed_messages.plan(bench.desk, bench.errors, Choice(**choice))
 
 
-def give_back(bench: Bench, found: Plan, application: str = "retry", batch: int = 2) -> list[Any]:
-    """Return what can be returned."""
-    return list(
-        failed_messages.give_back(bench.session(application), bench.errors, found, batch=batch)
-    )
+def give_back(
+    bench: Bench, found: Plan, application: str = "retry", batch: int = 2
+) -> Iterator[Returned]:
+    """Return what can be returned, batch by batch."""
+    session = bench.session(application)
+    return failed_messages.give_back(session, bench.errors, found, batch=batch)
 
 
 def waiting(bench: Bench) -> list[bytes | None]:
@@ -301,9 +306,10 @@ def test_a_message_keeps_its_identity(bare: Bench) -> None:
     """One without a message id goes by its row's, which changes: it is written down."""
     row = bare.dotnet.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
 
-    give_back(bare, planned(bare, ids=frozenset({str(row)})))
+    (done,) = give_back(bare, planned(bare, ids=frozenset({str(row)})))
 
     (back,) = bare.dotnet.rows(bare.queue)
+    assert done.messages == 1
     assert (back.headers, back.body) == (dumps({MESSAGE_ID: str(row)}), b"")
 
 
@@ -352,9 +358,10 @@ def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
     fail(bare, b"good")
 
     found = planned(bare)
-    give_back(bare, found)
+    (done,) = give_back(bare, found)
 
-    said = {each.id: reason for reason, some in found.staying.items() for each in some}
+    assert done.messages == 1
+    said = {row: reason for reason, some in found.staying.items() for row in some.ids}
     rows = {row.headers: said.get(str(row.id), "") for row in bare.dotnet.rows(bare.errors)}
     assert rows.keys() == reasons.keys()
     for text, reason in reasons.items():
@@ -371,11 +378,12 @@ def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) 
     bare.dotnet.dba.drop(gone)
     bare.dotnet.dba.do("refuse", strict)
 
-    done = give_back(bare, found)
+    done = [*give_back(bare, found)]
 
-    assert [(each.messages, each.left) for each in done] == [(0, 1), (0, 2), (1, 0)]
+    assert [(each.messages, each.left) for each in done] == [(0, 1), (0, 1), (0, 1), (1, 0)]
     # where nothing locks a table, what only a header names is not said to be absent
     assert isinstance(done[0].reason, QueueNotFound | QueueNotWritable)
+    assert done[1].reason is done[2].reason
     assert "not today" in str(done[1].reason)
     assert [bare.bodies(), waiting(bare)] == [[b"3"], [b"0", b"1", b"2"]]
 
@@ -386,34 +394,112 @@ def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.M
     for size in (1, 1, 1, 4000, 1, 1):
         fail(bare, b"x" * size)
 
-    done = give_back(bare, planned(bare))
+    done = [*give_back(bare, planned(bare))]
 
     assert [each.messages for each in done] == [2, 1, 1, 2]
 
 
 def test_a_message_that_is_another_now_is_not_returned(bare: Bench) -> None:
-    """Its headers changed; nothing of its batch goes."""
-    fail(bare, b"0")
-    fail(bare, b"1")
-    found = planned(bare)
+    """Its headers changed after it was read; nothing of its batch goes."""
+    for body in (b"0", b"1", b"2"):
+        fail(bare, body)
+    batches = give_back(bare, planned(bare), batch=1)
+    assert next(batches).messages == 1
     bare.dotnet.dba.do("rewrite", bare.errors, headers=dumps({FAILED_Q: "elsewhere"}))
 
     with pytest.raises(MessageChanged, match="Nothing of its batch was returned"):
-        give_back(bare, found)
+        next(batches)
 
-    assert [bare.bodies(), waiting(bare)] == [[], [b"0", b"1"]]
+    assert [bare.bodies(), waiting(bare)] == [[b"0"], [b"1", b"2"]]
 
 
 def test_a_message_with_the_seq_of_one_that_is_gone_stays(bare: Bench) -> None:
     """In a new table the numbers begin again; a message is known by its id too."""
-    fail(bare, b"0")
-    fail(bare, b"1")
-    found = planned(bare)
+    for body in (b"0", b"1"):
+        fail(bare, body)
+    batches = give_back(bare, planned(bare), batch=1)
+    assert next(batches).messages == 1
     bare.dotnet.dba.drop(bare.errors)
     bare.dotnet.create(bare.errors)
-    fail(bare, b"other")
+    for body in (b"other", b"same seq"):
+        fail(bare, body)
 
-    (done,) = give_back(bare, found)
+    (done,) = batches
 
-    assert (done.messages, done.skipped) == (0, 2)
-    assert [bare.bodies(), waiting(bare)] == [[], [b"other"]]
+    assert (done.messages, done.skipped) == (0, 1)
+    assert [bare.bodies(), waiting(bare)] == [[b"0"], [b"other", b"same seq"]]
+
+
+def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
+    """No more is returned than was shown, and nowhere else."""
+    for body in (b"0", b"1"):
+        fail(bare, body)
+    found = planned(bare)
+    for queue in (bare.another("late"), bare.queue):
+        fail(bare, b"late", **{FAILED_Q: bare.desk.printed(queue)})
+
+    assert [each.messages for each in give_back(bare, found)] == [2]
+    assert waiting(bare) == [b"late", b"late"]
+    assert [each.messages for each in give_back(bare, replace(found, stop=2**40))] == [1]
+
+
+# ----- what senders choose is not kept ----------------------------------------------------------
+
+
+def test_a_return_keeps_no_text_that_a_sender_chose(
+    bare: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many queues, exceptions and reasons are counted together; each text is cut."""
+    for name in ("MOST_SOURCES", "MOST_GROUPS", "MOST_REASONS"):
+        monkeypatch.setattr(failed_messages, name, 2)
+    for each in range(3):
+        fail(bare, **{EXCEPTION: f"{each}" * 100_000})
+        fail(bare, **{FAILED_Q: f'"{each}'})
+        fail(bare, **{FAILED_Q: bare.desk.printed(bare.another(f"q{each}"))})
+
+    found = planned(bare)
+    done = [*give_back(bare, found)]
+
+    assert len(found.destinations) == 2
+    groups = [(len(str(kind)), messages) for _, kind, messages in found.groups]
+    assert sorted(groups) == [(8, 2), (10, 1), (1001, 1)]
+    assert sum(each.messages for each in done) == found.messages == 4
+    assert [*found.staying][-1] == failed_messages.OTHERS
+    assert sum(each.messages for each in found.staying.values()) == len(waiting(bare)) == 5
+    assert sum(len(each.ids) for each in found.staying.values()) == 5
+
+
+def test_a_return_holds_a_page(bare: Bench) -> None:
+    """Of headers of 1 MB a page is in memory at once, however many there are."""
+
+    def peak() -> int:
+        tracemalloc.start()
+        try:
+            found = planned(bare)
+            parts = [*failed_messages.batches(bare.session("retry"), bare.errors, found, most=99)]
+            _, largest = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert sum(len(part) for _, part in parts) == bare.dotnet.dba.count(bare.errors)
+        return largest
+
+    peaks = []
+    for _ in range(2):
+        for _ in range(48):
+            fail(bare, **{EXCEPTION: "x" * 1_000_000})
+        peaks.append(peak())
+
+    assert peaks[1] < peaks[0] + browse.PAGE_BYTES // 4
+
+
+def test_poison_stays(bare: Bench) -> None:
+    """What a stream moved because its headers could not be read needs other headers first."""
+    fail(bare, b"poison", **{EXCEPTION: POISON_TYPE})
+    fail(bare, b"good")
+
+    found = planned(bare)
+    done = [*give_back(bare, found)]
+
+    assert [found.messages, *(each.messages for each in done)] == [1, 1]
+    assert [*found.staying] == [returning.POISON]
+    assert waiting(bare) == [b"poison"]

@@ -55,7 +55,7 @@ PACKAGE = Path(sqlq_spark.__file__).parent
 # modules and functions whose statements are not struck: they read only, or …
 ELSEWHERE = {
     *("receive.browse", "receive.driver._freeze", "receive.driver._check_owner", "send.throttle"),
-    *("receive.driver.find_above", "send.dispatch.last_sent"),
+    *("receive.driver.find_above", "send.subscriptions._read", "send.dispatch.last_sent"),
     "receive.driver.purge",  # … take what is meant to be lost
     "send.dispatch.give_up",  # … are one transaction of a job
     *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # … touch no message

@@ -20,14 +20,16 @@ from cli.calls import CALLS, filled, prepare
 from cli.conftest import run
 from cli.database import own_database
 from proxy import relayed
+from recorded_connection import RecordedConnection
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import checks, watch
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql.rows import STATEMENTS
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.datasource.write import look_ahead
 from sqlq_spark.errors import StateOfOther, TableRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send.subscriptions import Subscription, check_table, list_subscriptions, unsubscribe
@@ -37,7 +39,7 @@ from .conftest import make_login
 from .streams import Stream, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cli.commands import Run
     from conftest import Place
@@ -279,6 +281,34 @@ def test_tables_of_others_are_listed_and_not_read(run: Run, place: Place, mallor
         run("stats", *words)
         assert loot(mallory) != []
         mallory.sql(f"TRUNCATE {login}.loot")
+
+
+class Counting(RecordedConnection):
+    """Counts statements."""
+
+    statements = 0
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """Run it."""
+        del statement
+        object.__setattr__(self, "statements", self.statements + 1)
+        return call()
+
+
+def test_a_look_costs_the_same_with_many_tables_of_others(place: Place, mallory: Tenant) -> None:
+    """No statement is run for one of them."""
+    options = DatabaseOptions.parse({"url": place.url, "stateSchema": place.state})
+    counts = []
+    with Session(options, "stats") as session:
+        for some in ("a", "b"):
+            for each in range(9):
+                mallory.sql(QUEUE.format(mallory.login, f"{some}{each}"))
+            counted = Counting(session.open())
+            look = watch.look(counted, (), options)
+            assert len([each for each in look.queues if each.state == "not read"]) >= 9
+            counts.append(counted.statements)
+
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("command", ["stats", "report", "retire"])

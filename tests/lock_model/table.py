@@ -83,7 +83,7 @@ SHAPES = {
     "discard_abandoned": f"DELETE staging{_PAST}"
     " DELETE INNER LOOP JOIN staging_page(FORCESEEK,ROWLOCK)",
     "delete_old_sinks": f"DELETE dispatch_log{_PAST}",
-    "subscribers": "SELECT subscriptions ORDER BY Topic",
+    "subscribers": "SELECT subscriptions SELECT ORDER BY Topic",
     "subscribed": "SELECT subscriptions(UPDLOCK,ROWLOCK)",
     "subscribe": "INSERT subscriptions SELECT EXISTS SELECT subscriptions(UPDLOCK,HOLDLOCK,ROWLOCK)"
     " UPDATE subscriptions",

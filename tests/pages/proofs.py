@@ -8,6 +8,7 @@ RECEIVE = "conformance/test_receive.py::test"
 MESSAGES = "hostile/test_messages.py::test"
 WRITE = "spark/test_write.py::test"
 
+WATCH = "conformance/test_watch.py::test"
 TAKEN = "hostile/test_taken.py::test"
 POISON = "conformance/test_poison.py::test"
 
@@ -27,6 +28,22 @@ ATTACKS = {
     "poison-jam": f"{POISON}_poison_gets_headers_that_can_be_read",
     "poison-again": f"{POISON}_a_row_that_says_it_is_poison_goes_there_too",
     "forged-retry": "spark/test_functions.py::test_messages_that_cannot_be_sent_on_raise_an_error",
+    "slow-patterns": "spark/test_triage.py::test_a_digest_of_hostile_text_is_quick",
+    "long-traces": "spark/test_triage.py::test_a_digest_reads_the_beginning_of_a_text",
+    "long-failures": f"{WATCH}_a_return_holds_a_page",
+    "many-failures": f"{WATCH}_a_return_keeps_no_text_that_a_sender_chose",
+    "poison-retry": "cli/test_messages.py::test_copies_and_poison_are_not_returned",
+    "full-subscriptions": (
+        "conformance/test_subscriptions.py::test_rows_of_other_topics_are_not_read"
+    ),
+    "many-topics": "conformance/test_subscriptions.py::test_what_is_known_of_topics_is_bounded",
+    "locked-subscriptions": (
+        "conformance/test_subscriptions.py::test_a_locked_table_stops_no_publisher_for_a_minute"
+    ),
+    "forged-offset": "test_pace.py::test_an_offset_of_another_form_raises",
+    "many-tables": (
+        "hostile/test_code_of_others.py::test_a_look_costs_the_same_with_many_tables_of_others"
+    ),
 }
 PROOFS = {
     "task-dies": (

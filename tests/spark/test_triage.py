@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from jobs.submit import delta_rows
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
+from sqlq_spark.admin.failed_messages import TOO_MANY
+from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs import error_triage as triage
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.send.dispatch import give_up
+from sqlq_spark.wire import returning
 from sqlq_spark.wire.headers import (
     ENCLOSED_MESSAGE_TYPES,
     EXCEPTION_INFO,
     FAILED_Q,
     MESSAGE_ID,
+    POISON_TYPE,
     TIME_OF_FAILURE,
     dumps,
 )
@@ -95,13 +101,42 @@ def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSes
     assert all(len(each) == 16 for group in groups for each in group)
 
 
-def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
-    """No text makes the patterns backtrack."""
-    size = 300_000
-    texts = [" " * size, " a" * size, f"   at {'x' * size}", f"   at {'x(' * size}", "\n" * size]
-    hostile = [failed("'" * size, text) for text in texts]
+# of each a text can have very many: blanks, words, calls, and what Java takes for the end of a line
+UNITS = (" ", " a", "x(", "\n", " \u2028", " \u0085x ", " \u2029x", "\r x ", "\x0b \f", "\n at x(")
 
-    assert len(digests(spark, *hostile, failed("0x" * size), failed("0" * size))) == 7
+
+def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
+    """No text makes the patterns backtrack, or look twice at a part, however long it is."""
+    size = 300_000
+    hostile = [
+        failed("'" * size, each) for unit in UNITS for each in (unit * size, f"   at {unit * size}")
+    ]
+    java: Any = spark._jvm  # noqa: SLF001 - the pattern without the cut
+    frame = java.java.util.regex.Pattern.compile(triage.FRAME)
+
+    assert len(digests(spark, *hostile, failed("0x" * size), failed("0" * size))) == 22
+    assert [frame.matcher(unit * size).replaceAll("") == unit * size for unit in UNITS] == [
+        True
+    ] * 10
+
+
+def test_a_digest_reads_the_beginning_of_a_text(spark: SparkSession) -> None:
+    """A frame ends at any end of a line, and only a line feed begins one; 64 kB are read."""
+    frame, other = "   at Shop.A()\n", "   at Shop.B()\n"
+    many = frame * (triage.LONGEST_TEXT // len(frame) + 1)
+    message = "x" * triage.LONGEST_TEXT
+    alike = [
+        *(failed(stack=f"{frame}{end}{other}") for end in ("\u2028", "\u0085", "\u2029")),
+        failed(stack=frame),
+    ]
+
+    found = digests(spark, *alike)
+    long = digests(spark, *(failed(stack=many + each) for each in ("", other)))
+    texts = digests(spark, *(failed(message + each) for each in ("", "y")))
+    two, one = digests(spark, failed(stack=frame + other), failed(stack=frame))
+
+    assert [len({*each}) for each in (found, long, texts)] == [1, 1, 1]
+    assert two != one
 
 
 def test_a_group_has_what_its_failures_have_in_common(spark: SparkSession) -> None:
@@ -232,6 +267,52 @@ def test_the_oldest_of_a_choice_are_returned_once(
     assert sorted(queue.ids()) == ids
     assert counted(again) == {"resumed": 2, "returned": 2}
     assert [again.pending(), {*state(again).values()}] == [[], {(True, True)}]
+
+
+def test_what_no_endpoint_can_read_stays(
+    queue: SparkQueue, retry: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the command; and a run returns to MOST_QUEUES."""
+    monkeypatch.setattr(triage, "MOST_QUEUES", 1)
+    other = queue.another("other").name.replace("'", "''")
+    made = retry("m-1", "m-2", "m-3", "m-4")
+    made._update("seq = 1", f"exceptionType = '{POISON_TYPE}'")  # noqa: SLF001
+    made._update("seq = 2", "failedQueue = repeat('x', 5000)")  # noqa: SLF001
+    made._update("seq = 3", f"failedQueue = '{other}'")  # noqa: SLF001
+
+    made.do(None)
+
+    (reason,) = made.staying.keys() - {returning.POISON, TOO_MANY}
+    assert (made.totals["returned"], [*made.staying.values()]) == (1, [1, 1, 1])
+    assert "1000 are the most" in reason
+
+
+def test_one_rule_for_returns(queue: SparkQueue) -> None:
+    """What the command refuses, the function refuses; both write the same headers."""
+    exception = f"{EXCEPTION_INFO}ExceptionType"
+    own = {MESSAGE_ID: "m", "a": None, "NServiceBus.RetriesX": "r", "NServiceBus.X": "x"}
+    cases: list[dict[str, str | None]] = [
+        own | {FAILED_Q: queue.name, exception: "Bad", TIME_OF_FAILURE: "t"},
+        {FAILED_Q: queue.name},
+        {FAILED_Q: ""},
+        {FAILED_Q: None, exception: "Bad"},
+        {FAILED_Q: queue.name, exception: POISON_TYPE},
+        {FAILED_Q: queue.name, exception: f"{POISON_TYPE} "},
+    ]
+    row = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c12"
+    kinds = "id string, headers string, body binary, seq bigint, queue string"
+    for headers in cases:
+        frame = queue.spark.createDataFrame([(row, dumps(headers), b"", 1, "e")], kinds)
+        refusal = returning.find_refusal(headers.get(FAILED_Q), headers.get(exception))
+
+        if refusal == returning.POISON:
+            with pytest.raises(PySparkException, match='"Poison messages"'):
+                frame.select(*return_to_source(json=True)).collect()
+            continue
+        (found,) = frame.select(*return_to_source(json=True)).collect()
+        assert (found["queue"] is None) == (refusal == returning.NO_SOURCE)
+        expected = json.loads(returning.write_headers(headers, row))
+        assert {MESSAGE_ID: found["id"], **json.loads(found["headers"])} == expected
 
 
 def test_only_failures_that_were_returned_long_ago_are_deleted(

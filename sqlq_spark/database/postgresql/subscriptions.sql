@@ -1,11 +1,14 @@
 -- name: subscribers
--- Reads the whole table, or one topic: it is small, and its key begins with the endpoint.
+-- Reads the subscriptions to some topics, or to all, but no more than :most rows. The key begins with
+-- the endpoint, so the table is read as a whole: 400,000 rows of other topics take 40 ms.
 -- Locks nothing.
 -- Returns: topic, endpoint, address
 SELECT topic, endpoint, queueaddress AS address
   FROM {subscriptions}
- WHERE :topic::text IS NULL OR topic = :topic::text
+ WHERE :topics::text IS NULL
+    OR topic = ANY (ARRAY (SELECT json_array_elements_text(:topics::text::json)))
  ORDER BY topic, endpoint
+ LIMIT :most::bigint
 
 -- name: subscribed
 -- Reads the address that `subscribe` may replace.

@@ -1,9 +1,12 @@
 -- name: subscribers
--- Reads the whole table, or one topic: it is small, and its key begins with the endpoint.
+-- Reads the subscriptions to some topics, or to all, but no more than @most rows. The key begins with
+-- the endpoint, so the table is read as a whole.
 -- Returns: topic, endpoint, address
-SELECT Topic AS topic, Endpoint AS endpoint, QueueAddress AS address
+SELECT TOP (@most) Topic AS topic, Endpoint AS endpoint, QueueAddress AS address
   FROM {subscriptions}
- WHERE @topic IS NULL OR Topic = @topic
+ WHERE @topics IS NULL
+    OR Topic IN (SELECT CAST(s.value AS nvarchar(200)) COLLATE DATABASE_DEFAULT
+                   FROM OPENJSON(@topics) AS s)
  ORDER BY Topic, Endpoint
 
 -- name: subscribed

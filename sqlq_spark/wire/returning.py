@@ -1,0 +1,55 @@
+"""
+Return to source: which failed messages go back to where they failed, and with which headers.
+
+This is the one rule of the command `retry`, of error_triage and of the function `return_to_source`.
+The command applies it to rows. The other two apply it to columns of Spark, with the constants of
+this module. A test compares the results of all three.
+
+A message goes to the queue that its header FailedQ names, if that queue may be used. It lacks the
+headers that begin with one of FAULT_PREFIXES. A message without the header MessageId is known by
+its row's id, and gets that id as its first header. In columns the sink does this last step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlq_spark.wire.headers import (
+    EXCEPTION_INFO,
+    FAILED_Q,
+    FAULT_PREFIXES,
+    MESSAGE_ID,
+    POISON_TYPE,
+    dumps,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EXCEPTION_TYPE = f"{EXCEPTION_INFO}ExceptionType"
+
+# why a message stays in the error queue
+NO_SOURCE = f"no header {FAILED_Q}, or corrupt headers"
+POISON = (
+    f"its ExceptionType is {POISON_TYPE}, because its own headers could not be read. Put it back "
+    'with correct headers by the statement in docs/operations.md, "Poison messages"'
+)
+ITS_OWN = f"the header {FAILED_Q} names the error queue itself"
+
+
+def find_refusal(failed_queue: str | None, exception: str | None) -> str | None:
+    """Return why a message stays by its headers FailedQ and ExceptionType alone, if it does."""
+    if exception == POISON_TYPE:
+        return POISON
+    return None if failed_queue else NO_SOURCE
+
+
+def write_headers(headers: Mapping[str, str | None], row: str) -> str:
+    """Write the headers of a returned message; `row` is the id of its row in the error queue."""
+    kept = {name: text for name, text in headers.items() if not name.startswith(FAULT_PREFIXES)}
+    return dumps(kept if MESSAGE_ID in kept else {MESSAGE_ID: row, **kept})
+
+
+def is_copy(table: str) -> bool:
+    """Whether the name of a queue is that of a forwarding log, whose messages are copies."""
+    return table.lower().endswith(".log")
