@@ -96,8 +96,3 @@ class PostgreSQLNames(Names):
 
 
 POSTGRESQL: Names = PostgreSQLNames()
-
-
-def cut_name(name: str, longest: int = POSTGRESQL.longest) -> str:
-    """Cut a name at so many bytes, between two characters: the server would print a NOTICE."""
-    return name.encode()[:longest].decode(errors="ignore")

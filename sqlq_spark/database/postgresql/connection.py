@@ -45,6 +45,7 @@ from sqlq_spark.database.postgresql.rows import (
     LACKS,
     STATEMENTS,
     bind,
+    cut_name,
     fill_names,
     number_parameters,
     plain_columns,
@@ -54,7 +55,7 @@ from sqlq_spark.database.postgresql.rows import (
 )
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.postgresql import POSTGRESQL, cut_name
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -25,8 +25,9 @@ from adbc_driver_postgresql import dbapi
 
 from sqlq_spark import errors
 from sqlq_spark.database.postgresql.errors import connection_error, sentence
+from sqlq_spark.database.postgresql.rows import cut_name
 from sqlq_spark.database.postgresql.url import Target, quotes_secret
-from sqlq_spark.wire.postgresql import POSTGRESQL, cut_name
+from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database.results import Result
 from sqlq_spark.database.statements import Statements, repeat
-from sqlq_spark.wire.postgresql import POSTGRESQL, cut_name
+from sqlq_spark.wire.postgresql import POSTGRESQL
 from sqlq_spark.wire.rows import replace_undecodable
 
 if TYPE_CHECKING:
@@ -107,6 +107,11 @@ def _due_index(delayed: QueueAddress) -> str:
     """Return the name of a delayed table's index, cut so that it differs from the table's name."""
     suffix = "_Due"
     return cut_name(delayed.table, POSTGRESQL.longest - len(suffix)) + suffix
+
+
+def cut_name(name: str, longest: int = POSTGRESQL.longest) -> str:
+    """Cut a name at so many bytes, between two characters: the server would print a NOTICE."""
+    return name.encode()[:longest].decode(errors="ignore")
 
 
 def bind(values: Sequence[Value]) -> pa.RecordBatch | None:
