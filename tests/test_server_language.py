@@ -146,7 +146,9 @@ def run(statement: Any, name: str = "", schema: str = SCHEMA, **values: Any) -> 
 def move_due(name: str) -> Callable[[Connection], None]:
     """Move what is due into a queue that has no table of delayed messages."""
     tables = {"delayed": delayed_of(address(name)), "queue": address(name)}
-    return lambda connection: connection.run("move_due", tables=tables, zone="UTC", messages=1)
+    return lambda connection: connection.run(
+        "move_due", tables=tables, zone="UTC", messages=1, renamed=False
+    )
 
 
 def work_in_other_state(connection: Connection) -> None:

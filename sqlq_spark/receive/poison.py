@@ -152,9 +152,10 @@ def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array
 
     Escapes make a text up to six times as long. A text that is too large already is not looked at.
     """
-    short = pc.less_equal(connection.stored_bytes(bad.texts), DEFAULT_HEADER_SIZE)
+    most = min(task.options.max_header_bytes, DEFAULT_HEADER_SIZE)
+    short = pc.less_equal(connection.stored_bytes(bad.texts), most)
     headers = write_headers(bad.filter(short), failure_of_poison(connection, task.queue))
-    fits = pc.less_equal(connection.stored_bytes(headers), DEFAULT_HEADER_SIZE)
+    fits = pc.less_equal(connection.stored_bytes(headers), most)
     unfit = len(short) - (pc.sum(fits).as_py() or 0)
     if unfit:
         log.warning(
@@ -162,7 +163,7 @@ def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array
             "bytes. ServiceControl cannot take such a message from its error queue",
             connection.printed(task.queue),
             unfit,
-            DEFAULT_HEADER_SIZE,
+            most,
         )
     kept = pc.if_else(fits, headers, bad.stored.filter(short))
     return pc.replace_with_mask(bad.stored, short, kept)

@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 # raw ;, & or = elsewhere a password may stand that the server would quote: `/shop;password=…`.
 HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
 PARAMETER = r"[^=&\s]+=[^=&\s]*"
+# A host in the place of the user, or a parameter in that of the password: the user information ends
+# at an @ of a password that stands elsewhere.
+MISPLACED = r"[0-9.]+:[^/]*@|[^/]*[;&](?:password|pwd)=[^/]*@"
 URL = re.compile(
-    r"(?P<scheme>[a-z0-9_]+)://(?:[^:@/?;&=\s]*(?::(?P<password>[^@/?\s]*))?@)?"
+    rf"(?P<scheme>[a-z0-9_]+)://(?!{MISPLACED})"
+    r"(?:[^:@/?;&=\s]*(?::(?P<password>[^@/?\s]*))?@)?"
     rf"(?P<hosts>{HOST}(?:,{HOST})*)(?P<path>/[^@?#;&=\s]*)?"
     rf"(?:\?{PARAMETER}(?:&{PARAMETER})*)?"
 )
