@@ -513,14 +513,14 @@ SELECT its.role, n.oid IS NOT NULL AS has_schema, c.oid IS NOT NULL AS has_table
   LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = asked.value ->> 'schema'
   LEFT JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = asked.value ->> 'table'
   LEFT JOIN LATERAL (
-        SELECT q.oid::regclass::text AS name
+        SELECT q.seqrelid::regclass::text AS name
           FROM pg_catalog.pg_depend AS d
-          JOIN pg_catalog.pg_class AS q ON q.oid = d.objid AND q.relkind = 'S'
+          JOIN pg_catalog.pg_sequence AS q ON q.seqrelid = d.objid
          WHERE d.classid = 'pg_class'::regclass
            AND d.refclassid = 'pg_class'::regclass
            AND d.refobjid = c.oid
            AND d.deptype = 'a'
-           AND NOT has_sequence_privilege(q.oid, 'USAGE')
+           AND NOT has_sequence_privilege(q.seqrelid, 'USAGE')
          LIMIT 1) AS s ON true
  CROSS JOIN LATERAL (
         SELECT asked.value ->> 'role' AS role,

@@ -89,8 +89,8 @@ LASTING = ("0A", "22", "23", "42", "44", "P0")
 # zero, of another binary format
 WITHOUT_VALUE = {"22001", "22004", "22012", "22P03"}
 NOT_SHOWN = "the server refuses a value, which is not shown because it may be a message's"
-# SQLSTATEs whose DETAIL has no values of rows: deadlocks, resources, limits, cancelled
-WITHOUT_ROWS = ("40", "53", "54", "55", "57")
+# SQLSTATEs whose DETAIL has no values of rows: deadlocks, names, resources, limits, cancelled
+WITHOUT_ROWS = ("40", "42", "53", "54", "55", "57")
 TRANSACTION_TIMEOUT = "25P04"
 # SQLSTATEs for which the catalogue says what is missing
 LOOKED_UP = {"23505", "3F000", "42501", "42P01"}
