@@ -191,11 +191,15 @@ def test_a_queues_name_cannot_pass_for_an_error() -> None:
     assert said.number == 208
 
 
-@pytest.mark.parametrize("number", [245, 2628])
+@pytest.mark.parametrize("number", [245, 2601, 2627, 2628])
 def test_no_error_quotes_the_value_of_a_row(number: int) -> None:
     """As the server does."""
     sentence = {
         245: "Conversion failed when converting the varchar value 'secret' to data type int.",
+        2601: "Cannot insert duplicate key row in object 'dbo.q' with unique index 'u'. "
+        "The duplicate key value is (secret, (1)).",
+        2627: "Violation of UNIQUE KEY constraint 'u'. Cannot insert duplicate key in object "
+        "'dbo.q'. The duplicate key value is (secret).",
         2628: "… would be truncated in table 'shop.dbo.q', column 'c'. Truncated value: 'secret'.",
     }[number]
 

@@ -48,8 +48,11 @@ SECRETS = re.compile(rf"(?i)((?:{SECRET})\s*=)[^&]*")
 HIDDEN = "***"
 _PART = r"[^:,@/?#;&=\s]*"
 _HOST = rf"(?:\[[^\[\]@/?\s]*\]|{_PART})(?::[0-9]*)?"
+# A host in the place of the user, or a parameter in that of the password: the user information ends
+# at an @ of a password that stands elsewhere. Stands behind the :// of a url.
+MISPLACED = r"[0-9.]+:[^/]*@|[^/]*[;&](?:password|pwd)=[^/]*@"
 PLAIN_URL = re.compile(
-    rf"\w+://(?:(?P<user>{_PART})(?P<password>:[^@/?\s]*)?@)?"
+    rf"\w+://(?!{MISPLACED})(?:(?P<user>{_PART})(?P<password>:[^@/?\s]*)?@)?"
     rf"(?P<place>{_HOST}(?:,{_HOST})*(?:/{_PART})?)(?P<query>\?.*)?"
 )
 

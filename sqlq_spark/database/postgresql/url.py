@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
 from sqlq_spark.errors import BadOption
+from sqlq_spark.options.names import MISPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 # raw ;, & or = elsewhere a password may stand that the server would quote: `/shop;password=…`.
 HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
 PARAMETER = r"[^=&\s]+=[^=&\s]*"
-# A host in the place of the user, or a parameter in that of the password: the user information ends
-# at an @ of a password that stands elsewhere.
-MISPLACED = r"[0-9.]+:[^/]*@|[^/]*[;&](?:password|pwd)=[^/]*@"
 URL = re.compile(
     rf"(?P<scheme>[a-z0-9_]+)://(?!{MISPLACED})"
     r"(?:[^:@/?;&=\s]*(?::(?P<password>[^@/?\s]*))?@)?"

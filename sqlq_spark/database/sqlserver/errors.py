@@ -158,11 +158,17 @@ def read_error(error: Exception, secret: str = "") -> Failure:
     if secret:
         sentence = sentence.replace(secret, "…")
     number = int(first[1]) if len(first) > 1 and first[1] != "0" else number_of(sentence)
-    # 245 and 2628 quote a row's value
-    sentence = re.sub(r"(value:?) '.*'", r"\1 …", sentence).removesuffix(".")
+    # 245, 2601, 2627 and 2628 quote a row's value
+    sentence = re.sub(r"(value:?) '.*'|(key value is) \(.*\)", cut_value, sentence)
+    sentence = sentence.removesuffix(".")
     behind = {int(each) for each in re.findall(r" \((\d+)\) \(SQL\w+\)", text)}
     in_trigger = number in TRIGGERED or not behind.isdisjoint(TRIGGERED)
     return Failure(number, state, sentence, first_only=bool(phrase), in_trigger=in_trigger)
+
+
+def cut_value(found: re.Match[str]) -> str:
+    """Return the words before a value, without it. Our sessions have English texts."""
+    return f"{found[1] or found[2]} …"
 
 
 def connection_error(

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from sqlq_spark.errors import BadOption, UnknownOption
 from sqlq_spark.options.fields import find_near
+from sqlq_spark.options.names import MISPLACED
 
 EXAMPLE = "sqlserver://user@host:1433/database?encrypt=yes"
 
@@ -78,7 +79,9 @@ class Target:
         database = parts.path.removeprefix("/")
         # behind one of these a password may stand: `/shop;password=…`
         is_mixed = MIXED.search(f"{parts.username or ''}{host or ''}{database}")
-        if not host or is_mixed or ";" in parts.netloc or "/" in database or "#" in url:
+        is_misplaced = re.match(MISPLACED, place.partition("://")[2]) is not None
+        is_odd = ";" in parts.netloc or "/" in database or "#" in url
+        if not host or is_mixed or is_misplaced or is_odd:
             raise unreadable
         given = {
             "host": host,
