@@ -138,7 +138,7 @@ def test_a_time_limit_of_the_login_is_named_at_once(bench: Bench, *, is_between:
     def work(connection: Connection) -> None:
         attempts.append(1)
         with transaction(connection):
-            bench.desk.run("begin")
+            bench.desk.begin()
             bench.desk.run("install_lock", state_name="r")
             if is_between:
                 until(lambda: bench.dotnet.sessions(f"{bench.name} limited"), 0)
