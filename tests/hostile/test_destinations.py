@@ -432,16 +432,15 @@ def test_a_listed_destination_is_trusted(scene: Scene) -> None:
     assert scene.rows(scene.trap) == [b"secret"]
 
 
-def test_an_address_of_40_million_characters_is_refused_unread(scene: Scene) -> None:
+def test_an_address_as_long_as_headers_may_be_is_refused_unread(scene: Scene) -> None:
     """It goes to the error queue, as other false addresses; the server's url is in no header."""
     scene.put(scene.shop.queue, b"good")
-    for each in ('"' * 40_000_000, "x" * 40_000_000, scene.table("absent"), "a.b.c"):
+    for each in ('"' * 500_000, "x" * 1_000_000, scene.table("absent"), "a.b.c"):
         scene.forward(each)
 
     rows = scene.receive()
-    while scene.receive().num_rows or scene.rows(scene.shop.queue):  # too much for one task
-        pass
 
+    assert scene.rows(scene.shop.queue) == []
     assert rows["body"].to_pylist() == [b"good"]
     found = scene.errors()
     for headers in found[:2]:
