@@ -13,6 +13,7 @@ import json
 import logging
 import uuid
 
+import pyarrow as pa
 import pytest
 from servers import only
 from strict_headers import loads
@@ -167,7 +168,7 @@ def test_headers_that_become_too_large_stay_as_they_are(
     bench: Bench, caplog: pytest.LogCaptureFixture, letter: str, many: int, more: int
 ) -> None:
     """An escape makes a text six times as long; the log says that ServiceControl cannot read it."""
-    width = 1 if bench.desk.names.dialect == "postgresql" else 2  # bytes of a character
+    (width,) = bench.desk.stored_bytes(pa.array(["x"])).to_pylist()
     text = letter * (many // width)
     longer = text + letter * (more // width)
     bench.dotnet.send(bench.queue, text, b"fits")

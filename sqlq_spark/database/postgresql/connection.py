@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from adbc_driver_manager import Error
 
 from sqlq_spark import database, errors
-from sqlq_spark.database import OPENS, Work
+from sqlq_spark.database import OPENS, Work, attempt
 from sqlq_spark.database.explain import find_faults, to_explain
 from sqlq_spark.database.postgresql import drivers, explain
 from sqlq_spark.database.postgresql.errors import (
@@ -381,15 +381,18 @@ class Connection(database.Connection):
         """Ask the catalogue what a statement that failed lacks; nothing if that fails too."""
         if failure.state not in LOOKED_UP or statement in {"why_refused", "state_schemas"}:
             return []
+        # what was done before the savepoint of the statement that failed is kept
+        is_open = self.work is Work.TRANSACTION
         try:
-            return self.rows(
-                "why_refused",
-                Refusal,
-                asked=json.dumps(tables_to_look_up(self._place(statement, None), tables)),
-                creates=statement.startswith(MAKES),
-                changes=statement.startswith((*MAKES, "add", "drop")),
-                constraint_name=failure.constraint,
-            )
+            with attempt(self) if is_open else nullcontext():
+                return self.rows(
+                    "why_refused",
+                    Refusal,
+                    asked=json.dumps(tables_to_look_up(self._place(statement, None), tables)),
+                    creates=statement.startswith(MAKES),
+                    changes=statement.startswith((*MAKES, "add", "drop")),
+                    constraint_name=failure.constraint,
+                )
         except errors.DatabaseFailure:
             return []
 
