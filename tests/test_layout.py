@@ -162,13 +162,12 @@ def test_a_call_gives_what_its_statement_takes() -> None:
 UNDONE_WHOLE = {"transaction", "attempt"}
 # errors that code makes of rows: no statement failed
 OF_ROWS = {"StateOfOther", "TableRefused"}
-# functions that no transaction is open around, or that look up an error which is then raised
+# functions that no transaction is open around
 OUTSIDE = {
     "admin/checks.py of_state",
     "admin/problems.py blockers",
     "cli/main.py main",
     "cli/sending.py insert",
-    "database/postgresql/connection.py _look_up",
     "database/schema.py _create",
     "datasource/__init__.py streamReader",
     "datasource/write.py discard",
