@@ -79,6 +79,10 @@ class Place(Database):
 @pytest.fixture(scope="session")
 def server(sqlqueue_server: str) -> str:
     """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
+    if VARIABLE not in os.environ:  # our own server; a test kills processes and no machine
+        with psycopg.connect(sqlqueue_server, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
     return sqlqueue_server
 
 
