@@ -64,10 +64,10 @@ def send_at(
 
 
 SHAPES = {
-    "all the same": [7] * 60,
-    "pairs": [at // 2 + 1 for at in range(60)],
-    "one far twin": [*range(1, 59), 58, 58],
-    "the lowest": [1, 1, 1, *range(2, 59)],
+    "all the same": [7] * 24,
+    "pairs": [at // 2 + 1 for at in range(24)],
+    "one far twin": [*range(1, 23), 22, 22],
+    "the lowest": [1, 1, 1, *range(2, 23)],
 }
 
 
