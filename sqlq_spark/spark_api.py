@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType
 
-    from sqlq_spark.wire.rows import Origin
+    from sqlq_spark.wire.rows import SparkBatch
 
 # names of pyspark that other modules take from here
 __all__ = ["DataSourceStreamArrowWriter", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
@@ -116,19 +116,19 @@ def _plain(kind: DataType) -> DataType:
     return kind
 
 
-def origin() -> Origin:
+def current_batch() -> SparkBatch:
     """What Spark calls the micro-batch of the task that runs here."""
-    from sqlq_spark.wire.rows import Origin  # noqa: PLC0415 - loads pyarrow
+    from sqlq_spark.wire.rows import SparkBatch  # noqa: PLC0415 - loads pyarrow
 
     context = TaskContext.get()
     if context is None:
-        return Origin()
+        return SparkBatch()
     batch = context.getLocalProperty("streaming.sql.batchId")
-    return Origin(
+    return SparkBatch(
         query_id=context.getLocalProperty("sql.streaming.queryId"),
         # the runId of the query, unless a user's function names a group of its own
         run_id=context.getLocalProperty("spark.jobGroup.id"),
-        query_batch=None if batch is None else int(batch),
+        number=None if batch is None else int(batch),
     )
 
 

@@ -34,7 +34,7 @@ from sqlq_spark.receive import task as tasks
 from sqlq_spark.send import dispatch, insert, sender, subscriptions
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, MESSAGE_ID, dumps
-from sqlq_spark.wire.rows import NO_STREAM
+from sqlq_spark.wire.rows import NO_SPARK_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -145,7 +145,7 @@ class Bench:
             yield from stream.tasks(end)
 
     def receive(self, task: tasks.Task, connection: Connection | None = None) -> pa.Table:
-        return tasks.receive(connection or self.open(), task, origin=NO_STREAM)
+        return tasks.receive(connection or self.open(), task, spark_batch=NO_SPARK_BATCH)
 
 
 def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:

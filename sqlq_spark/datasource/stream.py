@@ -116,7 +116,7 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         """Receive on an executor, or hand out again what an earlier attempt received."""
         schema = spark_api.to_arrow_schema(self.columns)
         for task in partition.tasks:
-            work = partial(receive, task=task, origin=spark_api.origin())
+            work = partial(receive, task=task, spark_batch=spark_api.current_batch())
             with Session(self.options, task.name, worker=True, reached=True) as session:
                 rows = session.run_with_retries(work)
                 queue = session.open().canonical(task.queue)

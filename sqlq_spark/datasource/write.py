@@ -23,7 +23,7 @@ from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wa
 from sqlq_spark.spark_api import (
     DataSourceStreamArrowWriter,
     column_types,
-    origin,
+    current_batch,
     padded_texts,
 )
 from sqlq_spark.wire.headers import begins_with_interface
@@ -118,11 +118,11 @@ class Writing:
                 padded=self.padded,
             ).chunks(batches)
             if not exactly_once:
-                paced = wait_before_chunks(session, chunks, options, origin().query_id)
+                paced = wait_before_chunks(session, chunks, options, current_batch().query_id)
                 send_now(session, paced, options)
                 return Written(None)
             chunks = record_names(chunks, names)
-            staged = stage(session, chunks, sink=sink, batch=batch, origin=origin())
+            staged = stage(session, chunks, sink=sink, batch=batch, spark_batch=current_batch())
         wait_before_dispatch(options, staged, partition, names)
         return Written(staged)
 
@@ -191,14 +191,14 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage or send one task's rows of a micro-batch."""
-        batch = origin()
-        if batch.query_id is None or batch.query_batch is None:
+        batch = current_batch()
+        if batch.query_id is None or batch.number is None:
             # without them two queries would share a row of the dispatch log and lose messages
             raise SqlQueueError(
                 reason="Spark did not give this task its query and batch, so a stream cannot send "
                 "once. Use foreachBatch with txnAppId and txnVersion"
             )
-        return self.send(iterator, f"query:{batch.query_id}", batch.query_batch)
+        return self.send(iterator, f"query:{batch.query_id}", batch.number)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Drop what was staged. The next batch drops what this process does not know of."""

@@ -30,7 +30,7 @@ from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.wire.dialects import split_canonical
 from sqlq_spark.wire.header_columns import has_id
 from sqlq_spark.wire.payload import RECEIPT_KEY, Expected, in_row, pack, pages, unpack
-from sqlq_spark.wire.rows import QUEUE_ROW, Origin, weigh, without_odd_expiries
+from sqlq_spark.wire.rows import QUEUE_ROW, SparkBatch, weigh, without_odd_expiries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -174,19 +174,21 @@ class Fence:
     is_reader: bool  # whether the stream may receive from the queue, for this run of the query
 
 
-def read_fence(connection: Connection, stream: str, origin: Origin, queue: str) -> Fence | None:
+def read_fence(
+    connection: Connection, stream: str, spark_batch: SparkBatch, queue: str
+) -> Fence | None:
     """Read a stream's row and lock it, shared; None: it is not there."""
     return connection.row(
         "fence",
         Fence,
         stream=stream,
-        query_id=origin.query_id,
-        run_id=name_run(origin),
+        query_id=spark_batch.query_id,
+        run_id=name_run(spark_batch),
         queue_name=queue,
     )
 
 
-def enter_query(connection: Connection, task: Task, origin: Origin) -> None:
+def enter_query(connection: Connection, task: Task, spark_batch: SparkBatch) -> None:
     """
     Enter a task's stream as the one that receives from its queue for this run of Spark's query.
 
@@ -202,21 +204,21 @@ def enter_query(connection: Connection, task: Task, origin: Origin) -> None:
     with transaction(connection):
         connection.run(
             "enter_query",
-            query_id=origin.query_id,
+            query_id=spark_batch.query_id,
             queue_name=queue,
             stream=stream,
-            run_id=name_run(origin),
+            run_id=name_run(spark_batch),
         )
-        reader = connection.value("query_reader", query_id=origin.query_id, queue_name=queue)
+        reader = connection.value("query_reader", query_id=spark_batch.query_id, queue_name=queue)
     if reader != stream:
         raise errors.QueueReadTwice(
-            query=origin.query_id, queue=queue, stream=stream, reader=reader
+            query=spark_batch.query_id, queue=queue, stream=stream, reader=reader
         )
 
 
-def name_run(origin: Origin) -> str:
+def name_run(spark_batch: SparkBatch) -> str:
     """Return the name of a run of the query; it may be a text of a user's function."""
-    return (origin.run_id or "").replace("\0", "")[:LONGEST_RUN]
+    return (spark_batch.run_id or "").replace("\0", "")[:LONGEST_RUN]
 
 
 # ---------------------------------------------------------------- what a task has received
@@ -230,7 +232,7 @@ class StoredReceipt:
     messages: int
     unpacked: int  # bytes of the payload, unpacked
     query_id: str | None  # Spark's names for the batch that it was received for
-    query_batch: int | None
+    spark_batch: int | None
 
     def unpack(
         self,
@@ -283,7 +285,7 @@ def join_pages(connection: Connection, values: dict[str, Any]) -> bytes:
     return b"".join(connection.values("receipt_pages", tables=None, **values))
 
 
-def save(connection: Connection, task: Task, result: TaskResult, origin: Origin) -> None:
+def save(connection: Connection, task: Task, result: TaskResult, spark_batch: SparkBatch) -> None:
     """Write the receipt, also if nothing was received: a replay must then receive nothing again."""
     payload = pack(result.rows)
     connection.run(
@@ -295,8 +297,8 @@ def save(connection: Connection, task: Task, result: TaskResult, origin: Origin)
         diverted=result.diverted,
         forwarded=result.forwarded,
         bytes=weigh(result.rows),
-        query_id=origin.query_id,
-        query_batch=origin.query_batch,
+        query_id=spark_batch.query_id,
+        spark_batch=spark_batch.number,
         unpacked=payload.size,
         payload=in_row(payload.bytes),
     )
@@ -318,7 +320,7 @@ class QueueOutcome:
     diverted: int
     forwarded: int
     query_id: str | None  # Spark's names for the last batch; None: they differ
-    query_batch: int | None
+    spark_batch: int | None
 
 
 @dataclass(frozen=True)
@@ -386,19 +388,19 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
             accept_or_raise(missing, who.options)
         elif found:
             log.warning(MISSING, who.queue, batch, end.tasks, found)
-    origin = name_in_spark(outcomes)
+    spark_batch = name_in_spark(outcomes)
     passed = (
         not who.options.fail_on_data_loss
         and not total.outcome.got
-        and is_passed_over(connection, stream, origin)
+        and is_passed_over(connection, stream, spark_batch)
     )
     if outcomes or acked < batch:
         connection.run(
             "acknowledge",
             stream=stream,
             batch=batch,
-            query_id=origin.query_id,
-            query_batch=origin.query_batch,
+            query_id=spark_batch.query_id,
+            spark_batch=spark_batch.number,
             **total.counts,
         )
         connection.run("delete_receipts", stream=stream, first=first, batch=batch)
@@ -408,23 +410,23 @@ def acknowledge(connection: Connection, end: Offset, who: Claim) -> Acknowledged
     return replace(total, plan=following, queues=queues, is_passed_over=passed, unread_tasks=unread)
 
 
-def name_in_spark(outcomes: Sequence[QueueOutcome]) -> Origin:
+def name_in_spark(outcomes: Sequence[QueueOutcome]) -> SparkBatch:
     """Give Spark's names for a batch; none where they differ."""
-    named = [outcome for outcome in outcomes if outcome.query_batch is not None]
+    named = [outcome for outcome in outcomes if outcome.spark_batch is not None]
     queries = {outcome.query_id for outcome in named}
     if len(queries) != 1 or None in queries:
-        return Origin()
-    last = max(outcome.query_batch or 0 for outcome in named)
-    return Origin(query_id=queries.pop(), query_batch=last)
+        return SparkBatch()
+    last = max(outcome.spark_batch or 0 for outcome in named)
+    return SparkBatch(query_id=queries.pop(), number=last)
 
 
-def is_passed_over(connection: Connection, stream: str, origin: Origin) -> bool:
+def is_passed_over(connection: Connection, stream: str, spark_batch: SparkBatch) -> bool:
     """Whether Spark's batch is not above the high-water mark, before it is acknowledged."""
-    if origin.query_batch is None:
+    if spark_batch.number is None:
         return False
-    row = read_fence(connection, stream, origin, queue="")
+    row = read_fence(connection, stream, spark_batch, queue="")
     high_water = None if row is None else row.plan_high_water
-    return high_water is not None and origin.query_batch <= high_water
+    return high_water is not None and spark_batch.number <= high_water
 
 
 def count_batch(batch: int, outcomes: Sequence[QueueOutcome]) -> Acknowledged:
@@ -493,7 +495,7 @@ def delete_receipt(
         "retire_stream",
         stream=stream,
         batch=batch,
-        query_id=None if dropped.query_batch is None else dropped.query_id,
-        query_batch=dropped.query_batch,
+        query_id=None if dropped.spark_batch is None else dropped.query_id,
+        spark_batch=dropped.spark_batch,
     )
     return replace(dropped, payload=dropped.payload or paged)

@@ -38,7 +38,7 @@ from sqlq_spark.receive import receipts
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.receive.receipts import CEILING, STEP
-from sqlq_spark.wire.rows import NO_STREAM, QUEUE_ROW, Origin, sort_by_seq, weigh
+from sqlq_spark.wire.rows import NO_SPARK_BATCH, QUEUE_ROW, SparkBatch, sort_by_seq, weigh
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
@@ -88,11 +88,11 @@ class TaskResult:
     forwarded: int = 0  # to other queues
 
 
-def receive(connection: Connection, task: Task, *, origin: Origin) -> pa.Table:
+def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> pa.Table:
     """
     Take what the task may take, or what an earlier attempt of it took.
 
-    `origin` has Spark's names for this batch.
+    `spark_batch` has Spark's names for this batch.
 
     Returns:
         Messages of QUEUE_ROW in the order of seq. They have left the queue, committed.
@@ -105,16 +105,16 @@ def receive(connection: Connection, task: Task, *, origin: Origin) -> pa.Table:
         TableRefused: the queue's table has another owner than the options name, or other code.
         DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
     """
-    work = partial(receive_as_reader, connection, task, origin)
+    work = partial(receive_as_reader, connection, task, spark_batch)
     rows = run_without_failed(work)
     while rows is None:
-        receipts.enter_query(connection, task, origin)
+        receipts.enter_query(connection, task, spark_batch)
         rows = run_without_failed(work)
     return rows
 
 
 def receive_as_reader(
-    connection: Connection, task: Task, origin: Origin, failed: Reasons
+    connection: Connection, task: Task, spark_batch: SparkBatch, failed: Reasons
 ) -> pa.Table | None:
     """
     Receive as `receive`, in one transaction.
@@ -127,17 +127,17 @@ def receive_as_reader(
     with transaction(connection):
         allowed = task.receives
         if task.stream is not None:
-            is_open, high_water, is_reader = fence(connection, task, origin)
-            if not is_reader and origin.query_id is not None:
+            is_open, high_water, is_reader = fence(connection, task, spark_batch)
+            if not is_reader and spark_batch.query_id is not None:
                 return None
             stored = receipts.find_receipt(connection, task.key)
             if stored is not None:
-                check_number(task, stored, origin)
+                check_number(task, stored, spark_batch)
                 largest = task.options.max_message_bytes
                 return stored.unpack(task.key, messages=task.messages, largest=largest)
             if not is_open:
                 return QUEUE_ROW.empty_table()
-            allowed = is_new(task, high_water, origin) and allowed
+            allowed = is_new(task, high_water, spark_batch) and allowed
             connection.run("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
         if allowed:
@@ -145,12 +145,12 @@ def receive_as_reader(
             check_types_once(connection, task.queue)
             result = divert(connection, task, take(connection, task), failed)
         if task.stream is not None:
-            receipts.save(connection, task, result, origin)
+            receipts.save(connection, task, result, spark_batch)
         return result.rows
 
 
 def fence(
-    connection: Connection, task: Task, origin: Origin = NO_STREAM
+    connection: Connection, task: Task, spark_batch: SparkBatch = NO_SPARK_BATCH
 ) -> tuple[bool, int | None, bool]:
     """
     Make sure that the batch is open. Raises StreamNotFound, StaleTask.
@@ -162,7 +162,7 @@ def fence(
     """
     stream, batch, number = task.key
     queue = connection.printed(task.queue)
-    row = receipts.read_fence(connection, stream, origin, queue)
+    row = receipts.read_fence(connection, stream, spark_batch, queue)
     if row is None:
         raise receipts.stream_not_found(connection, stream)
     if batch <= row.acked_batch:
@@ -171,7 +171,7 @@ def fence(
     return batch > row.acked_batch, row.plan_high_water, row.is_reader
 
 
-def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
+def is_new(task: Task, high_water: int | None, spark_batch: SparkBatch) -> bool:
     """
     Whether Spark's batch is above the high-water mark of its query; raises CheckpointIncomplete.
 
@@ -179,25 +179,30 @@ def is_new(task: Task, high_water: int | None, origin: Origin) -> bool:
     task of another plan means that the checkpoint lost entries. A task without Spark's names, as in
     a thread that a user's function started, is not checked.
     """
-    if high_water is None or origin.query_batch is None or origin.query_batch > high_water:
+    if high_water is None or spark_batch.number is None or spark_batch.number > high_water:
         return True
-    accept_lost_files(task, origin, high_water, NOTHING)
+    accept_lost_files(task, spark_batch, high_water, NOTHING)
     return False
 
 
-def check_number(task: Task, stored: receipts.StoredReceipt, origin: Origin) -> None:
+def check_number(task: Task, stored: receipts.StoredReceipt, spark_batch: SparkBatch) -> None:
     """Refuse to hand out a receipt for another batch of its query: a sink may hold that one."""
-    received, asked = stored.query_batch, origin.query_batch
-    if stored.query_id != origin.query_id or received is None or asked is None or asked == received:
+    received, asked = stored.spark_batch, spark_batch.number
+    if (
+        stored.query_id != spark_batch.query_id
+        or received is None
+        or asked is None
+        or asked == received
+    ):
         return
-    accept_lost_files(task, origin, received, "this task hands out its receipt")
+    accept_lost_files(task, spark_batch, received, "this task hands out its receipt")
 
 
-def accept_lost_files(task: Task, origin: Origin, received: int, instead: str) -> None:
+def accept_lost_files(task: Task, spark_batch: SparkBatch, received: int, instead: str) -> None:
     """Raise that a checkpoint lost the files of a batch up to the one received, or accept it."""
-    batch = origin.query_batch or 0
+    batch = spark_batch.number or 0
     error = CheckpointIncomplete(
-        query=origin.query_id,
+        query=spark_batch.query_id,
         batch=batch,
         high_water=received,
         task=task.name,

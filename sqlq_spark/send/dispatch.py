@@ -29,7 +29,7 @@ from sqlq_spark.send.insert import send_in_transaction
 from sqlq_spark.send.publish import log_without_subscriber
 from sqlq_spark.send.sender import CHUNK_OPTIONAL, CHUNK_ROW
 from sqlq_spark.wire import payload
-from sqlq_spark.wire.rows import NO_STREAM, Origin
+from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,7 +71,7 @@ class Staged:
     messages: int
     # in the order in which the task wrote them; the seals do not pass through the database
     chunks: dict[ChunkKey, payload.Seal]
-    origin: Origin  # the micro-batch, whose receipts may be settled
+    spark_batch: SparkBatch  # the micro-batch, whose receipts may be settled
 
 
 class ChunkKey(NamedTuple):
@@ -115,7 +115,7 @@ def stage(
     *,
     sink: str,
     batch: int,
-    origin: Origin = NO_STREAM,
+    spark_batch: SparkBatch = NO_SPARK_BATCH,
 ) -> Staged:
     """
     Write a task's messages, tables of CHUNK_ROW, to the staging, a transaction for each chunk.
@@ -129,7 +129,7 @@ def stage(
         session.run_with_retries(partial(_stage_chunk, key, packed, chunk.num_rows))
         sealed[key] = packed.seal
         messages += chunk.num_rows
-    return Staged(sink, batch, messages, sealed, origin)
+    return Staged(sink, batch, messages, sealed, spark_batch)
 
 
 def _stage_chunk(
@@ -174,7 +174,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         before = enter(connection, sink, batch, messages, options)
         if before is None:
             if options.settles:
-                settle(connection, staged[0].origin)
+                settle(connection, staged[0].spark_batch)
             for chunk in read_chunks(connection, staged):
                 inserts.insert(chunk)
         # also those of attempts that lost
@@ -209,7 +209,7 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> No
         connection.run("discard", sink=sink, batch=batch)
 
 
-def settle(connection: Connection, origin: Origin) -> None:
+def settle(connection: Connection, spark_batch: SparkBatch) -> None:
     """
     Mark the receipts of a micro-batch as settled.
 
@@ -220,8 +220,8 @@ def settle(connection: Connection, origin: Origin) -> None:
         NothingToSettle: the query has no stream and no receipt here.
         BatchClosed: receipts of the batch were returned or dropped.
     """
-    query, batch = origin.query_id, origin.query_batch
-    settled = connection.values("settle", query_id=query, query_batch=batch)
+    query, batch = spark_batch.query_id, spark_batch.number
+    settled = connection.values("settle", query_id=query, spark_batch=batch)
     closed_high_water: int | None = connection.value("query_mark", query_id=query)
     schema, server = connection.state, connection.server
     if closed_high_water is None and not settled:

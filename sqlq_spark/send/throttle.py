@@ -78,7 +78,7 @@ def wait_before_dispatch(
     if rate is not None and not partition:
         read = partial(read_seconds_left, sink=staged.sink, batch=staged.batch, rate=rate)
         _wait_for_rate(time.monotonic() + run(read), rate, name)
-    _wait_for_backlog(options, names, name, staged.origin.query_id, run)
+    _wait_for_backlog(options, names, name, staged.spark_batch.query_id, run)
 
 
 def wait_before_chunks(

@@ -97,15 +97,15 @@ def without_odd_expiries(rows: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class SparkBatch:
     """Spark's names of the micro-batch, stored in the receipt so that a sink can settle it."""
 
     query_id: str | None = None
     run_id: str | None = None  # another one each time the query starts; not stored in the receipt
-    query_batch: int | None = None
+    number: int | None = None
 
 
-NO_STREAM = Origin()
+NO_SPARK_BATCH = SparkBatch()
 
 
 # ----- ids -----------------------------------------------------------------------------------

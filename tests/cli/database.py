@@ -16,7 +16,7 @@ from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import task as receive
 from sqlq_spark.wire.address import QueueAddress
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.wire.rows import SparkBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,9 @@ def received(
             messages=messages,
             options=options,
         )
-        bodies: list[bytes] = receive.receive(connection, task, origin=Origin())["body"].to_pylist()
+        bodies: list[bytes] = receive.receive(connection, task, spark_batch=SparkBatch())[
+            "body"
+        ].to_pylist()
         return bodies
 
 

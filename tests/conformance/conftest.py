@@ -40,7 +40,7 @@ from sqlq_spark.receive.receipts import (
 )
 from sqlq_spark.receive.task import Task, divert, fence, receive, take
 from sqlq_spark.wire.address import QueueAddress, delayed_of
-from sqlq_spark.wire.rows import NO_STREAM, Origin
+from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -309,10 +309,13 @@ class Bench:
         return replace(whole, **limits)
 
     def receive(
-        self, task: Task, connection: Connection | None = None, origin: Origin = NO_STREAM
+        self,
+        task: Task,
+        connection: Connection | None = None,
+        spark_batch: SparkBatch = NO_SPARK_BATCH,
     ) -> pa.Table:
         """Run a task as an executor does, once."""
-        return receive(connection or self.desk, task, origin=origin)
+        return receive(connection or self.desk, task, spark_batch=spark_batch)
 
     @contextmanager
     def running(self, task: Task, application: str) -> Iterator[pa.Table]:
@@ -323,7 +326,7 @@ class Bench:
         connection.run("begin_receipt", **receipt_values(task.key))
         kept = divert(connection, task, take(connection, task), {})
         yield kept.rows
-        save(connection, task, kept, Origin())
+        save(connection, task, kept, SparkBatch())
         connection.run("commit")
 
     def batch(self, loop: StreamDriver, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:

@@ -12,7 +12,7 @@ from waiting import until
 from sqlq_spark import errors
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.task import Task, receive
-from sqlq_spark.wire.rows import NO_STREAM, Origin
+from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 from .conftest import TIMEOUT, Bench, bodies
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 QUERY, OTHER_QUERY = "6f1c4c1e-0000-4000-8000-000000000001", "6f1c4c1e-0000-4000-8000-000000000002"
-RUN = Origin(query_id=QUERY, run_id="run 1", query_batch=7)
+RUN = SparkBatch(query_id=QUERY, run_id="run 1", number=7)
 NEXT_RUN = replace(RUN, run_id="run 2")
 IN_ANOTHER_QUERY = replace(RUN, query_id=OTHER_QUERY)
 IN_NO_RUN = replace(RUN, run_id=None)
@@ -31,8 +31,8 @@ IN_NO_RUN = replace(RUN, run_id=None)
 class Case:
     """What the first stream did, and what a second stream asks for."""
 
-    first: Origin
-    second: Origin
+    first: SparkBatch
+    second: SparkBatch
     is_received: bool  # whether the second stream receives
     same_queue: bool = True
 
@@ -46,7 +46,7 @@ CASES = {
     # a function of the user took the name of the run away: in doubt the second one is refused
     "no run": Case(IN_NO_RUN, IN_NO_RUN, is_received=False),
     # a task in a thread that a user's function started has no names, and is not checked
-    "no query": Case(NO_STREAM, NO_STREAM, is_received=True),
+    "no query": Case(NO_SPARK_BATCH, NO_SPARK_BATCH, is_received=True),
 }
 
 
@@ -57,17 +57,17 @@ def test_one_stream_of_a_run_receives_from_a_queue(bench: Bench, name: str) -> N
     other = bench.another("other")
     bench.dotnet.send(bench.queue, body=b"first")
     first = bench.new_stream()
-    assert bodies(bench.receive(bench.task(first), origin=case.first)) == [b"first"]
+    assert bodies(bench.receive(bench.task(first), spark_batch=case.first)) == [b"first"]
     queue = bench.queue if case.same_queue else other
     bench.dotnet.send(queue, body=b"second")
     task = bench.task(bench.new_stream(), queue=queue)
 
     if case.is_received:
-        assert bodies(bench.receive(task, origin=case.second)) == [b"second"]
+        assert bodies(bench.receive(task, spark_batch=case.second)) == [b"second"]
         return
     for _ in range(2):
         with pytest.raises(errors.QueueReadTwice, match=f"streams, {first} and {task.stream}"):
-            bench.receive(task, origin=case.second)
+            bench.receive(task, spark_batch=case.second)
 
     assert bench.bodies() == [b"second"]
     assert bench.dotnet.state_rows("receipt", "stream") == [(first,)]
@@ -78,10 +78,10 @@ def test_a_receipt_of_a_refused_stream_is_not_handed_out(bench: Bench) -> None:
     bench.dotnet.send(bench.queue)
     second = bench.task(bench.new_stream())
     bench.receive(second)
-    bench.receive(bench.task(bench.new_stream()), origin=RUN)
+    bench.receive(bench.task(bench.new_stream()), spark_batch=RUN)
 
     with pytest.raises(errors.QueueReadTwice):
-        bench.receive(second, origin=RUN)
+        bench.receive(second, spark_batch=RUN)
 
 
 def test_a_stream_enters_itself_once_in_each_run(bench: Bench) -> None:
@@ -90,9 +90,9 @@ def test_a_stream_enters_itself_once_in_each_run(bench: Bench) -> None:
     bench.watched = True
     session = bench.session()
     entered = []
-    for batch, origin in ((1, RUN), (1, RUN), (2, RUN), (2, NEXT_RUN), (3, NEXT_RUN)):
+    for batch, spark_batch in ((1, RUN), (1, RUN), (2, RUN), (2, NEXT_RUN), (3, NEXT_RUN)):
         bench.said.clear()
-        bench.receive(bench.task(stream, batch=batch), session.open(), origin)
+        bench.receive(bench.task(stream, batch=batch), session.open(), spark_batch)
         entered.append(bench.said.count("enter_query"))
 
     assert entered == [1, 0, 0, 1, 0]
@@ -105,7 +105,7 @@ def test_two_streams_that_enter_at_once(bench: Bench, queries: int) -> None:
     first, second = bench.task(bench.new_stream()), bench.task(bench.new_stream())
     beside = RUN if queries == 1 else IN_ANOTHER_QUERY
     session = bench.session("second")
-    work = partial(receive, task=second, origin=beside)
+    work = partial(receive, task=second, spark_batch=beside)
     connection = bench.open("first")
 
     connection.begin()
@@ -117,7 +117,7 @@ def test_two_streams_that_enter_at_once(bench: Bench, queries: int) -> None:
         connection.run("commit")
         with pytest.raises(errors.QueueReadTwice):
             attempt.result(timeout=TIMEOUT)
-        assert bodies(bench.receive(first, origin=RUN)) == [b"message"]
+        assert bodies(bench.receive(first, spark_batch=RUN)) == [b"message"]
     else:
         assert bodies(attempt.result(timeout=TIMEOUT)) == [b"message"]
         connection.run("commit")

@@ -14,7 +14,7 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.wire.rows import SparkBatch
 
 from .conftest import Bench, bodies
 
@@ -197,8 +197,8 @@ def receive(
     bench: Bench, loop: StreamDriver, end: Offset, number: int, query: str = "query"
 ) -> list[bytes]:
     """Run the tasks of a batch, which has this number in the checkpoint of a query."""
-    origin = Origin(query_id=query, run_id=loop.claim.driver, query_batch=number)
-    return bodies(*(bench.receive(task, origin=origin) for task in loop.tasks(end)))
+    spark_batch = SparkBatch(query_id=query, run_id=loop.claim.driver, number=number)
+    return bodies(*(bench.receive(task, spark_batch=spark_batch) for task in loop.tasks(end)))
 
 
 @pytest.mark.parametrize(("last", "files"), [(0, "0"), (1, "0 to 1")])

@@ -26,7 +26,7 @@ from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import save
 from sqlq_spark.receive.task import Task, TaskResult, receive
 from sqlq_spark.wire.headers import MESSAGE_ID
-from sqlq_spark.wire.rows import QUEUE_ROW, Origin
+from sqlq_spark.wire.rows import QUEUE_ROW, SparkBatch
 
 from .conftest import ON_DATABASE, TIMEOUT, Bench, bodies
 from .transport import Busy
@@ -43,7 +43,7 @@ def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None
     alive = bench.dotnet.rows(bench.queue)[:3]
     task = bench.task(bench.new_stream(), batch=3, task=2, error_address=bench.errors)
 
-    rows = receive(bench.open(), task, origin=Origin(query_id="q", query_batch=7))
+    rows = receive(bench.open(), task, spark_batch=SparkBatch(query_id="q", number=7))
 
     assert rows.to_pylist() == [row._asdict() | {"id": row.id.bytes} for row in alive]
     assert bench.seqs() == []
@@ -112,7 +112,7 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
     task, second = bench.task(bench.new_stream()), bench.session("second")
 
     with bench.running(task, "first") as rows:
-        do = partial(receive, task=task, origin=Origin())
+        do = partial(receive, task=task, spark_batch=SparkBatch())
         attempt = bench.thread(lambda: second.run_with_retries(do))
         until(lambda: bench.dotnet.waiting(f"{bench.name} second"))
         assert not attempt.done()
@@ -262,7 +262,7 @@ def test_a_session_lost_at_any_statement_of_a_task_is_done_again(bench: Bench) -
             bytes_each=9999.0,
         )
 
-        rows = session.run_with_retries(partial(receive, task=task, origin=Origin()))
+        rows = session.run_with_retries(partial(receive, task=task, spark_batch=SparkBatch()))
 
         moved = bench.dotnet.rows(bench.errors)
         assert sorted([*rows["id"].to_pylist(), *(row.id.bytes for row in moved)]) == sorted(sent)
@@ -285,7 +285,7 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
     for session, after in bench.strikes():
         bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
-        rows = session.run_with_retries(partial(receive, task=task, origin=Origin()))
+        rows = session.run_with_retries(partial(receive, task=task, spark_batch=SparkBatch()))
 
         assert bodies(rows) == ([] if after else [b"1", b"2", b"3"])
         assert bench.receive(task).num_rows == 0
@@ -507,7 +507,7 @@ def test_a_receipt_of_an_earlier_release_may_have_expiries_beyond_the_calendar(
         QUEUE_ROW,
     )
     with bench.transaction():
-        save(bench.desk, task, TaskResult(rows), Origin())
+        save(bench.desk, task, TaskResult(rows), SparkBatch())
 
     got = bench.receive(task)["expires"].to_pylist()
 

@@ -31,7 +31,7 @@ from sqlq_spark.send.throttle import (
     wait_before_chunks,
     wait_before_dispatch,
 )
-from sqlq_spark.wire.rows import NO_STREAM, Origin
+from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 from .conftest import TIMEOUT, Bench, bodies
 
@@ -320,7 +320,7 @@ def test_expires_is_the_databases_clock_plus_the_lifetime(bench: Bench) -> None:
     assert [each and each.expired for each in got] == [True, False, False, False]
 
 
-MICRO_BATCH = Origin(query_id="query", query_batch=4)
+MICRO_BATCH = SparkBatch(query_id="query", number=4)
 ATOMIC = "sendsAtomicWithReceive"
 
 
@@ -330,7 +330,7 @@ def passed_on(bench: Bench, *, tasks: int = 2) -> tuple[list[str], Staged]:
     edges = [-(2**63), *range(2, tasks + 1), 2**63 - 1]
     for at, stream in enumerate(streams):
         task = bench.task(stream, batch=1, task=at, first=edges[at], stop=edges[at + 1])
-        receive(bench.desk, task, origin=MICRO_BATCH)
+        receive(bench.desk, task, spark_batch=MICRO_BATCH)
     return streams, staged_for(bench, b"passed on", 4)
 
 
@@ -340,14 +340,16 @@ def passed_on_from_two(bench: Bench) -> tuple[list[str], Staged]:
     streams = [bench.new_stream() for _ in queues]
     for number, (stream, queue) in enumerate(zip(streams, queues, strict=True)):
         task = bench.task(stream, batch=1, task=number, queue=queue)
-        receive(bench.desk, task, origin=MICRO_BATCH)
+        receive(bench.desk, task, spark_batch=MICRO_BATCH)
     return streams, staged_for(bench, b"passed on", 4)
 
 
 def staged_for(bench: Bench, body: bytes, batch: int) -> Staged:
     """Stage a message in a micro-batch of the query."""
-    origin = replace(MICRO_BATCH, query_batch=batch)
-    return send.stage(bench.session("stage"), [chunk(body)], sink="s", batch=batch, origin=origin)
+    spark_batch = replace(MICRO_BATCH, number=batch)
+    return send.stage(
+        bench.session("stage"), [chunk(body)], sink="s", batch=batch, spark_batch=spark_batch
+    )
 
 
 def settled(bench: Bench) -> list[tuple[Any, ...]]:
@@ -419,9 +421,9 @@ def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench
 PLACED = "Shop.OrderPlaced"
 
 
-def wait(options: SinkOptions, origin: Origin = NO_STREAM) -> None:
+def wait(options: SinkOptions, spark_batch: SparkBatch = NO_SPARK_BATCH) -> None:
     """Let a task wait whose rows name no queue."""
-    staged = Staged("sink", 1, 0, {}, origin)
+    staged = Staged("sink", 1, 0, {}, spark_batch)
     wait_before_dispatch(options, staged, 0, queues(None))
 
 
@@ -497,7 +499,7 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
         wait(options, MICRO_BATCH)
     with pytest.raises(errors.BadOption, match="would wait for itself"):
         next(wait_before_chunks(bench.session(), [chunk(b"3")], options, "query"))
-    wait(options, Origin(query_id="other", query_batch=4))
+    wait(options, SparkBatch(query_id="other", number=4))
     with bench.login() as (_, connection):
         check_source(connection, options, queues(None), "query")
 

@@ -26,7 +26,7 @@ from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import subscriptions
 from sqlq_spark.testing import embedded
-from sqlq_spark.wire.rows import NO_STREAM
+from sqlq_spark.wire.rows import NO_SPARK_BATCH
 
 from .conftest import TIMEOUT, Bench, bodies
 from .test_send import chunk, dispatch, stage
@@ -375,7 +375,7 @@ def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
             return acknowledge(connection, Offset(stream=stream, batch=1), bench.who).batch
 
     def attempt() -> list[bytes]:
-        return bodies(again(partial(receive, task=bench.task(stream), origin=NO_STREAM)))
+        return bodies(again(partial(receive, task=bench.task(stream), spark_batch=NO_SPARK_BATCH)))
 
     return stream, {
         "attempt": attempt,

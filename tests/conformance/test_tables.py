@@ -25,7 +25,7 @@ from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.wire.rows import SparkBatch
 
 from .conftest import TIMEOUT, Bench, Clock, bodies
 from .test_delayed import chunk as delayed_chunk
@@ -420,7 +420,7 @@ def work(bench: Bench, source: QueueAddress, login: Login) -> None:
         with StateSession(options, "service") as session:
             connection = session.open()
             for task in loop.tasks(end):
-                receive(connection, task, origin=Origin())
+                receive(connection, task, spark_batch=SparkBatch())
             assert browse.parts(connection, [source], parts=2) == []
             out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})
             staged = send.stage(session, out, sink=login.name, batch=0)

@@ -23,7 +23,7 @@ from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.sender import CHUNK_ROW
-from sqlq_spark.wire.rows import Origin
+from sqlq_spark.wire.rows import SparkBatch
 
 from .steps import FIGURES, Killed, Order, Work, expected
 
@@ -231,16 +231,16 @@ class Driver:
 
     def attempt(self, slot: Slot) -> None:
         world, task, batch, checkpoint = self.world, self.slots[slot], self.batch, self.checkpoint
-        origin = Origin(query_id=checkpoint.query, run_id=self.run, query_batch=batch)
+        spark_batch = SparkBatch(query_id=checkpoint.query, run_id=self.run, number=batch)
         job: Work
 
         def run() -> Result:
             with Session(world.source, "task") as session:
                 rows = session.run_with_retries(
-                    lambda connection: receiving.receive(connection, task, origin=origin)
+                    lambda connection: receiving.receive(connection, task, spark_batch=spark_batch)
                 )
             bodies = rows["body"].to_pylist()
-            return Result(task.key, bodies, stage_rows(checkpoint.sink, bodies, origin))
+            return Result(task.key, bodies, stage_rows(checkpoint.sink, bodies, spark_batch))
 
         def end() -> None:
             error = job.error
@@ -287,14 +287,14 @@ class Driver:
             loop.close()
 
 
-def stage_rows(sink: Sink, bodies: list[bytes], origin: Origin) -> send.Staged | None:
-    if sink.options is None or origin.query_batch is None:
+def stage_rows(sink: Sink, bodies: list[bytes], spark_batch: SparkBatch) -> send.Staged | None:
+    if sink.options is None or spark_batch.number is None:
         return None
     rows = [{"headers": "{}", "body": body} for body in bodies]
     chunks = [pa.Table.from_pylist(rows[at : at + 2], CHUNK_ROW) for at in range(0, len(rows), 2)]
-    name, batch = f"query:{origin.query_id}", origin.query_batch
+    name, batch = f"query:{spark_batch.query_id}", spark_batch.number
     with StateSession(sink.options, "sink") as session:
-        return send.stage(session, chunks, sink=name, batch=batch, origin=origin)
+        return send.stage(session, chunks, sink=name, batch=batch, spark_batch=spark_batch)
 
 
 def unchecked(*_: object) -> None:

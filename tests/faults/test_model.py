@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.wire.rows import Origin
+    from sqlq_spark.wire.rows import SparkBatch
 
     from .queries import Checkpoint, Driver, Kind
     from .steps import Order, Work
@@ -224,11 +224,11 @@ def test_every_message_is_in_one_place_whatever_happens(world: World) -> None:
 
 
 def open_always(
-    connection: Connection, task: receiving.Task, origin: Origin
+    connection: Connection, task: receiving.Task, spark_batch: SparkBatch
 ) -> tuple[bool, None, bool]:
     """Let a task of a batch that was acknowledged receive; nobody will read its receipt."""
     assert task.stream is not None
-    receipts.read_fence(connection, task.stream, origin, queue="")
+    receipts.read_fence(connection, task.stream, spark_batch, queue="")
     return True, None, True  # the high-water mark is a second fence
 
 

@@ -86,7 +86,7 @@ INSERT INTO [sqlqueue].receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
 VALUES (@stream, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
-        @bytes, @query_id, @query_batch, @unpacked, @payload);
+        @bytes, @query_id, @spark_batch, @unpacked, @payload);
 GO
 
 -- lock_stream
@@ -104,8 +104,8 @@ UPDATE [sqlqueue].stream
        plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
        query_id    = ISNULL(@query_id, query_id),
        query_batch = CASE WHEN @query_id IS NULL THEN query_batch
-                          WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
-                          ELSE @query_batch END,
+                          WHEN query_id = @query_id AND query_batch > @spark_batch THEN query_batch
+                          ELSE @spark_batch END,
        messages    = messages + @messages,
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
@@ -262,13 +262,13 @@ SELECT o.stream, o.acked_batch
  WHERE o.stream IN (
         SELECT r.stream
           FROM [sqlqueue].receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
-         WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
+         WHERE r.query_id = @query_id AND r.query_batch = @spark_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit) AS settled
   FROM [sqlqueue].receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
- WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked;
+ WHERE r.query_id = @query_id AND r.query_batch = @spark_batch AND r.batch > o.acked;
 GO
 
 -- load

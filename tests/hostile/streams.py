@@ -15,7 +15,7 @@ from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.sender import Sender
-from sqlq_spark.wire.rows import NO_STREAM, Origin
+from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -50,12 +50,12 @@ class Stream:
         self.end = self.loop.latest(self.end)
         return self.end
 
-    def receive(self, origin: Origin = NO_STREAM) -> list[bytes]:
+    def receive(self, spark_batch: SparkBatch = NO_SPARK_BATCH) -> list[bytes]:
         """Run the tasks of the last batch; the bodies that they hand out."""
         bodies: list[bytes] = []
         with StateSession(self.options, f"{self.name} 1/0") as session:
             for task in self.loop.tasks(self.end):
-                rows = receive(session.open(), task, origin=origin)
+                rows = receive(session.open(), task, spark_batch=spark_batch)
                 bodies += rows["body"].to_pylist()
         return bodies
 

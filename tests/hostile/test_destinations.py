@@ -44,7 +44,7 @@ from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.payload import pack
 from sqlq_spark.wire.postgresql import POSTGRESQL
-from sqlq_spark.wire.rows import QUEUE_ROW, Origin
+from sqlq_spark.wire.rows import QUEUE_ROW, SparkBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -249,7 +249,7 @@ class Scene:
             messages=1000,
             options=options if errors else replace(options, error_address=None),
         )
-        return receive(self.connection(**raw), task, origin=Origin())
+        return receive(self.connection(**raw), task, spark_batch=SparkBatch())
 
     def send(
         self, queue: str | None, connection: Any = None, topics: Any = None, /, **raw: str

@@ -29,7 +29,7 @@ from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.postgresql import POSTGRESQL
-from sqlq_spark.wire.rows import NO_STREAM
+from sqlq_spark.wire.rows import NO_SPARK_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +170,7 @@ def receive_all(options: SourceOptions) -> int:
         options=options,
     )
     with Session(options, "test") as session:
-        return int(receive(session.open(), task, origin=NO_STREAM).num_rows)
+        return int(receive(session.open(), task, spark_batch=NO_SPARK_BATCH).num_rows)
 
 
 def by_option(world: World, login: str, owner: str) -> bool:

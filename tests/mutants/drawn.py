@@ -147,8 +147,8 @@ DRAWN = [
     Fault(
         id="datasource-4",
         file="spark_api.py",
-        old="query_batch=None if batch is None else int(batch),",
-        new="query_batch=None if not (batch is None) else int(batch),",
+        old="number=None if batch is None else int(batch),",
+        new="number=None if not (batch is None) else int(batch),",
         tests=["spark/test_write.py::test_a_stream_receives_and_publishes_in_one_commit"],
     ),
     Fault(

@@ -87,14 +87,14 @@ HISTORY = [
     Fault(
         id="high-water-ignored",
         file="receive/task.py",
-        old="or origin.query_batch > high_water:",
-        new="or origin.query_batch >= high_water:",
+        old="or spark_batch.number > high_water:",
+        new="or spark_batch.number >= high_water:",
         tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
         id="receipt-under-another-number",
         file="receive/task.py",
-        old="                check_number(task, stored, origin)\n",
+        old="                check_number(task, stored, spark_batch)\n",
         new="",
         tests=[
             "conformance/test_receipts.py::test_a_receipt_is_not_handed_out_for_another_batch_of_its_query"

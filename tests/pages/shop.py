@@ -23,7 +23,7 @@ from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
-from sqlq_spark.wire.rows import NO_STREAM
+from sqlq_spark.wire.rows import NO_SPARK_BATCH
 
 from . import programs
 
@@ -160,7 +160,7 @@ class Stream:
         """The bodies that the tasks of the open batch hand out."""
         connection = self.loop._session.open()  # noqa: SLF001
         tasks = self.loop.tasks(self.offset)
-        tables = (receive(connection, task, origin=NO_STREAM) for task in tasks)
+        tables = (receive(connection, task, spark_batch=NO_SPARK_BATCH) for task in tasks)
         return [body for each in tables for body in each["body"].to_pylist()]
 
     @property

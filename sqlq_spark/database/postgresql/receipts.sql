@@ -7,8 +7,8 @@ plan_after  = CASE WHEN plan_batch > :batch::bigint THEN plan_after END,
 query_id    = coalesce(:query_id::text, query_id),
 query_batch = CASE WHEN :query_id::text IS NULL THEN query_batch
                    WHEN query_id = :query_id::text
-                   THEN greatest(query_batch, :query_batch::bigint)
-                   ELSE :query_batch::bigint END
+                   THEN greatest(query_batch, :spark_batch::bigint)
+                   ELSE :spark_batch::bigint END
 
 -- name: new_stream
 INSERT INTO {state}.stream (stream, queue, driver)
@@ -37,14 +37,14 @@ SELECT queue FROM {state}.stream WHERE stream = :stream::text
 -- What the tasks of the batches from :first to :batch received, a row for each queue. The scan of the
 -- index starts behind the dead entries of all earlier ones.
 -- Returns: queue text; tasks, empty (tasks that took nothing), messages, expired, diverted,
---          forwarded; bigint; query_id text, query_batch bigint: Spark's names for the last batch,
+--          forwarded; bigint; query_id text, spark_batch bigint: Spark's names for the last batch,
 --          or null where the receipts are of several queries
 SELECT queue, count(*) AS tasks,
        count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0) AS empty,
        sum(messages)::bigint AS messages, sum(expired)::bigint AS expired,
        sum(diverted)::bigint AS diverted, sum(forwarded)::bigint AS forwarded,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END AS query_id,
-       CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END AS query_batch
+       CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END AS spark_batch
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
  GROUP BY queue
@@ -116,13 +116,13 @@ SELECT r.stream, r.queue, r.batch, r.task::bigint AS task, r.messages, r.bytes, 
  ORDER BY r.created, r.stream, r.batch, r.task
 
 -- name: drop_receipt
--- Returns: queue, messages, settled, payload, unpacked, query_id, query_batch of the receipt dropped
+-- Returns: queue, messages, settled, payload, unpacked, query_id, spark_batch of the receipt dropped
 WITH pages AS (
     DELETE FROM {state}.receipt_page
      WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint)
 DELETE FROM {state}.receipt
  WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
-RETURNING queue, messages, settled, payload, unpacked, query_id, query_batch
+RETURNING queue, messages, settled, payload, unpacked, query_id, query_batch AS spark_batch
 
 -- name: retire_stream
 -- Its receipts were returned or dropped. A checkpoint that is restored must not receive again, and no

@@ -64,8 +64,8 @@ SELECT stream
 
 -- name: find_receipt
 -- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint; query_id text,
---          query_batch bigint, or null
-SELECT payload, messages, unpacked, query_id, query_batch
+--          spark_batch bigint, or null
+SELECT payload, messages, unpacked, query_id, query_batch AS spark_batch
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
 
@@ -228,4 +228,4 @@ INSERT INTO {state}.receipt
         query_id, query_batch, unpacked, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, :queue_name::text, :messages::bigint,
         :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
-        :query_id::text, :query_batch::bigint, :unpacked::bigint, :payload::bytea)
+        :query_id::text, :spark_batch::bigint, :unpacked::bigint, :payload::bytea)

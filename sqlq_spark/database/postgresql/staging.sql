@@ -55,7 +55,7 @@ WITH held AS (
       FROM {state}.receipt AS r
       JOIN {state}.stream AS o ON o.stream = r.stream
      WHERE r.query_id = :query_id::text
-       AND r.query_batch = :query_batch::bigint
+       AND r.query_batch = :spark_batch::bigint
        AND r.batch > o.acked_batch
        FOR SHARE OF o)
 UPDATE {state}.receipt AS r

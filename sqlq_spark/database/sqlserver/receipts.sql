@@ -6,8 +6,8 @@ plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
 plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
 query_id    = ISNULL(@query_id, query_id),
 query_batch = CASE WHEN @query_id IS NULL THEN query_batch
-                   WHEN query_id = @query_id AND query_batch > @query_batch THEN query_batch
-                   ELSE @query_batch END
+                   WHEN query_id = @query_id AND query_batch > @spark_batch THEN query_batch
+                   ELSE @spark_batch END
 
 -- name: new_stream
 INSERT INTO {state}.stream (stream, queue, driver)
@@ -36,7 +36,7 @@ SELECT queue FROM {state}.stream WHERE stream = @stream
 -- name: outcome
 -- What the tasks of the batches up to this one received, a row for each queue.
 -- Returns: queue; tasks, empty (tasks that took nothing), messages, expired, diverted,
---          forwarded; bigint; query_id, query_batch bigint: Spark's names for the last batch,
+--          forwarded; bigint; query_id, spark_batch bigint: Spark's names for the last batch,
 --          or null where the receipts are of several queries
 SELECT queue,
        COUNT_BIG(*) AS tasks,
@@ -45,7 +45,7 @@ SELECT queue,
        SUM(messages) AS messages, SUM(expired) AS expired,
        SUM(diverted) AS diverted, SUM(forwarded) AS forwarded,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_id) END AS query_id,
-       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_batch) END AS query_batch
+       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_batch) END AS spark_batch
   FROM {state}.receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch
  GROUP BY queue
@@ -119,12 +119,12 @@ SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r
  ORDER BY r.created, r.stream, r.batch, r.task
 
 -- name: drop_receipt
--- Returns: queue, messages, settled, payload, unpacked, query_id, query_batch of the receipt dropped
+-- Returns: queue, messages, settled, payload, unpacked, query_id, spark_batch of the receipt dropped
 DELETE FROM {state}.receipt_page
  WHERE stream = @stream AND batch = @batch AND task = @task;
 DELETE FROM {state}.receipt
 OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked,
-       deleted.query_id, deleted.query_batch
+       deleted.query_id, deleted.query_batch AS spark_batch
  WHERE stream = @stream AND batch = @batch AND task = @task
 
 -- name: retire_stream

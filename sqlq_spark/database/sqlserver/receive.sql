@@ -84,8 +84,8 @@ SELECT stream
 
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint; query_id,
---          query_batch bigint, or null
-SELECT payload, messages, unpacked, query_id, query_batch
+--          spark_batch bigint, or null
+SELECT payload, messages, unpacked, query_id, query_batch AS spark_batch
   FROM {state}.receipt
  WHERE stream = @stream AND batch = @batch AND task = @task
 
@@ -214,4 +214,4 @@ INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, query_batch, unpacked, payload)
 VALUES (@stream, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
-        @bytes, @query_id, @query_batch, @unpacked, @payload)
+        @bytes, @query_id, @spark_batch, @unpacked, @payload)

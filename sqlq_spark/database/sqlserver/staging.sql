@@ -74,13 +74,13 @@ SELECT o.stream, o.acked_batch
  WHERE o.stream IN (
         SELECT r.stream
           FROM {state}.receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
-         WHERE r.query_id = @query_id AND r.query_batch = @query_batch);
+         WHERE r.query_id = @query_id AND r.query_batch = @spark_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit) AS settled
   FROM {state}.receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
- WHERE r.query_id = @query_id AND r.query_batch = @query_batch AND r.batch > o.acked
+ WHERE r.query_id = @query_id AND r.query_batch = @spark_batch AND r.batch > o.acked
 
 -- name: query_mark
 -- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
