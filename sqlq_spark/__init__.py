@@ -48,7 +48,8 @@ def register(spark: SparkSession) -> None:
     versions.check("pyspark", "pyarrow")
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
-    from sqlq_spark.datasource import log, sized  # noqa: PLC0415 - needs pyspark
+    from sqlq_spark.datasource import sized  # noqa: PLC0415 - needs pyspark
+    from sqlq_spark.log import log  # noqa: PLC0415
 
     found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
     cores = None if found is None else max(1, found.defaultParallelism)

@@ -54,7 +54,7 @@ def sqlserver() -> Iterator[str]:
         host, port = container.get_container_host_ip(), container.get_exposed_port(1433)
         server = f"sqlserver://sa:{quote(password, safe='')}@{host}:{port}"
         options = "?trustServerCertificate=yes"
-        connection = drivers.connect(Target.parse(f"{server}/master{options}"), "tests", 30)[1]
+        connection = drivers.open_session(Target.parse(f"{server}/master{options}"), "tests", 30)[1]
         with closing(connection), closing(connection.cursor()) as cursor:
             cursor.execute("CREATE DATABASE sqlq_test")
         yield f"{server}/sqlq_test{options}"

@@ -20,7 +20,7 @@ from sqlq_spark.admin.problems import Finding
 from sqlq_spark.database import MEANINGS, Place
 from sqlq_spark.database.postgresql import errors as postgresql
 from sqlq_spark.database.sqlserver import errors as sqlserver
-from sqlq_spark.database.sqlserver.numbers import KINDS
+from sqlq_spark.database.sqlserver.numbers import ERRORS_BY_NUMBER
 from sqlq_spark.errors import NAMED_OPTIONS, SqlQueueError
 from sqlq_spark.wire.address import QueueAddress
 
@@ -212,7 +212,7 @@ def test_each_kind_that_a_dialect_finds_has_its_facts() -> None:
     """An error whose text names a fact that no place has would fail as it is made."""
     kinds = {
         *(*postgresql.WORDS.values(), *postgresql.CODES.values()),
-        *(*sqlserver.STATES.values(), *KINDS.values()),
+        *(*sqlserver.STATES.values(), *ERRORS_BY_NUMBER.values()),
         *(errors.Cancelled, errors.StateRightMissing, errors.NotReachable, errors.LoginUnclear),
         *MEANINGS.values(),
     }

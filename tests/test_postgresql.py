@@ -18,7 +18,7 @@ from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql.connection import connect
 from sqlq_spark.database.postgresql.drivers import _with_parameters
-from sqlq_spark.database.postgresql.errors import RIGHTS, connection_error
+from sqlq_spark.database.postgresql.errors import NEEDED_RIGHTS, connection_error
 from sqlq_spark.database.postgresql.rows import STATEMENTS, write_values
 from sqlq_spark.database.postgresql.url import redact
 from sqlq_spark.wire.address import QueueAddress
@@ -64,7 +64,9 @@ def test_only_a_server_that_is_there_is_worth_another_try() -> None:
 def test_a_statement_that_changes_a_table_has_its_grant() -> None:
     """The error of a missing right would otherwise say that SELECT is enough."""
     changes = r"(?:DELETE FROM|INSERT INTO)\s+\{(?:queue|delayed|errors|subscriptions)\}"
-    assert {name for name, text in STATEMENTS.items() if re.search(changes, text)} <= {*RIGHTS}
+    assert {name for name, text in STATEMENTS.items() if re.search(changes, text)} <= {
+        *NEEDED_RIGHTS
+    }
 
 
 def test_a_url_that_cannot_be_read_is_not_shown() -> None:

@@ -116,10 +116,10 @@ def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
     made = Driver(open=lambda *_: "connected", errors=(ValueError,))
     monkeypatch.setattr(drivers, "import_driver", Mock(side_effect=drivers.NotHere("no libodbc")))
     with pytest.raises(errors.MissingDriver, match="pyodbc: no libodbc; mssql-python: no libodbc"):
-        drivers.connect(Target(host="db"), "test", 1)
+        drivers.open_session(Target(host="db"), "test", 1)
 
     monkeypatch.setattr(drivers, "mssql_python", lambda: made)
-    assert drivers.connect(Target(host="db"), "test", 1) == (made, "connected")
+    assert drivers.open_session(Target(host="db"), "test", 1) == (made, "connected")
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,7 @@ def dialect_named(name: str) -> Dialect:
     return cast("Dialect", import_module(f"{__name__}.{name}"))
 
 
-def of(url: str) -> Dialect:
+def dialect_of(url: str) -> Dialect:
     """The dialect that speaks to a url, imported with its driver."""
     return dialect_named(names_of(url).dialect)
 

@@ -161,7 +161,7 @@ class Session:
 
     def _connect(self) -> Connection:
         options = self.options
-        connection = database.of(options.url).connect(
+        connection = database.dialect_of(options.url).connect(
             log_in(options.url, options.credentials),
             application=f"sqlqueue {self.application}",
             timeout=options.query_timeout,
@@ -236,7 +236,7 @@ def log_in(url: str, credentials: str | None) -> str:
 
 
 def ask_password(url: str, credentials: str) -> str:
-    tokens = database.of(url).TOKENS
+    tokens = database.dialect_of(url).TOKENS
     function = tokens.get(credentials) or find_function(credentials)
     try:
         password = function(url)

@@ -12,8 +12,6 @@ with it would take each process half a second more.
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
@@ -39,9 +37,7 @@ if TYPE_CHECKING:
     from sqlq_spark.datasource.stream import StreamReader
     from sqlq_spark.datasource.write import BatchWriter, StreamWriter
 
-log = logging.getLogger("sqlq_spark")
 APPEND = "append: sending adds to a queue"
-warn_once = cache(log.warning)  # in a process: Spark makes several readers and writers
 # the words of SourceOptions.columns → types, because a session may change what they mean in a DDL
 # text: with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone
 TYPES: dict[str, DataType] = {

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from sqlq_spark import spark_api
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.datasource import warn_once
+from sqlq_spark.log import warn_once
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.offset import INITIAL, Offset, by_partition
 from sqlq_spark.receive.poison import warn_of_poison

@@ -13,8 +13,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.datasource import log, warn_once
 from sqlq_spark.errors import BadOption, SqlQueueError
+from sqlq_spark.log import log, warn_once
 from sqlq_spark.send.dispatch import NAMED, NAMELESS, Staged, discard, dispatch, stage
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.send.insert import check_tables, send_now

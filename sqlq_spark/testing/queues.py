@@ -267,5 +267,5 @@ def _received(found: inspect.Message) -> Message:
 
 def _execute(url: str, statement: str) -> None:
     """Run a statement that must be alone in its transaction."""
-    with drivers.connect(url, redact(url), "sqlqueue test", TIMEOUT) as connection:
+    with drivers.open_session(url, redact(url), "sqlqueue test", TIMEOUT) as connection:
         connection.execute(statement).close()

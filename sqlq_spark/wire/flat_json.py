@@ -36,7 +36,9 @@ MOST_MARKS = 4_000_000
 BLOCK = 1 << 18  # bytes, which stay in the processor's cache
 QUOTES = 4  # of a member
 MOST_SPACES = 8  # at one side of a brace, a colon or a comma
-LONGEST_NAME = 50_000  # characters (UTF-16) of a name; Spark's JSON parser reads no longer one
+LONGEST_HEADER_NAME = (
+    50_000  # characters (UTF-16) of a name; Spark's JSON parser reads no longer one
+)
 BYTES = np.arange(256)
 WHITE = np.isin(BYTES, list(b"\t\n\r "))
 ESCAPES = np.isin(BYTES, list(b'"\\/bfnrtu'))
@@ -112,7 +114,7 @@ class FlatObjects:
         good = _is_between(behind, begin, comma, text)
         good &= _is_between(name_stop + 1, value, COLON, text)
         good[last] &= _is_between(stop[last] + 1, stops[full], CLOSE, text)
-        good &= name_stop - begin <= LONGEST_NAME  # a character has a byte or more
+        good &= name_stop - begin <= LONGEST_HEADER_NAME  # a character has a byte or more
         self.is_read[np.repeat(np.arange(self.rows), counts)[~good]] = False
         self.is_read[~full] &= _are_empty(text, begins[~full], stops[~full])
 

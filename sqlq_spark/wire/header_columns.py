@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.wire.flat_json import LONGEST_NAME, FlatObjects, places_of_each
+from sqlq_spark.wire.flat_json import LONGEST_HEADER_NAME, FlatObjects, places_of_each
 from sqlq_spark.wire.headers import CORRELATION_ID, MESSAGE_ID, NEVER_FIRST, REPLY_TO_ADDRESS
 from sqlq_spark.wire.rows import id_texts
 
@@ -123,14 +123,14 @@ def _is_beyond_spark(text: str) -> bool:
     if len(text) <= 2 * DEEPEST:  # a level has two brackets
         return False
     # a character outside of the first plane counts twice
-    if 2 * len(text) <= LONGEST_NAME and text.count("[") + text.count("{") <= DEEPEST:
+    if 2 * len(text) <= LONGEST_HEADER_NAME and text.count("[") + text.count("{") <= DEEPEST:
         return False
     try:
         members = json.loads(text, object_pairs_hook=list)
     except RecursionError:
         return True
     return any(
-        type(value) not in TEXTS or len(name.encode("utf-16-le")) // 2 > LONGEST_NAME
+        type(value) not in TEXTS or len(name.encode("utf-16-le")) // 2 > LONGEST_HEADER_NAME
         for name, value in members
     )
 

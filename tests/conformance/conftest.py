@@ -389,14 +389,14 @@ def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Give the same with state tables; sessions opened while `watched` are counted and struck."""
     connection = bare.desk
     schema.install(connection)
-    connect = database.of(bare.dotnet.url).connect
+    connect = database.dialect_of(bare.dotnet.url).connect
 
     def watch(*args: Any, application: str, **named: Any) -> Any:
         made = connect(*args, application=application, **named)
         struck = bare.striking is not None and bare.striking in application
         return Spied(made, bare) if bare.watched or struck else made
 
-    monkeypatch.setattr(database.of(bare.dotnet.url), "connect", watch)
+    monkeypatch.setattr(database.dialect_of(bare.dotnet.url), "connect", watch)
     return bare
 
 

@@ -329,7 +329,7 @@ class SQLServer(DotNet):
     def connect(self, zone: str | None, patience: float) -> Session:
         """As DotNet; sessions have no time zone here."""
         del zone
-        made = Session(drivers.connect(Target.parse(self.url), "dotnet", 10)[1])
+        made = Session(drivers.open_session(Target.parse(self.url), "dotnet", 10)[1])
         made.run(f"SET LOCK_TIMEOUT {int(patience * 1000)}")
         return made
 

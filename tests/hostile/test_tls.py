@@ -12,9 +12,9 @@ import trustme
 from proxy import HOST, client_words, door, through
 
 from sqlq_spark import errors
-from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.connection import connect
 from sqlq_spark.database.postgresql.url import WEAK, Target
+from sqlq_spark.log import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +29,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in (*VARIABLES, "PGSYSCONFDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    drivers.warn_once.cache_clear()
+    warn_once.cache_clear()
     yield tmp_path
-    drivers.warn_once.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ HISTORY = [
     Fault(
         id="name-too-long-for-spark",
         file="wire/flat_json.py",
-        old="good &= name_stop - begin <= LONGEST_NAME",
+        old="good &= name_stop - begin <= LONGEST_HEADER_NAME",
         new="good &= name_stop - begin >= 0",
         tests=[
             "test_flat_json.py::test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison"

@@ -86,7 +86,8 @@ class Queue:
     def connected(self, work: Callable[[database.Connection], object]) -> None:
         """Do something with a connection of the package."""
         url, state = self.place.url, self.place.state
-        connection = database.of(url).connect(url, application="test", timeout=TIMEOUT, state=state)
+        dialect = database.dialect_of(url)
+        connection = dialect.connect(url, application="test", timeout=TIMEOUT, state=state)
         with contextlib.closing(connection):
             work(connection)
 

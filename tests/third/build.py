@@ -29,8 +29,8 @@ RENAMED = {
     "POSTGRESQL": "THIRD",
 }
 # the driver knows only its own scheme
-OPENED = "raw = drivers.connect(url, server"
-OPENED_AS = 'raw = drivers.connect(url.replace("slashed://", "postgresql://", 1), server'
+OPENED = "raw = drivers.open_session(url, server"
+OPENED_AS = 'raw = drivers.open_session(url.replace("slashed://", "postgresql://", 1), server'
 
 
 def in_code(cell: str) -> list[str]:

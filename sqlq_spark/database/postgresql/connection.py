@@ -32,8 +32,8 @@ from sqlq_spark.database.postgresql.errors import (
     LIMIT_REACHED,
     LOOKED_UP,
     MAKES,
+    NO_SQLSTATE,
     TRANSACTION_TIMEOUT,
-    UNKNOWN,
     Refusal,
     choose_refusal,
     read_error,
@@ -73,9 +73,9 @@ log = logging.getLogger("sqlq_spark")
 # Measured, 1.2 kB rows: 4.6 us of the connection a row; 5.9 with batches of 10,000 rows
 COPIED = 256 << 10
 
-NAMED = 46  # characters of a stream or a sink that each of its sessions' names has room for
+LONGEST_LABEL = 46  # characters of a stream or a sink that each of its sessions' names has room for
 FROZEN = "ended %s (pid %d): it kept others waiting, and its process did nothing for %g s"
-OTHERS = (
+END_SESSION = (
     "; session {0} of login {1} holds rows of the same stream or sink: if its process hangs, a DBA "
     "can end it with SELECT pg_terminate_backend({0})"
 )
@@ -114,7 +114,7 @@ class FrozenSession:
 
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
     server = redact(url)
-    raw = drivers.connect(url, server, application, timeout)
+    raw = drivers.open_session(url, server, application, timeout)
     made = Connection(raw, server=server, state=state, timeout=timeout, application=application)
     try:
         # read now: a session that this limit has ended cannot say it
@@ -286,13 +286,13 @@ class Connection(database.Connection):
         sessions = self.rows(
             "end_frozen",
             FrozenSession,
-            name=name[:NAMED],
+            name=name[:LONGEST_LABEL],
             state_name=self.state,
             seconds=seconds,
         )
         for session in sessions:
             if session.ended is None:
-                reason += OTHERS.format(session.pid, session.login)
+                reason += END_SESSION.format(session.pid, session.login)
                 continue
             log.warning(FROZEN, session.application, session.pid, seconds)
             kind = errors.LockTimedOut
@@ -369,7 +369,7 @@ class Connection(database.Connection):
         A session that is ended between two statements has no SQLSTATE: then the time decides.
         """
         limit = self.transaction_limit
-        is_late = limit > 0 and open_for >= LIMIT_REACHED * limit and failure.state == UNKNOWN
+        is_late = limit > 0 and open_for >= LIMIT_REACHED * limit and failure.state == NO_SQLSTATE
         if failure.state == TRANSACTION_TIMEOUT or is_late:
             found = f"{limit:g} s" if limit > 0 else "a time that was set after it connected"
             return errors.TransactionLimited(

@@ -12,7 +12,6 @@ AWS: https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/UsingWithRDS.IAMDBAu
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from functools import cache
@@ -24,16 +23,15 @@ from adbc_driver_manager import Error
 from adbc_driver_postgresql import dbapi
 
 from sqlq_spark import errors
-from sqlq_spark.database.postgresql.errors import connection_error, sentence
+from sqlq_spark.database.postgresql.errors import connection_error, cut_sentence
 from sqlq_spark.database.postgresql.rows import cut_name
 from sqlq_spark.database.postgresql.url import Target, quotes_secret
+from sqlq_spark.log import warn_once
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-log = logging.getLogger("sqlq_spark")
-warn_once = cache(log.warning)  # in a process
 
 OLDEST = 13  # the first version with gen_random_uuid; older ones are not tested
 
@@ -50,7 +48,7 @@ AZURE_SCOPE = "https://ossrdbms-aad.database.windows.net/.default"
 RDS_HOST = re.compile(r"(?i)[^,]+\.([a-z0-9-]+)\.rds\.amazonaws\.com(?:\.cn)?\.?")
 
 
-def connect(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
+def open_session(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
     """Open a connection of the driver; `server` is the url without secrets."""
     raw = _open(url, server, application, timeout)
     major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
@@ -83,7 +81,7 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
     try:
         return dbapi.connect(_with_parameters(url, parameters, timeout), autocommit=True)
     except Error as error:
-        text = sentence(error)
+        text = cut_sentence(error)
         if "options" not in parameters or not re.search(NO_OPTIONS, text):
             shown = HIDDEN_SENTENCE if quotes_secret(text, url) else text
             raise connection_error(server, text, shown) from None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Tables
 
 NO_CONNECTION_LEFT = "53300"  # a SQLSTATE
-UNKNOWN = "?????"  # instead of a SQLSTATE, where the driver has none
+NO_SQLSTATE = "?????"  # instead of a SQLSTATE, where the driver has none
 # status of the driver's own look for a table, where the error has no SQLSTATE → SQLSTATE
 DRIVER_STATES = {
     AdbcStatusCode.NOT_FOUND: "42P01",
@@ -101,7 +101,7 @@ LIMIT_REACHED = 0.95
 MAKES = ("create", "install")  # statements that create tables begin so
 
 # statement, or statement and role of the table → the rights that it needs there
-RIGHTS = {
+NEEDED_RIGHTS = {
     # what locks rows of a queue and deletes them
     **dict.fromkeys(("receive", "receive_range", "take"), "SELECT, DELETE, UPDATE (seq)"),
     **dict.fromkeys(("find_large", "divert_large"), "SELECT, DELETE, UPDATE (seq)"),
@@ -149,9 +149,10 @@ def read_error(error: Error) -> Failure:
     state = error.sqlstate
     if state is None:
         # of a bulk insert: the driver itself looks for the table, and then for the columns
-        state = DRIVER_STATES.get(error.status_code, UNKNOWN)
-        is_look = state in {"42P01", "42501"}
-        return Failure(state, "the driver cannot look at the table" if is_look else sentence(error))
+        state = DRIVER_STATES.get(error.status_code, NO_SQLSTATE)
+        if state in {"42P01", "42501"}:
+            return Failure(state, "the driver cannot look at the table")
+        return Failure(state, cut_sentence(error))
     text = fields.get("MESSAGE_PRIMARY", "")
     if state.startswith("22") and state not in WITHOUT_VALUE:
         text = NOT_SHOWN
@@ -165,7 +166,7 @@ def _field(detail: tuple[str | bytes, bytes]) -> tuple[str, bytes]:
     return (name.decode() if isinstance(name, bytes) else name).removeprefix("PG_DIAG_"), value
 
 
-def sentence(error: Error) -> str:
+def cut_sentence(error: Error) -> str:
     """Return the sentence of libpq or of the driver, without a statement's text."""
     text = re.split(r"\n+Query was:|\. SQLSTATE:", str(error))[0]
     text = re.sub(r"(?s)Failed to execute query '.*': ", "", text)
@@ -269,7 +270,7 @@ def choose_refusal(state: str, refusals: list[Refusal]) -> Refusal | None:
 
 def needed_rights(statement: str, role: str, queue: QueueAddress) -> str:
     """Return the rights that a statement needs on one of its tables, as a GRANT lists them."""
-    rights = RIGHTS.get(f"{statement} {role}", RIGHTS.get(statement, "SELECT"))
+    rights = NEEDED_RIGHTS.get(f"{statement} {role}", NEEDED_RIGHTS.get(statement, "SELECT"))
     return rights.replace("(seq)", "(due)") if queue.table.endswith(DELAYED) else rights
 
 

@@ -31,7 +31,7 @@ LACKS: frozenset[StatementName] = frozenset(
 STATEMENTS = Statements.load(POSTGRESQL.dialect, LACKS)
 WORD = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
-KINDS = {
+ARROW_TYPES = {
     str: pa.string(),
     int: pa.int64(),
     float: pa.float64(),
@@ -122,7 +122,7 @@ def bind(values: Sequence[Value]) -> pa.RecordBatch | None:
     """
     if not values:
         return None
-    columns = [pa.array([value], KINDS[type(value)]) for value in values]
+    columns = [pa.array([value], ARROW_TYPES[type(value)]) for value in values]
     return pa.record_batch(columns, names=[str(at) for at in range(len(columns))])
 
 

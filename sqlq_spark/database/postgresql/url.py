@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 # A raw /, ?, @ or blank in the password would be read as the end of the user information. Behind a
 # raw ;, & or = elsewhere a password may stand that the server would quote: `/shop;password=…`.
 HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
-PARAMETER = r"[^=&\s]+=[^=&\s]*"
+URL_PARAMETER = r"[^=&\s]+=[^=&\s]*"
 URL = re.compile(
     rf"(?P<scheme>[a-z0-9_]+)://(?!{MISPLACED})"
     r"(?:[^:@/?;&=\s]*(?::(?P<password>[^@/?\s]*))?@)?"
     rf"(?P<hosts>{HOST}(?:,{HOST})*)(?P<path>/[^@?#;&=\s]*)?"
-    rf"(?:\?{PARAMETER}(?:&{PARAMETER})*)?"
+    rf"(?:\?{URL_PARAMETER}(?:&{URL_PARAMETER})*)?"
 )
 PARAMETER_NAME = re.compile("[a-z_]+")
 SHORTEST = 4  # characters of a password that is looked for inside of words

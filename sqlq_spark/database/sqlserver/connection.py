@@ -93,7 +93,7 @@ MOST_ROWS, MOST_BYTES = 2000, 8 << 20
 def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
     target = Target.parse(url)
     try:
-        driver, raw = drivers.connect(target, application, max(1, int(timeout)))
+        driver, raw = drivers.open_session(target, application, max(1, int(timeout)))
     except errors.SqlQueueError:
         raise
     except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
@@ -271,7 +271,7 @@ class Connection(database.Connection):
         return scripts
 
     def explain(self, tables: Tables) -> list[str]:
-        load = build_insert(explain.LOADED, self.columns(tables["queue"]))
+        load = build_insert(explain.SENT_COLUMNS, self.columns(tables["queue"]))
         compiled = {
             name: self.fill_names(explain.declare(text), its)
             for name, text, its in to_explain({**STATEMENTS, "load": load}, tables)

@@ -69,7 +69,7 @@ class Driver:
     set_types: Callable[[Any, Sequence[Value]], None] = lambda *_: None
 
 
-def connect(target: Target, application: str, seconds: int) -> tuple[Driver, Any]:
+def open_session(target: Target, application: str, seconds: int) -> tuple[Driver, Any]:
     """
     Connect by the driver that the url names, or by the first that this machine can load.
 

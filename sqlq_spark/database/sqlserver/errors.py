@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark import errors
 from sqlq_spark.database import Place
-from sqlq_spark.database.sqlserver.numbers import KINDS, number_of
+from sqlq_spark.database.sqlserver.numbers import ERRORS_BY_NUMBER, number_of
 from sqlq_spark.options.names import STATE
 from sqlq_spark.wire.sqlserver import SQLSERVER
 
@@ -50,7 +50,7 @@ STATES: dict[str, type[errors.DatabaseFailure]] = {
     "42S02": errors.QueueNotFound,
 }
 # what a number means, whatever the SQLSTATE
-PASSING = {
+PASSING_KINDS = {
     *(errors.ConnectionLost, errors.ReadOnly, errors.Deadlock, errors.TimedOut),
     *(errors.LockTimedOut, errors.ServerShort, errors.LogFull),
 }
@@ -106,7 +106,7 @@ IN_TRIGGER = (
 )
 
 # statement → the rights that it needs on its table; others need SELECT
-RIGHTS = {
+NEEDED_RIGHTS = {
     **dict.fromkeys(("weigh", "receive", "take", "move_due"), "SELECT, DELETE"),
     **dict.fromkeys(("purge", "purge_range", "purge_expired", "unsubscribe"), "SELECT, DELETE"),
     "divert_large": "INSERT",
@@ -175,7 +175,7 @@ def connection_error(
     server: str, failure: Failure, *, by_token: bool = False
 ) -> errors.DatabaseFailure:
     """Return the error for a login that failed; `by_token`: with one of Microsoft Entra ID."""
-    kind = KINDS.get(failure.number)
+    kind = ERRORS_BY_NUMBER.get(failure.number)
     if kind not in {errors.ConnectionLost, errors.ReadOnly, errors.DatabaseNotFound}:
         if kind is errors.LoginRefused or failure.state == "28000":
             # For a database that it cannot open, the server sends 4060 and then 18456. During a
@@ -207,8 +207,8 @@ def statement_error(
         level: the database's, 0 unless the number is in MAYBE_OLD.
         triggers: of the table, quoted, if one of them ended the transaction.
     """
-    kind = KINDS.get(failure.number)
-    if kind not in PASSING and kind is not errors.RightMissing:
+    kind = ERRORS_BY_NUMBER.get(failure.number)
+    if kind not in PASSING_KINDS and kind is not errors.RightMissing:
         kind = STATES.get(failure.state, kind)
     if kind is None and failure.text.endswith(NO_REASON) and took >= place.seconds:
         kind = errors.TimedOut
@@ -221,7 +221,7 @@ def statement_error(
         return missing_right(failure.text, place)
     # functions that the database's level lacks
     maybe_old = 0 < level < LEAST_LEVEL and kind is not errors.QueueNotFound
-    if kind not in PASSING and (maybe_old or "openjson" in failure.text.lower()):
+    if kind not in PASSING_KINDS and (maybe_old or "openjson" in failure.text.lower()):
         return errors.DatabaseTooOld(
             server=place.server,
             found=level,
@@ -267,7 +267,7 @@ def missing_grant(text: str, place: Place) -> str:
     if place.statement in OF_SERVER:
         # on Azure, where no session can change its database
         return "in master: ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
-    queue, right = place.queue, RIGHTS.get(place.statement, "SELECT")
+    queue, right = place.queue, NEEDED_RIGHTS.get(place.statement, "SELECT")
     use = f"USE {SQLSERVER.quote_name(queue.catalog)}; " if queue and queue.catalog else ""
     # GRANT takes no database
     table = SQLSERVER.quote_address(replace(queue, catalog=None)) if queue else place.target

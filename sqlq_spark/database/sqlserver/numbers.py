@@ -153,7 +153,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         2627: r"Violation of (?:PRIMARY|UNIQUE) KEY constraint",
     },
 }
-KINDS: dict[int | None, type[errors.DatabaseFailure]] = {
+ERRORS_BY_NUMBER: dict[int | None, type[errors.DatabaseFailure]] = {
     number: kind for kind, rows in KNOWN.items() for number in rows
 }
 SENTENCES = {number: words for rows in KNOWN.values() for number, words in rows.items()}
