@@ -115,21 +115,23 @@ class Statements(dict[str, str]):
     @classmethod
     def read(cls, dialect: str, *, comments: bool = False) -> Self:
         """
-        Split a dialect's SQL files, in the order of FILES, at their `-- name:` lines.
+        Split a dialect's SQL files, in the order of FILES, at lines `-- name:` and `-- part:`.
+
+        A name begins a statement, a part a text that statements contain: it replaces its own name
+        in braces, without its comments. A statement may be a part of others too.
 
         With `comments`, those that a blank line follows are left out: they are not for a script.
-        A text is put in where others name it in braces, without comments. Those that are no
-        statement are left out.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
-        _, *found = re.split(r"^-- name: *(\w+) *$", text, flags=re.MULTILINE)
-        texts = dict(zip(found[::2], found[1::2], strict=True))
-        parts = [name for name in texts if f"{{{name}}}" in text]
-        for part in parts:
-            inner = COMMENTS.sub("", texts[part]).strip("\n")
-            texts = {name: _include(text, part, inner) for name, text in texts.items()}
-        for part in {*parts}.difference(get_args(StatementName)):
-            del texts[part]
+        _, *found = re.split(r"^-- (name|part): *(\w+) *$", text, flags=re.MULTILINE)
+        kinds, names, bodies = found[::3], found[1::3], found[2::3]
+        texts = dict(zip(names, bodies, strict=True))
+        for name in names:
+            inner = COMMENTS.sub("", texts[name]).strip("\n")
+            texts = {other: _include(text, name, inner) for other, text in texts.items()}
+        for kind, name in zip(kinds, names, strict=True):
+            if kind == "part":
+                del texts[name]
         left_out = HEAD if comments else COMMENTS
         return cls((name, left_out.sub("", text).strip("\n")) for name, text in texts.items())
 
@@ -147,7 +149,9 @@ def repeat(text: str, tables: Iterable[str]) -> str:
 
 
 def _include(text: str, part: str, inner: str) -> str:
-    """Put a text into the place that names it, as far to the right as that line begins."""
+    """Put a part into the place that names it, as far to the right as that line begins."""
+    if f"{{{part}}}" not in text:
+        return text
     return re.sub(
         rf"^( *)(.*)\{{{part}\}}",
         lambda match: f"{match[1]}{match[2]}{indent(inner, match[1]).lstrip()}",

@@ -8,6 +8,7 @@ moves, the fault moves with it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,15 @@ class Fault:
 
     def apply(self, text: str) -> str | None:
         """Return a file's text with the fault; None if it cannot be applied."""
-        before, name, part = text.rpartition(f"-- name: {self.statement}\n")
-        part, mark, after = part.partition("\n-- name: ") if name else (text, "", "")
-        if part.count(self.old) != 1 or self.old == self.new or bool(name) != bool(self.statement):
+        begin, end = 0, len(text)
+        if self.statement:
+            head = re.search(rf"^-- (?:name|part): {self.statement}\n", text, flags=re.MULTILINE)
+            if head is None:
+                return None
+            begin = head.end()
+            following = re.search(r"^-- (?:name|part): ", text[begin:], flags=re.MULTILINE)
+            end = len(text) if following is None else begin + following.start()
+        part = text[begin:end]
+        if part.count(self.old) != 1 or self.old == self.new:
             return None
-        return before + name + part.replace(self.old, self.new) + mark + after
+        return text[:begin] + part.replace(self.old, self.new) + text[end:]

@@ -1,4 +1,4 @@
--- name: page
+-- part: page
 -- A page of a range; other statements contain it. The order is by the column, not by the bigint of its
 -- name.
 FROM {queue} AS q
@@ -69,7 +69,7 @@ WITH gone AS (
     RETURNING true)
 SELECT count(*) AS messages FROM gone
 
--- name: table_figures
+-- part: table_figures
 -- What the catalogue says of a table's size; other statements contain it.
 SELECT c.oid,
        coalesce(pg_relation_size(c.oid) > :largest::bigint, false) AS large,

@@ -1,4 +1,4 @@
--- name: autovacuum
+-- part: autovacuum
 -- What is set for the autovacuum of table c: whether it is off for the table or for its large values, and
 -- when it begins, null where the server's setting holds; other statements contain it.
 SELECT bool_or(o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) AS off,
@@ -10,7 +10,7 @@ SELECT bool_or(o.option_name = 'autovacuum_enabled' AND NOT o.option_value::bool
  CROSS JOIN LATERAL pg_options_to_table(t.reloptions) AS o
  WHERE t.oid IN (c.oid, c.reltoastrelid)
 
--- name: asked_table
+-- part: asked_table
 -- The table that a check is asked about, and its columns; other statements contain it.
 asked AS (
     SELECT c.*, n.nspname, c.relpersistence = 'u' AS unlogged,
@@ -38,7 +38,7 @@ asked AS (
      WHERE a.attnum > 0 AND NOT a.attisdropped
 )
 
--- name: changed_type
+-- part: changed_type
 -- How a column of table f gets the type that it should have; c is the column, k its row of queue_types;
 -- other statements contain it.
 format('ALTER TABLE %s ALTER COLUMN %s TYPE %s USING %s', f.named, c.name,

@@ -1,4 +1,4 @@
--- name: closed_batch
+-- part: closed_batch
 -- What the row of a stream keeps when a batch is closed: the plan of a later batch, and the high-water mark
 -- of Spark's query; other statements contain it.
 plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,

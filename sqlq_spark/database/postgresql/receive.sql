@@ -1,23 +1,23 @@
--- name: message_bytes
+-- part: message_bytes
 -- The size of a message, as limits count it; other statements contain it. The size of a toasted value
 -- is read without the value.
 coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0)
 
--- name: header_bytes
+-- part: header_bytes
 -- The size of headers, as the server stores them; other statements contain it.
 coalesce(octet_length(headers), 0)
 
--- name: too_large
+-- part: too_large
 -- Whether a message, or its headers, are larger than allowed; other statements contain it.
 ({message_bytes} > :largest::bigint
  OR {header_bytes} > :largest_headers::bigint)
 
--- name: readable_expiry
+-- part: readable_expiry
 -- An expiry that each client can show; other statements contain it. One that is infinite, or later than
 -- the year 9999, is null: such a message never expires. One before 1900, as -infinity, has expired.
 CASE WHEN expires < timestamp '9999-12-31' THEN greatest(expires, timestamp '1900-01-01') END
 
--- name: received_row
+-- part: received_row
 -- A message that was received; other statements contain it.
 id, {readable_expiry} AS expires,
 coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,

@@ -241,7 +241,7 @@ SELECT attname::text AS name, format_type(atttypid, NULL)::text AS type
  WHERE attrelid = to_regclass(:table_name::text) AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum
 
--- name: queue_types
+-- part: queue_types
 -- The columns of a queue and of a table of delayed messages, and the types that they may have; other
 -- statements contain it. A `timestamp with time zone` is no expiry: it would mean another instant than
 -- the transport's.
@@ -253,7 +253,7 @@ SELECT types.name, types.kinds::regtype[]::oid[] AS kinds, types.wanted
                ('seq', ARRAY ['int4', 'int8', 'numeric'], 'integer or bigint'),
                ('due', ARRAY ['timestamptz'], 'timestamptz')) AS types (name, kinds, wanted)
 
--- name: column_fault
+-- part: column_fault
 -- What is wrong with a column: k is its row of queue_types, a its row of pg_attribute. Null where it is
 -- right; other statements contain it. A domain counts as its base type.
 CASE WHEN a.atttypid IS NULL THEN format('it has no column %s', k.name)

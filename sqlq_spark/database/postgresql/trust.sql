@@ -1,4 +1,4 @@
--- name: trusted
+-- part: trusted
 -- Whose tables this session uses; other statements contain it. `given` has names of roles, and the tables
 -- and schemas that the user names: their owners' code runs as this login already. A session that can become
 -- a superuser trusts superusers and those roles only: a database's owner could make itself one.
@@ -25,7 +25,7 @@ roles AS MATERIALIZED (
            AND (r.rolname = current_user OR r.oid = o.oid OR r.oid IN (SELECT owner FROM named))
 )
 
--- name: faults
+-- part: faults
 -- Why tables must not be used; other statements contain it. `asked` has their places, ids and descriptions.
 -- Only its owner can add code to a table, but for triggers and foreign keys. What the table uses of others is
 -- its owner's choice. A trigger's condition or argument can run any text.

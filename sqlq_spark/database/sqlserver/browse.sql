@@ -1,4 +1,4 @@
--- name: page
+-- part: page
 -- A page of a range; other statements contain it.
 FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
@@ -95,7 +95,7 @@ BEGIN
 END;
 SELECT @gone AS messages
 
--- name: table_figures
+-- part: table_figures
 -- What the catalogue says of a table's size, and the messages in it; other statements contain it.
 DECLARE @rows bigint, @stored bigint, @bytes bigint, @count bigint;
 SELECT @stored = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN a.data_pages END) * 8192,

@@ -282,7 +282,7 @@ SELECT law.name COLLATE DATABASE_DEFAULT,
          WHERE k.parent_object_id = @into AND k.is_disabled = 0) AS law
  WHERE @table IS NOT NULL
 
--- name: sees_sessions
+-- part: sees_sessions
 -- Whether this login sees the sessions of others; other statements contain it. On Azure SQL Database (5)
 -- and Fabric (12) the right on the database is enough. The smaller right PERFORMANCE STATE is of SQL Server
 -- 2022 and of Azure; a server that does not know it answers null.

@@ -1,19 +1,19 @@
--- name: message_bytes
+-- part: message_bytes
 -- The size of a message, as limits count it; other statements contain it. A UTF-16 unit of headers
 -- counts as one byte.
 ISNULL(DATALENGTH(CAST(Headers AS nvarchar(max))) / 2, 0) + ISNULL(DATALENGTH(Body), 0)
 
--- name: header_bytes
+-- part: header_bytes
 -- The size of headers, as the server stores them: two bytes for a UTF-16 unit of an nvarchar; other
 -- statements contain it.
 ISNULL(DATALENGTH(Headers), 0)
 
--- name: too_large
+-- part: too_large
 -- Whether a message, or its headers, are larger than allowed; other statements contain it.
 ({message_bytes} > @largest
  OR {header_bytes} > @largest_headers)
 
--- name: received_row
+-- part: received_row
 -- A message that was received; other statements contain it. Headers come as UTF-16 bytes, because a
 -- lone surrogate must not stop the driver. An expiry on the last day of the calendar means never: a
 -- client in another time zone could not show it.

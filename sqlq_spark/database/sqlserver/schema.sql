@@ -1,4 +1,4 @@
--- name: take_lock
+-- part: take_lock
 -- Takes the application lock @name; other statements contain it.
 DECLARE @got int, @number int, @said nvarchar(100);
 EXEC @got = sys.sp_getapplock
@@ -276,7 +276,7 @@ SELECT c.name,
  WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
  ORDER BY c.column_id
 
--- name: queue_types
+-- part: queue_types
 -- The columns of a queue and of a table of delayed messages, and the types that they may have; other
 -- statements contain it. A datetimeoffset is no expiry: it would mean another instant than the
 -- transport's. A text is in a varchar only with the check of `fits`.
@@ -296,7 +296,7 @@ SELECT types.name, types.kind, types.wanted
                (N'Due', N'datetime', N'datetime'),
                (N'Due', N'datetime2', N'datetime')) AS types (name, kind, wanted)
 
--- name: wrong_column
+-- part: wrong_column
 -- What is wrong with a column of those that t.columns names, null where all are right; t is a row of
 -- table_owners. The types of another database are not looked up. Other statements contain it.
 SELECT MIN(w.fault)

@@ -1,4 +1,4 @@
--- name: trusted
+-- part: trusted
 -- The ids of the principals whose tables this session uses; other statements contain it. @owners has names
 -- of principals, @named the tables and schemas that the user names: their owners' code runs as this login
 -- already. A sysadmin trusts dbo and @owners only. No id is null, or 0, as that of a login by a group.
