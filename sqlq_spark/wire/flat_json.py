@@ -8,6 +8,22 @@ with a name that may be too long, and all that is no object of texts.
 
 Measured, for 11 headers of 700 bytes: 0.6 us for the quotes, 0.2 us to check what is between them,
 0.3 us for all names. orjson takes 1.2 us for a dict, and as much again for what is asked of it.
+
+An example: two texts, `{"a":"1"}` and `{"b":"\n"}`, in which `\n` are two characters. In the data
+they stand one behind the other:
+
+    place      0  1  2  3  4  5  6  7  8    9  10 11 12 13 14 15 16 17 18
+    character  {  "  a  "  :  "  1  "  }    {  "  b  "  :  "  \  n  "  }
+
+    marks      1 3 5 7 10 12 14 15 17          places of quotes, backslashes, control characters
+    escapes    7                               the mark that is a backslash
+    quotes     1 3 5 7 10 12 14 17             places of the quotes that are not escaped
+    bounds     0 4 8                           row 0 has the quotes 0 to 3, row 1 those from 4 to 7
+    members    [1 3 5 7] [10 12 14 17]         the four quotes of each member
+    parents    0 1                             the row of each member
+    before     3                               quotes of its row before the backslash: an odd
+                                               number, so it is inside of its member's second text
+    escaped    no no no yes                    name and value of each member
 """
 
 from __future__ import annotations
@@ -36,9 +52,8 @@ MOST_MARKS = 4_000_000
 BLOCK = 1 << 18  # bytes, which stay in the processor's cache
 QUOTES = 4  # of a member
 MOST_SPACES = 8  # at one side of a brace, a colon or a comma
-LONGEST_HEADER_NAME = (
-    50_000  # characters (UTF-16) of a name; Spark's JSON parser reads no longer one
-)
+# characters (UTF-16) of a name; Spark's JSON parser reads no longer one
+LONGEST_HEADER_NAME = 50_000
 BYTES = np.arange(256)
 WHITE = np.isin(BYTES, list(b"\t\n\r "))
 ESCAPES = np.isin(BYTES, list(b'"\\/bfnrtu'))
@@ -72,19 +87,26 @@ class FlatObjects:
         escapes = _find_escapes(marks, kinds)
         letters = text.take(marks[escapes] + 1, mode="clip")
         is_quote[escapes[letters == QUOTE] + 1] = False
-        quotes, others = marks[is_quote], np.flatnonzero(~is_quote)
+        quotes = marks[is_quote]
         bounds = np.searchsorted(quotes, ends)
+
+        # all marks that are no quotes: which row each is in, and how many quotes of it come before
+        others = np.flatnonzero(~is_quote)
         rows = np.searchsorted(ends, marks[others], side="right") - 1
-        before = others - np.arange(len(others)) - bounds[rows]  # quotes in its row
-        control = kinds[others] < SPACE
-        wrong = control & ((before % 2 == 1) | ~WHITE[kinds[others]])
-        wrong[np.searchsorted(others, escapes)] |= _are_wrong(text, marks[escapes], letters)
-        self.is_read[rows[wrong]] = False
+        before = others - np.arange(len(others)) - bounds[rows]
+        is_inside = before % 2 == 1  # of a name or a value
+        is_control = kinds[others] < SPACE
+        is_wrong = is_control & (is_inside | ~WHITE[kinds[others]])
+        is_wrong[np.searchsorted(others, escapes)] |= _are_wrong(text, marks[escapes], letters)
+        self.is_read[rows[is_wrong]] = False
+
         members = self._find_members(text, ends, quotes, np.diff(bounds))
         self.parents: Places = np.repeat(np.arange(self.rows), self.counts)
-        escaped = np.zeros(2 * len(members), bool)  # the name and the value of each member
-        first = 2 * (np.cumsum(self.counts) - self.counts)
-        escaped[(first[rows] + before // 2)[self.is_read[rows] & ~control]] = True
+        # two texts a member, its name and its value: which of them have an escape
+        escaped = np.zeros(2 * len(members), bool)
+        first_text = 2 * (np.cumsum(self.counts) - self.counts)  # of each row
+        has_escape = self.is_read[rows] & ~is_control
+        escaped[(first_text[rows] + before // 2)[has_escape]] = True
         self._names = members[:, 0] + 1, members[:, 1], escaped[::2]
         self._values = members[:, 2] + 1, members[:, 3], escaped[1::2]
 

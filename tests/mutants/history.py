@@ -15,8 +15,8 @@ HISTORY = [
     Fault(
         id="deep-value-stops-sink",
         file="wire/header_columns.py",
-        old='    text = text.replace(r"\\\\", "")\n',
-        new='    json.loads(text)\n    text = text.replace(r"\\\\", "")\n',
+        old='    without_backslashes = text.replace(r"\\\\", "")\n',
+        new='    json.loads(text)\n    without_backslashes = text.replace(r"\\\\", "")\n',
         tests=["send/test_as_received.py::test_a_replaced_value_that_is_nested_deeply_is_left_out"],
     ),
     Fault(
