@@ -54,12 +54,12 @@ MATRIX = (
 )
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the wheel from a copy of the tree."""
+def build_wheel(folder: Path, root: Path = ROOT) -> Path:
+    """Build the wheel from a copy of a tree."""
     tree, ignored = folder / "tree", shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "sqlq_spark", tree / "sqlq_spark", ignore=ignored)
+    shutil.copytree(root / "sqlq_spark", tree / "sqlq_spark", ignore=ignored)
     for name in PARTS:
-        shutil.copy(ROOT / name, tree / name)
+        shutil.copy(root / name, tree / name)
     run(sys.executable, "-c", BUILD, str(folder), cwd=tree)
     [wheel] = folder.glob("*.whl")
     return wheel
