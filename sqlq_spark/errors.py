@@ -719,21 +719,20 @@ class StateNotInstalled(DatabaseFailure):
 
 
 class StateTooOld(DatabaseFailure):
-    """An older release created the state tables."""
+    """An older release created the state tables. Nothing was received or sent."""
 
     schema: str
     found: int
     known: int
+    fix: str
     template = (
         "the state tables in schema {schema} have version {found}, but this release supports "
-        "{known}. Stop the queries that use them, and see that the tables receipt and staging are "
-        "empty. Then drop the schema and run `sqlqueue install`, or the script of `sqlqueue "
-        "script`. If receipt or staging is not empty, its messages would be lost."
+        "{known}. {fix}"
     )
 
 
 class StateTooNew(DatabaseFailure):
-    """A newer release created the state tables."""
+    """A newer release created the state tables. Nothing was received or sent."""
 
     schema: str
     found: int
@@ -768,10 +767,11 @@ class InstallBlocked(DatabaseFailure):
     server: str
     seconds: float
     reason: str
+    sessions: str
     template = (
         "nothing was installed in schema {schema} of {server}: another session creates the state "
-        "tables, or holds a lock on one, for longer than {seconds:g} s ({reason}). End that "
-        "session's transaction, or run the install again later."
+        "tables, or holds a lock on one, for longer than {seconds:g} s ({reason}). Stop the "
+        "streams and writes that use them, and run the install again. {sessions}"
     )
 
 

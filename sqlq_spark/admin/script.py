@@ -16,6 +16,7 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark.database import dialect_named
+from sqlq_spark.database.migrations import STEPS
 from sqlq_spark.database.statements import Statements
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.options.connection import DatabaseOptions
@@ -30,7 +31,12 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import Names
 
-BEGIN: tuple[StatementName, ...] = ("script_begin", "script_check", "install_state")
+BEGIN: tuple[StatementName, ...] = (
+    "script_begin",
+    "script_check",
+    *(step.forward for step in STEPS),
+    "install_state",
+)
 # role → kind of table → its rights; the first statement begins with the comment above them
 RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     "reader": {

@@ -12,23 +12,32 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sqlq_spark import errors
 from sqlq_spark.database import StateSchema, dialect_named, transaction
+from sqlq_spark.database.migrations import VERSION, steps_from
 from sqlq_spark.database.trust import INSERT, Fault, advise, look
-from sqlq_spark.wire.address import delayed_of
+from sqlq_spark.wire.address import QueueAddress, delayed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
-    from sqlq_spark.wire.address import QueueAddress
 
-VERSION = 4  # of the state tables; both dialects' `install_state` and `script_check` name it
 # seconds that an install waits for a lock; `script_begin` names it
 LOCK_WAIT = 3.0
+RUN_INSTALL = (
+    "Run `sqlqueue install`, or the script of `sqlqueue script`: it keeps what is in flight. Streams "
+    "and writes of the older release end at their next statement"
+)
+DROP_AND_INSTALL = (
+    "Stop the queries that use them, and see that the tables receipt and staging are empty. Then "
+    "drop the schema and run `sqlqueue install`, or the script of `sqlqueue script`. If receipt or "
+    "staging is not empty, its messages would be lost"
+)
 NO_TRAIL = (
     "no entry in the audit trail: schema {0} of {1} has no table `trail` that this login may use, "
     "or has an owner who is not trusted. "
@@ -36,34 +45,72 @@ NO_TRAIL = (
 )
 
 
-def install(connection: Connection) -> None:
-    """
-    Create the connection's state tables, unless they are there.
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an install did."""
 
-    What is there is neither changed nor locked.
+    before: int | None  # the version of the state tables; None: there were none
+    after: int
+
+
+def install(connection: Connection) -> Installed:
+    """
+    Create the connection's state tables, or make those of an earlier version this release's.
+
+    Tables of this version are neither changed nor locked. All steps are one transaction.
 
     Raises:
-        RightMissing: the login may not create schemas or tables.
+        RightMissing: the login may not create schemas or tables, or does not own these.
         StateOfOther: an untrusted login owns what is there, and could run code as this one.
-        StateTooOld, StateTooNew: another release created the tables.
-        InstallBlocked: another session is creating or changing them.
+        StateTooOld, StateTooNew: no step leads from the tables to this release.
+        InstallBlocked: other sessions use the tables, or create them.
     """
     wait = min(LOCK_WAIT, connection.timeout)
-    with transaction(connection):
-        connection.run("install_lock", state_name=connection.state)
-        connection.set_lock_timeout(wait)
-        try:
+    try:
+        with transaction(connection):
+            connection.run("install_lock", state_name=connection.state)
+            connection.set_lock_timeout(wait)
             connection.run("install_schema")
             check_state_owners(connection)
-            connection.run("install_state")
+            before = find_version(connection)
+            if before is None:
+                connection.run("install_state")
+            else:
+                for step in steps_from(before):
+                    connection.run(step.forward)
             check_state(connection)
-        except errors.TimedOut as error:
-            raise errors.InstallBlocked(
-                schema=connection.state,
-                server=connection.server,
-                seconds=wait,
-                reason=error.reason,
-            ) from None
+    except errors.TimedOut as error:
+        raise errors.InstallBlocked(
+            schema=connection.state,
+            server=connection.server,
+            seconds=wait,
+            reason=error.reason,
+            sessions=name_sessions(connection),
+        ) from None
+    return Installed(before, VERSION)
+
+
+def find_version(connection: Connection) -> int | None:
+    """Return the version of the state tables; None: this login sees none."""
+    if not connection.columns(QueueAddress("version", connection.state)):
+        return None
+    version: int | None = connection.value("version")
+    return version
+
+
+def name_sessions(connection: Connection) -> str:
+    """Name the sessions that hold state tables, as far as this login sees them."""
+    try:
+        with transaction(connection):
+            blockers = connection.rows("blockers", Blocker, seconds=0.0)
+    except errors.RightMissing:
+        blockers = []
+    sessions = dict.fromkeys(
+        f"{blocker.table_name}: {blocker.found}"
+        for blocker in blockers
+        if blocker.schema_name == connection.state
+    )
+    return "; ".join(sessions) or "This login sees no session that uses them"
 
 
 def check_state(connection: Connection) -> None:
@@ -80,8 +127,15 @@ def check_state(connection: Connection) -> None:
     if found is None:
         raise errors.StateNotInstalled(schema=connection.state, server=connection.server)
     if found != VERSION:
-        kind = errors.StateTooOld if found < VERSION else errors.StateTooNew
-        raise kind(schema=connection.state, found=found, known=VERSION)
+        raise other_version(connection.state, found)
+
+
+def other_version(state: str, found: int) -> errors.StateTooOld | errors.StateTooNew:
+    """Return the error for state tables of another version."""
+    if found > VERSION:
+        return errors.StateTooNew(schema=state, found=found, known=VERSION)
+    fix = RUN_INSTALL if steps_from(found) else DROP_AND_INSTALL
+    return errors.StateTooOld(schema=state, found=found, known=VERSION, fix=fix)
 
 
 def check_state_owners(connection: Connection) -> None:

@@ -23,6 +23,7 @@ FILES = (
     "transactions",
     "trust",
     "schema",
+    "migrations/004",
     "peek",
     "receive",
     "receipts",
@@ -53,6 +54,8 @@ StatementName = Literal[
     "create_lock", "create_queue", "add_body_string", "create_subscriptions", "create_delayed",
     "queue_columns", "wrong_types", "lock_read", "lock_insert", "lock_delete", "lock_queue",
     "drop_queue",
+    # migrations/004.sql
+    "migrate_4", "revert_4",
     # peek.sql
     "waiting", "peek", "sample", "top", "above_sequence",
     # receive.sql
