@@ -760,6 +760,15 @@ class StateOfOther(DatabaseFailure):
     )
 
 
+class StateChanged(StatementRefused):
+    """A column of the state tables is missing: another release changed them meanwhile."""
+
+    template = (
+        "{statement} failed with error {code}: {reason}. The state tables lack a column of their "
+        "version. Run `sqlqueue doctor`, which compares them with the version's"
+    )
+
+
 class InstallBlocked(DatabaseFailure):
     """Another session creates or changes the state tables for longer than an install waits."""
 

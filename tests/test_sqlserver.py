@@ -24,7 +24,8 @@ from sqlq_spark.admin import selftest
 from sqlq_spark.admin.script import Roles, endpoint, script
 from sqlq_spark.database import dialect_named
 from sqlq_spark.database.results import Result
-from sqlq_spark.database.schema import LOCK_WAIT, VERSION
+from sqlq_spark.database.migrations import VERSION
+from sqlq_spark.database.schema import LOCK_WAIT
 from sqlq_spark.database.sqlserver import calls, connection, explain, rows
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.options import SourceOptions

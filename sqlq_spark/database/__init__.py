@@ -307,7 +307,7 @@ ANY_OTHER = "any other statement"
 MEANINGS: dict[tuple[type[errors.DatabaseFailure], str], type[errors.DatabaseFailure]] = {
     (errors.QueueNotFound, STATE_TABLE): errors.StateNotInstalled,
     (errors.QueueNotFound, NEW_QUEUE): errors.StatementRefused,
-    (errors.NotAQueue, STATE_TABLE): errors.StatementRefused,
+    (errors.NotAQueue, STATE_TABLE): errors.StateChanged,
     (errors.ReceiptExists, "begin_receipt"): errors.ReceiptExists,
     (errors.ReceiptExists, ANY_OTHER): errors.StatementRefused,
     (errors.TimeZoneNotFound, "endpoint_zone"): errors.TimeZoneNotFound,

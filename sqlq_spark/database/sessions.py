@@ -100,6 +100,9 @@ class Session:
 
         A server that is lost is waited for, for FAILOVER seconds. One that was never reached is
         not, because the url is probably wrong.
+
+        Raises:
+            StateTooOld, StateTooNew: a statement found that the state tables have another version.
         """
         import stamina  # noqa: PLC0415 - brings asyncio, for which `--help` need not wait
 
@@ -113,6 +116,10 @@ class Session:
                         return work(self.open())
                     except errors.ConnectionLost:
                         self.close()
+                        raise
+                    except errors.StateChanged:
+                        # statements name the column of their version, which a later step renames
+                        check_state(self.open())
                         raise
         except errors.SqlQueueError as error:
             # Spark prints every frame of the traceback, 25 of them the retries'

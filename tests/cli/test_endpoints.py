@@ -17,7 +17,7 @@ from psycopg import errors
 from waiting import until
 
 from sqlq_spark.cli import endpoints
-from sqlq_spark.database import schema
+from sqlq_spark.database import migrations
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.send.throttle import find_backlog
 
@@ -200,7 +200,7 @@ def test_a_script_waits_for_no_table_of_a_stream_and_gives_up_on_another(
 @pytest.mark.parametrize(
     ("before", "reason"),
     [
-        (OLD, f"version 1, not {schema.VERSION}(?s:.*)be lost"),
+        (OLD, f"version 1, not {migrations.VERSION}(?s:.*)be lost"),
         ("SELECT", "permission denied to create role"),
     ],
 )

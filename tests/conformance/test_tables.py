@@ -13,7 +13,7 @@ from servers import only
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, failed_messages, problems
 from sqlq_spark.admin.purge import purge_expired
-from sqlq_spark.database import schema, transaction
+from sqlq_spark.database import migrations, schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.receive import browse
 from sqlq_spark.receive.driver import StreamDriver
@@ -78,7 +78,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
         done.result(timeout=TIMEOUT)
 
-    assert bare.dotnet.state_rows("version", "version") == [(schema.VERSION,)]
+    assert bare.dotnet.state_rows("version", "version") == [(migrations.VERSION,)]
     for queue in (new, bare.queue):
         assert ("bodystring" in bare.desk.columns(queue)) == body_string
     assert bare.bodies() == [b"before"]
@@ -165,7 +165,7 @@ def test_state_tables_of_another_release_are_left_alone(
 ) -> None:
     """Streams check at each try, installs and the doctor too. The error says what to do."""
     bench.dotnet.dba.change("version", version=version)
-    said = f"have version {version}, but this release supports {schema.VERSION}"
+    said = f"have version {version}, but this release supports {migrations.VERSION}"
 
     with StateSession(bench.source(), "x") as session:
         for _ in range(2):  # not with the connection that was opened for the check
@@ -188,7 +188,7 @@ def test_a_state_schema_may_have_any_name(bare: Bench) -> None:
             schema.install(session.open())
 
         with StateSession(options, "x") as session:
-            assert session.open().value("version") == schema.VERSION
+            assert session.open().value("version") == migrations.VERSION
     finally:
         bare.dotnet.dba.drop_schema(state)
 

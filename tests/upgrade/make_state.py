@@ -33,16 +33,16 @@ from urllib.parse import quote
 
 import psycopg
 from processes import kill_session
-from upgrade.releases import VERSION_3, start_program, unpack_release
 
 from sqlq_spark.testing import embedded
+from upgrade.releases import VERSION_3, start_program, unpack_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 STATE = Path(__file__).with_name("state_3")
 ROLES = {"reader": "upgrade_reader", "sender": "upgrade_sender", "operator": "upgrade_operator"}
-LOGIN, PASSWORD = "upgrade_login", "upgrade"  # noqa: S105 - of a server that is gone afterwards
+LOGIN, PASSWORD = "upgrade_login", "upgrade"
 ORDERS, INCOMING, RELAYED, WASTE, ERRORS = (
     f'"shop"."{name}"' for name in ("Orders", "Incoming", "Relayed", "Waste", "error")
 )
@@ -64,7 +64,7 @@ def main() -> None:
             sent = receive(package, url, dba, folder)
             sent |= relay(package, url, dba, folder)
             sent |= write(package, url, folder)
-            put(dba, WASTE, 0, 3, "waste")
+            put(dba, WASTE, range(3), "waste")
             command(package, "purge", WASTE, "--yes", url=superuser)
         store(server.programs, superuser, folder, sent)
 
@@ -97,7 +97,7 @@ def command(package: Path, *words: str, url: str | None = None) -> str:
     ).stdout
 
 
-def put(dba: psycopg.Connection, queue: str, first: int, stop: int, name: str, size: int = 0) -> None:
+def put(dba: psycopg.Connection, queue: str, numbers: range, name: str, size: int = 0) -> None:
     """Send messages `<name>-<number>`; their bodies are random digits."""
     with dba.cursor() as cursor:
         cursor.executemany(
@@ -107,18 +107,16 @@ def put(dba: psycopg.Connection, queue: str, first: int, stop: int, name: str, s
                     json.dumps({"NServiceBus.MessageId": f"{name}-{number}"}),
                     secrets.token_hex(size // 2).encode() or b"{}",
                 )
-                for number in range(first, stop)
+                for number in numbers
             ],
         )
 
 
-def receive(
-    package: Path, url: str, dba: psycopg.Connection, folder: Path
-) -> dict[str, list[str]]:
+def receive(package: Path, url: str, dba: psycopg.Connection, folder: Path) -> dict[str, list[str]]:
     """Receive two batches, and kill the third before its sink writes."""
-    put(dba, ORDERS, 0, 2 * BATCH, "order")
-    put(dba, ORDERS, 2 * BATCH, 3 * BATCH, "order", LARGE)
-    put(dba, ORDERS, 3 * BATCH, 3 * BATCH + 50, "order")
+    put(dba, ORDERS, range(2 * BATCH), "order")
+    put(dba, ORDERS, range(2 * BATCH, 3 * BATCH), "order", LARGE)
+    put(dba, ORDERS, range(3 * BATCH, 3 * BATCH + 50), "order")
     for number, due in enumerate(("2020-01-01", "2099-01-01")):
         headers = json.dumps({"NServiceBus.MessageId": f"delayed-{number}"})
         dba.execute(
@@ -132,7 +130,7 @@ def receive(
         "folder": str(folder / "receive"),
         "stop": 2,
     }
-    kill_when(package, job, folder, lambda: (folder / "receive" / "reached").exists())
+    kill_when(package, job, folder, (folder / "receive" / "reached").exists)
     orders = [f"order-{number}" for number in range(3 * BATCH + 50)]
     return {"receive": [*orders, "delayed-0", "delayed-1"]}
 
@@ -145,9 +143,9 @@ def relay(package: Path, url: str, dba: psycopg.Connection, folder: Path) -> dic
         "sink": {"url": url, "queue": RELAYED},
         "folder": str(folder / "relay"),
     }
-    put(dba, INCOMING, 0, 40, "relayed")
+    put(dba, INCOMING, range(40), "relayed")
     wait_for_end(package, job, folder)
-    put(dba, INCOMING, 40, 80, "relayed")
+    put(dba, INCOMING, range(40, 80), "relayed")
     with dba.transaction():
         dba.execute(f"LOCK TABLE {RELAYED} IN ACCESS EXCLUSIVE MODE")
 
@@ -172,7 +170,7 @@ def write(package: Path, url: str, folder: Path) -> dict[str, list[str]]:
 
 def wait_for_end(package: Path, job: dict[str, object], folder: Path) -> None:
     """Run a job to its end."""
-    process = start_program(package, json.dumps(job), folder / "log")
+    process = start_program(package, json.dumps([job]), folder / "log")
     if process.wait(300):
         raise RuntimeError((folder / "log").read_text()[-4000:])
 
@@ -181,7 +179,7 @@ def kill_when(
     package: Path, job: dict[str, object], folder: Path, is_time: Callable[[], bool]
 ) -> None:
     """Run a job, and kill all its processes at a moment."""
-    process = start_program(package, json.dumps(job), folder / "log")
+    process = start_program(package, json.dumps([job]), folder / "log")
     for _ in range(3000):
         if is_time():
             kill_session(process)

@@ -1,12 +1,13 @@
 """
-A job that receives or relays, by whichever release of the package PYTHONPATH names.
+Jobs that receive or relay, by whichever release of the package PYTHONPATH names.
 
-    python program.py '{"kind": "receive", "options": {…}, "folder": "…", "stop": 3}'
+    python program.py '[{"kind": "receive", "options": {…}, "folder": "…", "stop": 3}, …]'
 
 `receive` writes the ids of each batch into a file with the batch's number, so that a batch that
 runs again replaces its file. `relay` sends what it receives into another queue. Both run until what
 waits is received, or, with `interval`, until they are killed. With `stop`, a batch of that number
 touches the file `reached` and waits to be killed before it writes. `write` sends a frame by a name.
+All streams of the list run at the same time, and the failure of one does not end the others.
 
 It uses only what all releases have.
 """
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 if TYPE_CHECKING:
@@ -44,7 +46,9 @@ def receive(frame: DataFrame, job: dict[str, Any]) -> StreamingQuery:
     landed.mkdir(parents=True, exist_ok=True)
 
     def write(batch: DataFrame, number: int) -> None:
-        ids = sorted(row[0] for row in batch.selectExpr("headers['NServiceBus.MessageId']").collect())
+        ids = sorted(
+            row[0] for row in batch.selectExpr("headers['NServiceBus.MessageId']").collect()
+        )
         if number == job.get("stop"):
             (folder / "reached").touch()
             time.sleep(600)
@@ -71,7 +75,7 @@ def write(spark: SparkSession, job: dict[str, Any]) -> None:
     sent.write.format("sqlqueue").mode("append").options(**options).save()
 
 
-def start(writer: Any, job: dict[str, Any]) -> StreamingQuery:  # noqa: ANN401 - of any release
+def start(writer: Any, job: dict[str, Any]) -> StreamingQuery:
     """Start the query."""
     interval = job.get("interval")
     trigger = {"processingTime": interval} if interval else {"availableNow": True}
@@ -84,17 +88,27 @@ def start(writer: Any, job: dict[str, Any]) -> StreamingQuery:  # noqa: ANN401 -
 
 
 def main() -> None:
-    """Run the job of the first argument."""
-    job = json.loads(sys.argv[1])
-    Path(job["folder"]).mkdir(parents=True, exist_ok=True)
+    """Run the jobs of the first argument; exit with 1 if one failed."""
+    jobs = json.loads(sys.argv[1])
     spark = SparkSession.builder.master("local[2]").config(map=SETTINGS).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    if job["kind"] == "write":
-        write(spark, job)
-        return
-    frame = spark.readStream.format("sqlqueue").options(**job["options"]).load()
-    query = {"receive": receive, "relay": relay}[job["kind"]](frame, job)
-    query.awaitTermination()
+    kinds = {"receive": receive, "relay": relay}
+    queries = []
+    for job in jobs:
+        Path(job["folder"]).mkdir(parents=True, exist_ok=True)
+        if job["kind"] == "write":
+            write(spark, job)
+            continue
+        frame = spark.readStream.format("sqlqueue").options(**job["options"]).load()
+        queries.append(kinds[job["kind"]](frame, job))
+    has_failed = False
+    for query in queries:
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            has_failed = True
+            print(error, file=sys.stderr)  # noqa: T201 - a program's output
+    sys.exit(has_failed)
 
 
 if __name__ == "__main__":
