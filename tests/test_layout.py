@@ -172,7 +172,7 @@ OUTSIDE = {
     "datasource/__init__.py streamReader",
     "datasource/write.py discard",
     "jobs/maintenance.py run",
-    "send/delayed.py _move",
+    "receive/due.py _move",
     "send/insert.py send_in_transaction",
 }
 

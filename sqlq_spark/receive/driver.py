@@ -29,11 +29,11 @@ from sqlq_spark.errors import (
     StreamOfOtherQueue,
 )
 from sqlq_spark.receive import offset, pace, peek, receipts
+from sqlq_spark.receive.due import DueMessagePoller
 from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.receive.pace import Backlog, Ramp
 from sqlq_spark.receive.peek import Found, PeekState
 from sqlq_spark.receive.receipts import Acknowledged, Claim
-from sqlq_spark.send.delayed import DueMessagePoller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
