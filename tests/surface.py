@@ -28,8 +28,8 @@ from sqlq_spark import functions, testing
 from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive.batch import Offset
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import Offset
 from sqlq_spark.receive.receipts import Acknowledged
 from sqlq_spark.testing import plugin
 

@@ -14,9 +14,19 @@ from hypothesis import strategies as st
 
 from sqlq_spark.errors import BadAddress, BadOffset, BadPlan
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive import offset as offsets
 from sqlq_spark.receive import peek
-from sqlq_spark.receive.offset import Offset, by_partition, share_out, tasks_of
+from sqlq_spark.receive.batch import (
+    CEILING,
+    LONGEST_PLAN,
+    MOST_TASKS,
+    Offset,
+    QueuePlan,
+    deal_to_partitions,
+    group_by_partition,
+    read_plan,
+    tasks_of,
+    write_plan,
+)
 from sqlq_spark.receive.pace import (
     BYTES_PER_TASK,
     MESSAGES_PER_TASK,
@@ -29,7 +39,6 @@ from sqlq_spark.receive.pace import (
     plans,
 )
 from sqlq_spark.receive.peek import Found, PeekState, Query, cut
-from sqlq_spark.receive.receipts import CEILING
 from sqlq_spark.wire import LOWEST_SEQ
 from sqlq_spark.wire.address import QueueAddress
 
@@ -266,20 +275,23 @@ def test_bytes_and_partitions_are_shared_by_what_was_expected() -> None:
     large = {"messages": 50_000, "share": 50_000, "bytes": 1000, "bounds": [1, 100_000]}
     end = offset(*[small] * 5, large, *[small] * 6)
     again = offset({"partitions": [1, 0]}, {"bounds": [3, 4], "partitions": [1]})
-    for its, parts in (
-        (replace(end, plan=share_out(end.plan, 3)), [[5], [0, 2, 4, 7, 9, 11], [1, 3, 6, 8, 10]]),
-        (replace(end, plan=share_out(end.plan, 99)), [[5], *([at] for at in range(12) if at != 5)]),
+    on_three = replace(end, plan=deal_to_partitions(end.plan, 3))
+    on_many = replace(end, plan=deal_to_partitions(end.plan, 99))
+    for dealt, parts in (
+        (on_three, [[5], [0, 2, 4, 7, 9, 11], [1, 3, 6, 8, 10]]),
+        (on_many, [[5], *([task] for task in range(12) if task != 5)]),
         (again, [[1], [0, 2]]),
     ):
         for most in ("1", "9"):
-            found = by_partition(its, tasks_of(its, options(maxConcurrency=most)))
-            assert [[task.task for task in part] for part in found] == parts
+            tasks = tasks_of(dealt, options(maxConcurrency=most))
+            groups = group_by_partition(dealt, tasks)
+            assert [[task.task for task in group] for group in groups] == parts
 
 
 BAD_PARTS: list[dict[str, Any]] = [
     *({"queue": name} for name in ('"a', '"a"."b"."c"', "", "x" * 56, None, "a\0", "\ud800")),
     # ranges rise, and are of the database's numbers; no plan has too many tasks
-    *({"bounds": bounds} for bounds in ([2, 1], [1, 2**63], [*range(offsets.MOST_TASKS + 2)])),
+    *({"bounds": bounds} for bounds in ([2, 1], [1, 2**63], [*range(MOST_TASKS + 2)])),
     *({"share": 0}, {"messages": True}, {"partitions": [0]}, {"partitions": [0, None]}),
 ]
 
@@ -290,7 +302,7 @@ def test_a_plan_that_cannot_be_one_is_refused() -> None:
         with pytest.raises((BadAddress, BadPlan)):
             tasks_of(offset(part), options())
     with pytest.raises(BadPlan, match="characters"):
-        offsets.read_plan("[" + " " * offsets.LONGEST, "r", 2)
+        read_plan("[" + " " * LONGEST_PLAN, "r", 2)
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -316,12 +328,41 @@ def test_an_offset_of_another_form_raises() -> None:
             Offset.parse(offset({}).to_json() | wrong)
 
 
-def test_an_offset_keeps_its_text() -> None:
-    """Spark compares the text of offsets: the order of keys is constant."""
-    end = offset({}, {"bounds": [3, 4]})
+# an offset of version 1, as a release wrote it into a checkpoint
+VERSION_1 = (
+    '{"v":1,"stream":"6f1c0d52-3c1b-4b6e-9a53-0d6c1f5be7a1","batch":12,"plan":['
+    '{"queue":"\\"public\\".\\"orders\\"","messages":2500,"share":1000,"bytes":1184,'
+    '"bounds":[-5,1000,2000,2501],"partitions":[0,1,0]},'
+    '{"queue":"\\"sales\\".\\"b, \\u00fc\\"","messages":1,"share":1,"bytes":1,'
+    '"bounds":[9223372036854775806,9223372036854775807],"partitions":[1]}]}'
+)
 
-    assert Offset.parse(end.to_json()) == end
-    assert json.dumps(end.to_json()).startswith(
-        '{"v": 1, "stream": "r", "batch": 3, "plan": [{"queue": "\\"public\\".\\"a\\"", '
-        '"messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11], "partitions": [0, 0]}, {'
+
+def test_an_offset_of_version_1_is_read_and_written_as_it_was() -> None:
+    """Checkpoints of earlier releases hold it, and Spark compares the text byte for byte."""
+    end = Offset.parse(json.loads(VERSION_1))
+
+    assert json.dumps(end.to_json(), separators=(",", ":")) == VERSION_1
+    assert end == Offset(
+        stream="6f1c0d52-3c1b-4b6e-9a53-0d6c1f5be7a1",
+        batch=12,
+        plan=(
+            QueuePlan(
+                queue='"public"."orders"',
+                messages=2500,
+                share=1000,
+                bytes=1184,
+                bounds=(-5, 1000, 2000, 2501),
+                partitions=(0, 1, 0),
+            ),
+            QueuePlan(
+                queue='"sales"."b, ü"',
+                messages=1,
+                share=1,
+                bytes=1,
+                bounds=(2**63 - 2, 2**63 - 1),
+                partitions=(1,),
+            ),
+        ),
     )
+    assert read_plan(write_plan(end.plan), end.stream, end.batch) == end.plan

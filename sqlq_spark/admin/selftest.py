@@ -29,7 +29,7 @@ from sqlq_spark.database import dialect_named, find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of, with_login
-from sqlq_spark.receive import driver, offset, receipts
+from sqlq_spark.receive import batch, driver, receipts
 from sqlq_spark.receive import task as tasks
 from sqlq_spark.send import dispatch, insert, sender, subscriptions
 from sqlq_spark.wire.address import QueueAddress, delayed_of
@@ -134,17 +134,17 @@ class Bench:
         staged = dispatch.stage(self.session(), chunks, sink=secrets.token_hex(8), batch=0)
         session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
 
-    def batches(self, **more: str) -> Iterator[tasks.Task]:
+    def batches(self, **more: str) -> Iterator[batch.Task]:
         """Begin a stream; give the task of each batch, acknowledge it, and end with the queue."""
         options = self.options(SourceOptions, maxConcurrency="1", **more)
         stream = driver.StreamDriver(options, time.monotonic, checks.at_start)
         self.stack.callback(stream.close)
-        end = offset.INITIAL
+        end = batch.INITIAL
         while (following := stream.latest(end)) != end:
             end = following
             yield from stream.tasks(end)
 
-    def receive(self, task: tasks.Task, connection: Connection | None = None) -> pa.Table:
+    def receive(self, task: batch.Task, connection: Connection | None = None) -> pa.Table:
         return tasks.receive(connection or self.open(), task, spark_batch=NO_SPARK_BATCH)
 
 

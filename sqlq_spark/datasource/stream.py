@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pyspark
@@ -13,10 +14,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from sqlq_spark import spark_api
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.datasource import warn_once
+from sqlq_spark.receive.batch import INITIAL, Offset, Task, group_by_partition
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset, by_partition
 from sqlq_spark.receive.poison import warn_of_poison
-from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
 
@@ -50,8 +51,8 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         self.options = options
         self.columns = schema
         self._driver: StreamDriver | None = None
-        self._planned = INITIAL  # end of the last batch whose tasks Spark asked for
-        self._answered = -1e9  # when latestOffset returned last
+        self._last_end = INITIAL  # of the batch whose tasks Spark asked for last
+        self._answered = -inf  # when latestOffset returned last
 
     @property
     def driver(self) -> StreamDriver:
@@ -87,7 +88,7 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
                 "the query again until it receives nothing, or use Spark 4.2",
                 pyspark.__version__,
             )
-        end = self._planned if start is None else Offset.parse(start)
+        end = self._last_end if start is None else Offset.parse(start)
         called, following = time.monotonic(), self.driver.latest(end)
         if following == end and called < self._answered + POLLED:
             time.sleep(min(IDLE, self.driver.rest()))
@@ -108,9 +109,9 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         end: dict[str, Any],
     ) -> Sequence[TaskPartition]:
         """Make the tasks of a batch, from its offset alone: a replay has nothing else."""
-        self._planned = Offset.parse(end)
-        tasks = self.driver.tasks(self._planned)
-        return [TaskPartition(each) for each in by_partition(self._planned, tasks)]
+        self._last_end = Offset.parse(end)
+        tasks = self.driver.tasks(self._last_end)
+        return [TaskPartition(group) for group in group_by_partition(self._last_end, tasks)]
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Receive on an executor, or hand out again what an earlier attempt received."""

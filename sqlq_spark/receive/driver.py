@@ -28,9 +28,17 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import offset, pace, peek, receipts
+from sqlq_spark.receive import pace, peek, receipts
+from sqlq_spark.receive.batch import (
+    INITIAL,
+    Offset,
+    QueuePlan,
+    deal_to_partitions,
+    read_plan,
+    tasks_of,
+    write_plan,
+)
 from sqlq_spark.receive.due import DueMessagePoller
-from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
 from sqlq_spark.receive.pace import Backlog, Ramp
 from sqlq_spark.receive.peek import Found, PeekState
 from sqlq_spark.receive.receipts import Acknowledged, Claim
@@ -40,8 +48,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.offset import BatchPlan
-    from sqlq_spark.receive.task import Task
+    from sqlq_spark.receive.batch import BatchPlan, Task
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -121,7 +128,7 @@ class StreamDriver:
         planned = {part.queue for part in end.plan}
         if planned and planned.isdisjoint(self.queues):
             self._session.run_with_retries(partial(self._check_owner, end=end))
-        return offset.tasks_of(end, self.options)
+        return tasks_of(end, self.options)
 
     def report(self) -> dict[str, Any]:
         """Report what the progress shows as `sources[].latestOffset`, in messages and seconds."""
@@ -404,9 +411,9 @@ class StreamDriver:
             elif start == self._acknowledged:  # else this transaction has locked its stream
                 stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
         if stored is None:
-            connection.run("store_plan", stream=stream, batch=batch, plan=offset.write_plan(plan))
+            connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(plan))
         else:
-            plan = offset.read_plan(stored, stream, batch)
+            plan = read_plan(stored, stream, batch)
         return Offset(stream=stream, batch=batch, plan=plan)
 
     def _plan(self, now: float, turn: int) -> BatchPlan:
@@ -434,7 +441,7 @@ class StreamDriver:
         if plan:
             self._waiting_since = None
             self._warn_of_cores(sum(part.tasks for part in plan))
-        return offset.share_out(plan, options.concurrency)
+        return deal_to_partitions(plan, options.concurrency)
 
     def _count_wait(self, now: float) -> float:
         if self._is_frozen:

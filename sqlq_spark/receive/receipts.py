@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
@@ -26,6 +26,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import SENT
 from sqlq_spark.database.trust import Use, use
 from sqlq_spark.options.fields import LARGEST_MESSAGE
+from sqlq_spark.receive.batch import CEILING, STEP
 from sqlq_spark.receive.pace import Outcome
 from sqlq_spark.wire.dialects import split_canonical
 from sqlq_spark.wire.header_columns import has_id
@@ -39,17 +40,11 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.offset import Offset
-    from sqlq_spark.receive.task import Task, TaskResult
+    from sqlq_spark.receive.batch import Offset, ReceiptKey, Task, TaskResult
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
-ReceiptKey: TypeAlias = tuple[str, int, int]  # stream, batch and task
-
-# A task holds about this much of headers and bodies; the rest waits for the next batch.
-CEILING = 64 << 20
-STEP = 16 << 20
 # bytes of a row beside headers and body; a text may grow so many times as UTF-8
 ROW, GROWTH = 64, 3
 # what became of messages: diverted to the error queue, forwarded to other queues

@@ -23,7 +23,6 @@ done: either nothing has happened, or the receipt is there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,57 +34,18 @@ from sqlq_spark.database.destinations import run_without_failed
 from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.receive import receipts
+from sqlq_spark.receive.batch import STEP, TaskResult
 from sqlq_spark.receive.forward import forward
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.receive.receipts import CEILING, STEP
 from sqlq_spark.wire.rows import NO_SPARK_BATCH, QUEUE_ROW, SparkBatch, sort_by_seq, weigh
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.trust import Reasons
-    from sqlq_spark.options import SourceOptions
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.receive.batch import Task
 
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 NOTHING = "this task receives nothing"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """What one task of a batch receives, and from where."""
-
-    queue: QueueAddress
-    stream: str | None  # None: transactionMode=none, the task leaves no receipt
-    batch: int
-    task: int
-    first: int  # of the range of seqs
-    stop: int
-    messages: int  # at most
-    bytes: int = CEILING  # at most, but one message at least
-    bytes_each: float = 1024.0  # expected, of one message
-    receives: bool = True  # False: the options do not name its queue
-    options: SourceOptions = field(repr=False)  # of the read: one object for all tasks of a batch
-
-    @property
-    def name(self) -> str:
-        """What the DBA and the errors call it."""
-        return f"{self.stream or 'without receipts'} {self.batch}/{self.task}"
-
-    @property
-    def key(self) -> receipts.ReceiptKey:
-        """The stream, batch and task of its receipt."""
-        assert self.stream is not None, "a task of transactionMode=none has no receipt"  # noqa: S101
-        return self.stream, self.batch, self.task
-
-
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """What a task delivers, and what became of the rest."""
-
-    rows: pa.Table  # of QUEUE_ROW
-    expired: int = 0
-    diverted: int = 0  # to the error queue
-    forwarded: int = 0  # to other queues
 
 
 def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> pa.Table:

@@ -27,8 +27,8 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of
+from sqlq_spark.receive.batch import INITIAL, Offset, Task, write_plan
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset, write_plan
 from sqlq_spark.receive.receipts import (
     Acknowledged,
     Claim,
@@ -38,7 +38,7 @@ from sqlq_spark.receive.receipts import (
     return_,
     save,
 )
-from sqlq_spark.receive.task import Task, divert, fence, receive, take
+from sqlq_spark.receive.task import divert, fence, receive, take
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 

@@ -20,8 +20,8 @@ from sqlq_spark.database.looks import AboveSequence
 from sqlq_spark.datasource import stream
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.receive import pace
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import find_above
-from sqlq_spark.receive.offset import INITIAL
 
 from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
 

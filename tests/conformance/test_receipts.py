@@ -12,7 +12,7 @@ from servers import only
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
+from sqlq_spark.receive.batch import INITIAL, Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
 from sqlq_spark.wire.rows import SparkBatch
 

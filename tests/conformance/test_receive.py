@@ -23,8 +23,9 @@ from sqlq_spark.admin import inspect
 from sqlq_spark.database.postgresql import connection as postgresql
 from sqlq_spark.receive import browse, poison
 from sqlq_spark.receive import task as module
+from sqlq_spark.receive.batch import Task, TaskResult
 from sqlq_spark.receive.receipts import save
-from sqlq_spark.receive.task import Task, TaskResult, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.headers import MESSAGE_ID
 from sqlq_spark.wire.rows import QUEUE_ROW, SparkBatch
 

@@ -16,7 +16,7 @@ from servers import only
 from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.receive import browse, poison
-from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.batch import INITIAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,8 @@ from sqlq_spark import errors
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, Deadlock
 from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.batch import INITIAL, Offset
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.sender import CHUNK_ROW
 from sqlq_spark.wire.rows import SparkBatch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from receipt_moves import Move, State
 
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.receive.task import Task
+    from sqlq_spark.receive.batch import Task
 
     from .world import World
 

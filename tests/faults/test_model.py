@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.receive.batch import Task
     from sqlq_spark.wire.rows import SparkBatch
 
     from .queries import Checkpoint, Driver, Kind
@@ -224,7 +225,7 @@ def test_every_message_is_in_one_place_whatever_happens(world: World) -> None:
 
 
 def open_always(
-    connection: Connection, task: receiving.Task, spark_batch: SparkBatch
+    connection: Connection, task: Task, spark_batch: SparkBatch
 ) -> tuple[bool, None, bool]:
     """Let a task of a batch that was acknowledged receive; nobody will read its receipt."""
     assert task.stream is not None

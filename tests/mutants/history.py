@@ -127,8 +127,8 @@ HISTORY = [
     ),
     Fault(
         id="plan-names-any-queue",
-        file="receive/offset.py",
-        old="receives=part.queue in known,",
+        file="receive/batch.py",
+        old="receives=queue_plan.queue in known,",
         new="receives=True,",
         tests=[
             "hostile/test_state.py::test_a_stored_plan_receives_only_from_queues_that_the_options_name"
