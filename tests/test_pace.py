@@ -33,7 +33,6 @@ from sqlq_spark.receive.pace import (
     RAMP_DOWN,
     RAMP_UP,
     Backlog,
-    Outcome,
     Plan,
     Ramp,
     plans,
@@ -121,21 +120,24 @@ def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
             assert enough or each >= MESSAGES_PER_TASK
 
 
-RAMPED = {
-    (Ramp(2, successes=RAMP_UP), Outcome(1, 0, 10)): Ramp(3),
-    (Ramp(2), Outcome(2 * (RAMP_UP + 1) + 1, 0, 10)): Ramp(4, successes=1),
-    (Ramp(8, successes=RAMP_UP), Outcome(2, 0, 10)): Ramp(8, successes=RAMP_UP + 2),
-    (Ramp(8), Outcome(RAMP_DOWN + 3, RAMP_DOWN + 3, 0)): Ramp(5, failures=RAMP_DOWN + 3),
-    (Ramp(8), Outcome(8, 2, 10)): Ramp(8, failures=2),
-    (Ramp(20), Outcome(0, 0, 0)): Ramp(8),
-}
+# a ramp, the tasks of a batch, how many of them were empty, and the ramp after it
+RAMPED = [
+    (Ramp(2, successes=RAMP_UP), 1, 0, Ramp(3)),
+    (Ramp(2), 2 * (RAMP_UP + 1) + 1, 0, Ramp(4, successes=1)),
+    (Ramp(8, successes=RAMP_UP), 2, 0, Ramp(8, successes=RAMP_UP + 2)),
+    (Ramp(8), RAMP_DOWN + 3, RAMP_DOWN + 3, Ramp(5, failures=RAMP_DOWN + 3)),
+    (Ramp(8), 8, 2, Ramp(8, failures=2)),
+    (Ramp(20), 0, 0, Ramp(8)),
+]
 
 
 def test_the_ramp_counts_as_version_2_1_does() -> None:
     """Over a threshold of receives in a row: one task more, or less, with eight at the most."""
-    for (ramp, outcome), expected in RAMPED.items():
-        assert ramp.after(outcome, limits(max_concurrency=8)) == expected
-        assert ramp.after(outcome, limits(max_concurrency=9, min_concurrency=9)).tasks == 9
+    eight = limits(max_concurrency=8)
+    nine = limits(max_concurrency=9, min_concurrency=9)
+    for ramp, tasks, empty, expected in RAMPED:
+        assert ramp.after(tasks=tasks, empty=empty, options=eight) == expected
+        assert ramp.after(tasks=tasks, empty=empty, options=nine).tasks == 9
 
 
 # ----- looks -----------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def test_the_ranges_cover_the_batch_and_share_it(
 START, ANCHOR = Query("start", LOWEST_SEQ), Query("anchor", 5)
 BEHIND = Query("behind", 8, ends=True)
 WAITING = Found(3, marks=(5, 6, 7), last=7)
-SOME, NONE = Outcome(tasks=1, empty=0, got=3), Outcome(tasks=1, empty=1, got=0)
+SOME, NONE = 3, 0  # messages that a batch has taken
 
 
 def look(
@@ -184,10 +186,10 @@ def look(
     return state, asked
 
 
-def received(state: PeekState, outcome: Outcome | None = None) -> PeekState:
+def received(state: PeekState, taken: int | None = None) -> PeekState:
     """Plan all that was found, and learn what became of it."""
     planned = peek.plan(state, Plan(state.found.messages, 1))[0]
-    return planned if outcome is None else peek.learn(planned, outcome)
+    return planned if taken is None else peek.learn(planned, taken)
 
 
 def test_a_look_starts_where_the_queue_started() -> None:

@@ -24,12 +24,13 @@ import stamina
 
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin.receipts import return_receipt
 from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
 from sqlq_spark.database import dialect_named, find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of, with_login
-from sqlq_spark.receive import batch, driver, receipts
+from sqlq_spark.receive import batch, driver
 from sqlq_spark.receive import task as tasks
 from sqlq_spark.send import dispatch, insert, sender, subscriptions
 from sqlq_spark.wire.address import QueueAddress, delayed_of
@@ -360,7 +361,7 @@ def roles(bench: Bench) -> Seen:
         producer.send([b"x"] * 2, delivery="atLeastOnce")
         reader.receive(task := next(batches))
         with transaction(desk):
-            yield "returned", receipts.return_(desk, task.key, queue), 2
+            yield "returned", return_receipt(desk, task.key, queue), 2
         yield "purged", driver.purge(desk, [queue]), 2
         yield "trail", len(inspect.trail(desk, entries=10)), 1
     except errors.RightMissing as error:

@@ -41,7 +41,7 @@ from sqlq_spark.receive.batch import (
 from sqlq_spark.receive.due import DueMessagePoller
 from sqlq_spark.receive.pace import Backlog, Ramp
 from sqlq_spark.receive.peek import Found, PeekState
-from sqlq_spark.receive.receipts import Acknowledged, Claim
+from sqlq_spark.receive.receipts import Claim, Closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ class StreamDriver:
         self._planned: Offset | None = None  # the batch that this process has planned last
         self._warned_of_unread = -inf  # when it was warned of a batch of which no task ran
         self._acknowledged = INITIAL
-        self._closed = Acknowledged(batch=0)  # what the acknowledged batch has received
+        self._closed = Closed(batch=0)  # what the acknowledged batch has received
         self._learned = 0  # the batch that the ramp has counted last
         self._waiting_since: float | None = None
 
@@ -133,10 +133,11 @@ class StreamDriver:
     def report(self) -> dict[str, Any]:
         """Report what the progress shows as `sources[].latestOffset`, in messages and seconds."""
         now, most, closed = datetime.now(UTC), self.options.max_messages, self._closed
+        outcomes = {outcome.queue: outcome for outcome in closed.outcomes}
         queues = {
             name: peek.report_queue(name, look.found, most, now)
             for name, look in self.looks.items()
-            if look.found.messages or name in closed.queues
+            if look.found.messages or name in outcomes
         }
         waiting = queues.values()
         ages = [each["oldestWaited"] for each in waiting if each["oldestWaited"] is not None]
@@ -151,8 +152,9 @@ class StreamDriver:
         if self._acknowledged.stream is not None:
             report["lastBatch"] = closed.report()
         if len(self.looks) > 1:
-            for name in queues.keys() & closed.queues.keys():
-                queues[name]["lastBatch"] = closed.queues[name].report()
+            for name in queues.keys() & outcomes.keys():
+                last = receipts.report_batch(closed.batch, [outcomes[name]])
+                queues[name]["lastBatch"] = last
             report["queues"] = [*waiting]
         return report
 
@@ -229,7 +231,7 @@ class StreamDriver:
                 if not known:
                     closed = receipts.acknowledge(connection, start, self.claim)
                     self._learn(closed)
-                if closed.plan is None:
+                if closed.stored_plan is None:
                     self._look(connection, now)
                 is_unread = closed.unread_tasks > 0 and start == self._planned and not known
                 following = None if is_unread else self._plan_next(connection, start, closed, now)
@@ -253,7 +255,7 @@ class StreamDriver:
         self._planned = following
         return following
 
-    def _report_unread(self, closed: Acknowledged, now: float) -> None:
+    def _report_unread(self, closed: Closed, now: float) -> None:
         """
         Warn of a batch of which no task ran; end a run of AvailableNow, which would have no end.
 
@@ -279,7 +281,7 @@ class StreamDriver:
         at_least = "at least " if backlog["backlogIsEstimate"] else ""
         log.warning(UNREAD_AT_END, queue, closed.batch, tasks, at_least, backlog["backlog"])
 
-    def _warn_of_unread(self, closed: Acknowledged) -> None:
+    def _warn_of_unread(self, closed: Closed) -> None:
         """Warn of a batch of which no task ran, if nothing else reports it."""
         if closed.unread_tasks:
             log.warning(receipts.MISSING, self.claim.queue, closed.batch, closed.unread_tasks, 0)
@@ -304,23 +306,25 @@ class StreamDriver:
         self._note(end, closed)
         self._warn_of_unread(closed)
 
-    def _learn(self, closed: Acknowledged) -> None:
+    def _learn(self, closed: Closed) -> None:
         """Record what a batch has received. A batch that is closed again counts once."""
         # the messages of one that was passed over wait: no other consumer holds them
-        if not closed.outcome.tasks or closed.batch == self._learned or closed.is_passed_over:
+        if not closed.tasks or closed.batch == self._learned or closed.is_passed_over:
             return
         self._learned = closed.batch
-        self.ramp = self.ramp.after(closed.outcome, self.options)
-        for name in self.looks.keys() & closed.queues.keys():
-            self.looks[name] = peek.learn(self.looks[name], closed.queues[name].outcome)
+        self.ramp = self.ramp.after(tasks=closed.tasks, empty=closed.empty, options=self.options)
+        for outcome in closed.outcomes:
+            if outcome.queue in self.looks:
+                look = self.looks[outcome.queue]
+                self.looks[outcome.queue] = peek.learn(look, outcome.taken)
         log.info(
             "%s: batch %d acknowledged: %d messages, %d expired, %d diverted, %d forwarded",
             self.claim.queue,
             closed.batch,
-            *closed.counts.values(),
+            *receipts.count_messages(closed.outcomes).values(),
         )
 
-    def _note(self, end: Offset, closed: Acknowledged) -> None:
+    def _note(self, end: Offset, closed: Closed) -> None:
         """Remember, after the commit, what is acknowledged."""
         self._acknowledged, self._closed = end, closed
         self.claim = replace(self.claim, stream=end.stream)
@@ -389,10 +393,10 @@ class StreamDriver:
         )
 
     def _plan_next(
-        self, connection: Connection, start: Offset, closed: Acknowledged, now: float
+        self, connection: Connection, start: Offset, closed: Closed, now: float
     ) -> Offset | None:
         """Plan the next batch, in the transaction that is open; None: there is nothing to do."""
-        stream, batch, stored = start.stream, closed.batch + 1, closed.plan
+        stream, batch, stored = start.stream, closed.batch + 1, closed.stored_plan
         if stored is None:
             plan = self._plan(now, closed.batch)
             if not plan:

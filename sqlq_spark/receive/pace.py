@@ -39,15 +39,6 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a batch has received."""
-
-    tasks: int
-    empty: int  # tasks that got nothing
-    got: int  # messages taken from the queue, expired and forwarded among them
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What the next batch asks of a queue; each of its tasks has a message to look for."""
 
@@ -63,24 +54,35 @@ class Ramp:
     successes: int = 0
     failures: int = 0
 
-    def after(self, outcome: Outcome, options: SourceOptions) -> Ramp:
+    def after(self, *, tasks: int, empty: int, options: SourceOptions) -> Ramp:
         """
-        Move by the batch that was just acknowledged; each of its tasks is one receive.
+        Move by the batch that was just acknowledged. Each of its tasks is one receive.
 
-        The successes count first: one empty task in every batch is enough to end the increase.
+        The receives with messages count first. So one empty task in every batch is enough to end
+        the increase.
+
+        Args:
+            tasks: of the batch.
+            empty: how many of them received nothing.
+            options: with the limits of the number of tasks.
         """
-        least, most = options.min_concurrency, options.concurrency
-        tasks = min(max(self.tasks, least), most)
-        successes, failures = self.successes, self.failures
-        for _ in range(outcome.tasks - outcome.empty):
-            successes, failures = successes + 1, 0
-            if successes > RAMP_UP and tasks < most:
-                tasks, successes = tasks + 1, 0
-        for _ in range(outcome.empty):
-            successes, failures = 0, failures + 1
-            if failures > RAMP_DOWN and tasks > least:
-                tasks -= 1
-        return Ramp(tasks, successes, failures)
+        least = options.min_concurrency
+        most = options.concurrency
+        allowed = min(max(self.tasks, least), most)
+        successes = self.successes
+        failures = self.failures
+        for _ in range(tasks - empty):
+            failures = 0
+            successes += 1
+            if successes > RAMP_UP and allowed < most:
+                allowed += 1
+                successes = 0
+        for _ in range(empty):
+            successes = 0
+            failures += 1
+            if failures > RAMP_DOWN and allowed > least:
+                allowed -= 1
+        return Ramp(allowed, successes, failures)
 
 
 def plans(

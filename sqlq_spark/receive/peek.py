@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlq_spark.database.looks import AboveSequence
-    from sqlq_spark.receive.pace import Outcome, Plan
+    from sqlq_spark.receive.pace import Plan
 
 LAST_LOOKED_AT = HIGHEST_SEQ - 1  # what is one higher still must be a number of the database
 # A query from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
@@ -254,13 +254,13 @@ def cut(found: Found, asked: Plan) -> tuple[int, tuple[int, ...]]:
     return step * found.grain, tuple(bounds)
 
 
-def learn(state: PeekState, outcome: Outcome) -> PeekState:
-    """Record what the batch that was planned last has received."""
+def learn(state: PeekState, taken: int) -> PeekState:
+    """Record how many messages the batch that was planned last has taken from the queue."""
     planned = state.planned
     if planned is None:
         return state
-    state = replace(spend(state, outcome.got), planned=replace(planned, empty=outcome.got == 0))
-    if outcome.got >= planned.asked and state.behind is None:
+    state = replace(spend(state, taken), planned=replace(planned, empty=taken == 0))
+    if taken >= planned.asked and state.behind is None:
         state = replace(state, anchor=planned.stop)  # dead rows before it need no second look
     return state
 

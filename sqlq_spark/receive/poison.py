@@ -271,12 +271,12 @@ class Moved:
     expired: int
 
 
-def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
+def divert_large(connection: Connection, task: Task, *, is_short: bool) -> tuple[int, int]:
     """
     Move messages to the error queue that are too large or have too large headers, on the server.
 
-    `short`: the task got less than it was planned for and may hold. Raises MessageTooLarge if there
-    is no error queue.
+    `is_short`: the task got less than was planned for it, and less than it may hold. Raises
+    MessageTooLarge if there is no error queue.
 
     Returns:
         How many were moved, and how many had expired and are gone.
@@ -286,7 +286,7 @@ def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[in
     # `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
     # they are in the plan's sample: SAMPLED times its mean is no less than each of them. A mean
     # counts a character of headers as one byte, where the table may store it in two
-    if not short or task.bytes_each * SAMPLED < min(largest, largest_headers // 2):
+    if not is_short or task.bytes_each * SAMPLED < min(largest, largest_headers // 2):
         return 0, 0
     found = connection.rows(
         "find_large",

@@ -372,7 +372,7 @@ def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
 
     def ack(connection: Connection) -> int:
         with transaction(connection, timeout=SOON):
-            return acknowledge(connection, Offset(stream=stream, batch=1), bench.who).batch
+            return acknowledge(connection, Offset(stream=stream, batch=1), bench.claim).batch
 
     def attempt() -> list[bytes]:
         return bodies(again(partial(receive, task=bench.task(stream), spark_batch=NO_SPARK_BATCH)))

@@ -92,7 +92,8 @@ GO
 -- lock_stream
 UPDATE [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
+       inserted.[plan] AS stored_plan
  WHERE stream = @stream;
 GO
 

@@ -103,8 +103,8 @@ HISTORY = [
     Fault(
         id="database-went-back",
         file="receive/receipts.py",
-        old="if acked < batch - 1 or (acked < batch and not was_planned):",
-        new="if acked < batch - 1:",
+        old="if row.acked_batch < batch - 1 or (is_open and not was_planned):",
+        new="if row.acked_batch < batch - 1:",
         tests=[
             "conformance/test_receipts.py::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
         ],
@@ -121,8 +121,8 @@ HISTORY = [
     Fault(
         id="missing-receipts-accepted",
         file="receive/receipts.py",
-        old="        if who.options.fail_on_missing_receipts:\n",
-        new="        if who.options.fail_on_missing_receipts and not found:\n",
+        old="    if claim.options.fail_on_missing_receipts:\n",
+        new="    if claim.options.fail_on_missing_receipts and not found:\n",
         tests=["conformance/test_receipts.py::test_missing_receipts_may_be_an_error"],
     ),
     Fault(
@@ -148,8 +148,8 @@ HISTORY = [
     Fault(
         id="forwarded-counted-as-diverted",
         file="receive/task.py",
-        old="diverted = live.num_rows - good.num_rows + given_up + large",
-        new="diverted = live.num_rows - good.num_rows + given_up + forwarded + large",
+        old="diverted=poison + large + unforwarded,",
+        new="diverted=poison + large + unforwarded + forwarded,",
         tests=[
             "conformance/test_destinations.py::test_a_message_for_another_queue_is_forwarded_once"
         ],

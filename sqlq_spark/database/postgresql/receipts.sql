@@ -16,8 +16,9 @@ VALUES (:stream::text, :queue_name::text, :driver::text)
 
 -- name: lock_stream
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text
-SELECT queue, driver, acked_batch, plan_batch, plan
+-- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, stored_plan
+--          text
+SELECT queue, driver, acked_batch, plan_batch, plan AS stored_plan
   FROM {state}.stream
  WHERE stream = :stream::text
    FOR UPDATE

@@ -17,10 +17,11 @@ VALUES (@stream, @queue_name, @driver)
 -- An update that changes nothing: other sessions may ignore a lock that is only a hint.
 -- REPEATABLEREAD keeps it where optimized locking (Azure, 2025) may release it with the statement.
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan
+-- Returns: queue, driver, acked_batch bigint, plan_batch bigint, stored_plan
 UPDATE {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
+       inserted.[plan] AS stored_plan
  WHERE stream = @stream
 
 -- name: claim
