@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sqlq_spark.database.looks import AboveSequence
 from sqlq_spark.errors import BadAddress, BadOffset, BadPlan
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import peek
@@ -33,11 +34,11 @@ from sqlq_spark.receive.pace import (
     RAMP_DOWN,
     RAMP_UP,
     Backlog,
-    Plan,
+    Quota,
     Ramp,
-    plans,
+    quotas,
 )
-from sqlq_spark.receive.peek import Found, PeekState, Query, cut
+from sqlq_spark.receive.peek import Found, PeekState, Question, cut_ranges
 from sqlq_spark.wire import LOWEST_SEQ
 from sqlq_spark.wire.address import QueueAddress
 
@@ -83,8 +84,8 @@ def test_a_batch_takes_what_waits_within_its_limits() -> None:
     for waiting, allowed, waited, expected in PLANS:
         queues = [Backlog(*each, *(100, None)[len(each) - 1 :]) for each in waiting]
         for tasks in (allowed.concurrency, 1):
-            found = plans(queues, allowed, Ramp(tasks), waited=waited, turn=0)
-            most = [each and Plan(each[0], min(each[1], tasks)) for each in expected]
+            found = quotas(queues, allowed, Ramp(tasks), waited=waited, turn=0)
+            most = [each and Quota(each[0], min(each[1], tasks)) for each in expected]
             assert found == most, waiting
 
 
@@ -94,7 +95,7 @@ def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
 ) -> None:
     """Each queue is asked within as many batches as there are queues."""
     batches = [
-        plans(queues, allowed, ramp, waited=allowed.max_trigger_delay, turn=turn + at)
+        quotas(queues, allowed, ramp, waited=allowed.max_trigger_delay, turn=turn + at)
         for at in range(len(queues))
     ]
 
@@ -149,89 +150,110 @@ def test_the_ranges_cover_the_batch_and_share_it(
 ) -> None:
     """They follow one another from the lowest; each but the last holds exactly a share."""
     seqs = [*accumulate(gaps, initial=-7)][1:]
-    found = Found(len(seqs), marks=tuple(seqs[::grain]), grain=grain, last=seqs[-1])
-    plan = Plan(data.draw(st.integers(1, len(seqs))), data.draw(st.integers(1, 12)))
+    found = Found(len(seqs), cuts=tuple(seqs[::grain]), grain=grain, last=seqs[-1])
+    quota = Quota(data.draw(st.integers(1, len(seqs))), data.draw(st.integers(1, 12)))
 
-    share, bounds = cut(found, plan)
+    share, bounds = cut_ranges(found, quota)
     held = [sum(first <= seq < stop for seq in seqs) for first, stop in pairwise(bounds)]
 
     assert bounds[0] == seqs[0]
     assert all(first < stop for first, stop in pairwise(bounds))
-    assert plan.messages <= sum(held) < plan.messages + grain
-    assert len(held) <= plan.tasks
+    assert quota.messages <= sum(held) < quota.messages + grain
+    assert len(held) <= quota.tasks
     assert set(held[:-1]) <= {share}
     assert 0 < held[-1] <= share
 
 
-START, ANCHOR = Query("start", LOWEST_SEQ), Query("anchor", 5)
-BEHIND = Query("behind", 8, ends=True)
-WAITING = Found(3, marks=(5, 6, 7), last=7)
+WAITING = Found(3, cuts=(5, 6, 7), last=7)
 SOME, NONE = 3, 0  # messages that a batch has taken
 
 
 def look(
-    state: PeekState, *answers: Found, receipts: bool = True, now: float = 0.0, took: float = 0.0
-) -> tuple[PeekState, list[Query]]:
-    """Run a look whose queries find `answers`, in order; all of them are needed."""
-    asked = []
-    query: Query | None
-    state, query = peek.start_look(state, now)
-    for found in answers:
-        assert query is not None
-        asked.append(query)
-        state, query = peek.answer_look(
-            state, query, found, now=now, took=took, receipts=receipts, pause=1.0
-        )
-    assert query is None
-    return state, asked
+    state: PeekState,
+    *answers: Found,
+    mode: str = "receiveOnly",
+    now: float = 0.0,
+    took: float = 0.0,
+) -> tuple[PeekState, list[int]]:
+    """
+    Answer the questions of a look by `answers`, in order; all of them are needed.
+
+    Returns the state after it, and the seqs from which it asked.
+    """
+    looking = peek.look(state, now, limits(transaction_mode=mode, peek_delay=1.0))
+    asked = [next(looking).first]
+    for found in answers[:-1]:
+        asked.append(looking.send((found, took)).first)
+    with pytest.raises(StopIteration) as end:
+        looking.send((answers[-1], took))
+    return end.value.value, asked
 
 
 def received(state: PeekState, taken: int | None = None) -> PeekState:
     """Plan all that was found, and learn what became of it."""
-    planned = peek.plan(state, Plan(state.found.messages, 1))[0]
+    planned, _, _ = peek.plan_ranges(state, Quota(state.found.messages, 1))
     return planned if taken is None else peek.learn(planned, taken)
 
 
 def test_a_look_starts_where_the_queue_started() -> None:
-    """The first one, and one each 30 s, at the very beginning; dead rows are passed over."""
+    """The first look, and one each 30 s, start at the very beginning. Dead rows are passed over."""
     state, asked = look(PeekState(), WAITING)
 
-    assert asked == [START]
+    assert asked == [LOWEST_SEQ]
     assert (state.found, state.anchor) == (WAITING, 5)
-    assert look(state, WAITING, now=29.0)[1] == [ANCHOR]
-    assert look(state, WAITING, now=30.0)[1] == [START]
+    assert look(state, WAITING, now=29.0)[1] == [5]
+    assert look(state, WAITING, now=30.0)[1] == [LOWEST_SEQ]
     slow, _ = look(PeekState(), WAITING, took=2.0)  # seldom: fifty times what it took
-    assert look(slow, WAITING, now=99.0)[1] == [ANCHOR]
-    assert look(slow, WAITING, now=100.0)[1] == [START]
+    assert look(slow, WAITING, now=99.0)[1] == [5]
+    assert look(slow, WAITING, now=100.0)[1] == [LOWEST_SEQ]
     # what was asked for was received, so only dead rows are before its end
     assert received(state, SOME).anchor == 8
     # a lower seq may have been committed late
     state, asked = look(state, Found(), Found(), now=1.0)
-    assert asked == [ANCHOR, START]
+    assert asked == [5, LOWEST_SEQ]
     assert (state.is_awake(1.9), state.is_awake(2.0)) == (False, True)
 
 
-def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -> None:
-    """Others hold them; when nothing is behind them, or 30 s are over, they are tried again."""
+def test_after_a_batch_that_received_nothing_a_look_skips_its_messages() -> None:
+    """Others hold them. When nothing comes after them, or 30 s are over, they are tried again."""
     held = received(look(PeekState(), WAITING)[0], NONE)
-    behind = Found(1, marks=(9,), last=9)
+    after = Found(1, cuts=(9,), last=9)
 
-    state, first = look(held, behind, now=29.0)
+    state, first = look(held, after, now=29.0)
     done = received(state, SOME)
     state, second = look(done, Found(), WAITING, now=29.0)
 
-    assert first == [BEHIND]
-    assert second == [Query("behind", 8), Query("anchor", 5, ends=True)]
+    assert first == [8]
+    assert second == [8, 5]
     assert state.found == WAITING
-    assert look(done, WAITING, now=30.0)[1] == [START]
-    # one that finds nothing behind them rests, then tries all messages
+    assert look(done, WAITING, now=30.0)[1] == [LOWEST_SEQ]
+    # a look that finds nothing after them rests, then tries all messages
     state, _ = look(held, Found())
     assert not state.is_awake(0.5)
-    assert look(state, WAITING, now=1.0)[1] == [ANCHOR]
+    assert look(state, WAITING, now=1.0)[1] == [5]
     # without receipts no outcome is known, but an unchanged queue shows it
     unknown = received(look(PeekState(), WAITING)[0])
-    assert look(unknown, WAITING, Found(), receipts=False)[1] == [ANCHOR, BEHIND]
-    assert look(unknown, WAITING)[1] == [ANCHOR]
+    assert look(unknown, WAITING, Found(), mode="none")[1] == [5, 8]
+    assert look(unknown, WAITING)[1] == [5]
+
+
+def test_a_run_looks_above_its_end_at_last_and_only_as_far_as_it_may() -> None:
+    """Messages above the sequence come after all others, upwards, and no more than there were."""
+    sequence = AboveSequence(given=7, first=100, messages=2)
+    frozen = peek.freeze(PeekState(), 200, sequence)
+    above = Found(1, cuts=(100,), last=100)
+
+    state, asked = look(frozen, Found(), above)
+    done = received(state, 1)
+    spent = received(look(done, Found(1, cuts=(150,), last=150))[0], 1)
+
+    assert asked == [LOWEST_SEQ, 100]
+    assert (state.end, state.left, done.left, spent.left) == (200, 2, 1, 0)
+    looking = peek.look(done, 60.0, limits())
+    assert next(looking) == Question(101, 200, 1)
+    with pytest.raises(StopIteration) as end:
+        next(peek.look(spent, 60.0, limits()))  # it asks nothing more
+    assert end.value.value.found == Found()
 
 
 # ----- tasks -----------------------------------------------------------------------------------

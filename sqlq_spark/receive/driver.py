@@ -49,11 +49,12 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.batch import BatchPlan, Task
+    from sqlq_spark.receive.peek import Question
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
-MARKS = 1000  # places of a full batch where it can be cut
+MOST_CUTS = 1000  # places of a full batch where it can be cut
 MOST_ABOVE = 10_000_000  # messages above the sequence that one run of AvailableNow receives
 WARN_AGAIN = 60.0  # seconds between two warnings of batches of which no task ran
 UNREAD = (
@@ -237,7 +238,7 @@ class StreamDriver:
                 following = None if is_unread else self._plan_next(connection, start, closed, now)
         except ConnectionLost:
             # Spark may not have got the last plan: expect no outcome of it
-            self.looks = {name: replace(look, planned=None) for name, look in self.looks.items()}
+            self.looks = {name: peek.forget_batch(look) for name, look in self.looks.items()}
             raise
         except DatabaseFailure:
             # a table that cannot be read must not keep the receipts of a finished batch
@@ -289,7 +290,7 @@ class StreamDriver:
     @property
     def _is_frozen(self) -> bool:
         """Whether this is a run of AvailableNow, which receives what waited at its start."""
-        return any(look.frozen for look in self.looks.values())
+        return any(look.is_frozen for look in self.looks.values())
 
     def _move_due(self, connection: Connection, now: float) -> None:
         for name, poller in self.due_pollers.items():
@@ -345,52 +346,24 @@ class StreamDriver:
         tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
         waiting = connection.values("waiting", tables=tables) if idle else []
         empty = {*idle} - {idle[place] for place in waiting}
-        query: peek.Query | None
         for name, look in awake.items():
-            state, query = peek.start_look(look, now)
-            while query is not None:
-                started = self.clock()
-                found = Found()
-                if name not in empty:
-                    found = self._find(connection, self.queues[name], query.first, state)
-                state, query = peek.answer_look(
-                    state,
-                    query,
-                    found,
-                    now=now,
-                    took=self.clock() - started,
-                    receipts=self._receipts,
-                    pause=options.peek_delay,
-                )
-            self.looks[name] = state
+            queue = None if name in empty else self.queues[name]
+            self.looks[name] = self._look_at(connection, queue, look, now)
 
-    def _find(
-        self, connection: Connection, queue: QueueAddress, first: int, state: PeekState
-    ) -> Found:
-        """Count what waits in a queue from a seq on, and find where to cut it."""
-        most = peek.limit(state, self.options.max_messages)
-        if not most:
-            return Found()
-        last = state.end
-        grain = max(1, most // MARKS)
-        tables = {"queue": queue}
-        waiting = connection.row(
-            "peek", Waiting, tables=tables, first=first, last=last, messages=most, grain=grain
-        )
-        if waiting is None or not waiting.messages or not waiting.marks or waiting.last is None:
-            return Found()
-        marks = waiting.marks
-        sample = connection.row("sample", Sample, tables=tables, first=marks[0])
-        sample = sample or Sample(bytes=None, sent=None, span=None)
-        return Found(
-            waiting.messages,
-            marks,
-            grain,
-            waiting.last,
-            bytes_each=max(1.0, sample.bytes or 1024.0),
-            sent=sample.sent,
-            span=sample.span or 0,
-        )
+    def _look_at(
+        self, connection: Connection, queue: QueueAddress | None, state: PeekState, now: float
+    ) -> PeekState:
+        """Answer the questions of a look at a queue; None: the queue is known to be empty."""
+        look = peek.look(state, now, self.options)
+        try:
+            question = next(look)
+            while True:
+                started = self.clock()
+                found = Found() if queue is None else find(connection, queue, question)
+                question = look.send((found, self.clock() - started))
+        except StopIteration as end:
+            result: PeekState = end.value
+            return result
 
     def _plan_next(
         self, connection: Connection, start: Offset, closed: Closed, now: float
@@ -428,11 +401,11 @@ class StreamDriver:
             for look, queue in zip(self.looks.values(), self.queues.values(), strict=True)
         ]
         waited = self._count_wait(now)
-        asked = pace.plans(backlogs, options, self.ramp, waited=waited, turn=turn)
+        asked = pace.quotas(backlogs, options, self.ramp, waited=waited, turn=turn)
         plan = []
         for (name, look), part in zip(self.looks.items(), asked, strict=True):
             if part is not None:
-                planned, share, bounds = peek.plan(look, part)
+                planned, share, bounds = peek.plan_ranges(look, part)
                 # without receipts no outcome is learnt
                 spent = 0 if self._receipts else part.messages
                 self.looks[name] = peek.spend(planned, spent)
@@ -492,6 +465,35 @@ class StreamDriver:
                     name,
                     sum(receipt.messages for receipt in held),
                 )
+
+
+def find(connection: Connection, queue: QueueAddress, question: Question) -> Found:
+    """Count what waits in a range of a queue, and find where to cut it."""
+    tables = {"queue": queue}
+    grain = max(1, question.messages // MOST_CUTS)
+    waiting = connection.row(
+        "peek",
+        Waiting,
+        tables=tables,
+        first=question.first,
+        last=question.last,
+        messages=question.messages,
+        grain=grain,
+    )
+    if waiting is None or not waiting.messages or not waiting.cuts or waiting.last is None:
+        return Found()
+    lowest = waiting.cuts[0]
+    sample = connection.row("sample", Sample, tables=tables, first=lowest)
+    sample = sample or Sample(bytes=None, sent=None, span=None)
+    return Found(
+        waiting.messages,
+        waiting.cuts,
+        grain,
+        waiting.last,
+        bytes_each=max(1.0, sample.bytes or 1024.0),
+        sent=sample.sent,
+        span=sample.span or 0,
+    )
 
 
 def find_above(

@@ -69,8 +69,8 @@ DRAWN = [
     Fault(
         id="receive-2",
         file="receive/pace.py",
-        old="return [(turn + at) % queues for at in range(queues)]",
-        new="return [(turn - at) % queues for at in range(queues)]",
+        old="return [(turn + place) % queues for place in range(queues)]",
+        new="return [(turn - place) % queues for place in range(queues)]",
         tests=["test_pace.py::test_a_batch_takes_what_waits_within_its_limits"],
     ),
     Fault(
