@@ -55,7 +55,7 @@ def of_metrics() -> Facts:
     driver = StreamDriver(options, lambda: 0.0, lambda *_: None)
     outcome = QueueOutcome(options.names[0], 1, 0, 1, 0, 0, 0, None, None)
     last = Closed(1, (outcome,))
-    driver._note(Offset(stream="s", batch=1), last)  # noqa: SLF001 - as if it was acknowledged
+    driver.memory = driver.memory.close(Offset(stream="s", batch=1), last, options)
     yield from keys("metrics", driver.report())
     yield from (("gauges of stats --openmetrics", its) for its, _ in watch.GAUGES.values())
 

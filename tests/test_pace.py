@@ -182,8 +182,7 @@ def look(
     """
     looking = peek.look(state, now, limits(transaction_mode=mode, peek_delay=1.0))
     asked = [next(looking).first]
-    for found in answers[:-1]:
-        asked.append(looking.send((found, took)).first)
+    asked += [looking.send((found, took)).first for found in answers[:-1]]
     with pytest.raises(StopIteration) as end:
         looking.send((answers[-1], took))
     return end.value.value, asked

@@ -199,7 +199,7 @@ def receive(
     bench: Bench, loop: StreamDriver, end: Offset, number: int, query: str = "query"
 ) -> list[bytes]:
     """Run the tasks of a batch, which has this number in the checkpoint of a query."""
-    spark_batch = SparkBatch(query_id=query, run_id=loop.claim.driver, number=number)
+    spark_batch = SparkBatch(query_id=query, run_id=loop.memory.claim.driver, number=number)
     return bodies(*(bench.receive(task, spark_batch=spark_batch) for task in loop.tasks(end)))
 
 

@@ -268,7 +268,7 @@ class Driver:
             assert any(world.stream(x.stream)[0] > x.batch for _, x, _ in pairs), error
         elif isinstance(error, errors.StreamTakenOver):
             speaking = [world.stream(start.stream)[1] for _, start, _ in pairs]
-            assert speaking != [loop.claim.driver for loop, _, _ in pairs], error
+            assert speaking != [loop.memory.claim.driver for loop, _, _ in pairs], error
         elif isinstance(error, errors.DispatchLogAhead):  # a copy, or a checkpoint that went back
             assert marred, error
         elif isinstance(error, errors.NothingToSettle):  # closed by its stream, or a lost one

@@ -87,8 +87,8 @@ DRAWN = [
     Fault(
         id="receive-4",
         file="receive/driver.py",
-        old="        if self._waiting_since is None:\n",
-        new="        if self._waiting_since is not None:\n",
+        old="        if self.waiting_since is None:\n",
+        new="        if self.waiting_since is not None:\n",
         tests=[
             "conformance/test_peek_loop.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
         ],

@@ -78,8 +78,8 @@ HISTORY = [
     Fault(
         id="receipts-after-none",
         file="receive/driver.py",
-        old="stream, batch = str(uuid.uuid4()), 1",
-        new="stream = str(uuid.uuid4())",
+        old="        batch = 1\n",
+        new="        batch = 2\n",
         tests=[
             "conformance/test_peek_loop.py::test_a_checkpoint_of_transaction_mode_none_begins_receipts"
         ],
