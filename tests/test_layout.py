@@ -12,6 +12,7 @@ import pytest
 from pages.page import table
 
 from sqlq_spark import errors
+from sqlq_spark.database.looks import SAMPLED
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import StatementName
@@ -153,6 +154,16 @@ def test_a_call_gives_what_its_statement_takes() -> None:
         bound = {*sqlserver.PARAMETER.findall(text)}
         own = {each for each in bound if re.search(rf"DECLARE\b[^;]*@{each} ", text)}
         assert bound - own <= given, name
+
+
+@pytest.mark.parametrize(("texts", "limit"), [(POSTGRESQL, "LIMIT"), (SQLSERVER, "TOP")])
+def test_the_sample_has_as_many_messages_as_the_search_for_large_ones_assumes(
+    texts: dict[str, str], limit: str
+) -> None:
+    """A large message is looked for only if it may be among the SAMPLED lowest ones."""
+    found = re.findall(rf"{limit} \(?(\d+)", texts["sample"])
+
+    assert found[0] == str(SAMPLED)
 
 
 # ----- errors in transactions -------------------------------------------------------------------

@@ -89,7 +89,7 @@ def delete_receipt(
     if dropped.settled and returns:
         raise ReceiptSettled(stream=stream, batch=batch, task=task)
     connection.run(
-        "retire_stream",
+        "close_batch",
         stream=stream,
         batch=batch,
         query_id=None if dropped.spark_batch is None else dropped.query_id,

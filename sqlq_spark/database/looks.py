@@ -22,6 +22,10 @@ class Waiting:
     cuts: tuple[int, ...] | None  # the seq of every `grain`-th message: a batch can be cut there
 
 
+# How many of the lowest messages `sample` weighs. A test compares it with the statements.
+SAMPLED = 50
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What the lowest messages of a queue show: the row of `sample`."""

@@ -484,5 +484,5 @@ def is_passed_over(connection: Connection, stream: str, spark_batch: SparkBatch)
     """Whether Spark's batch is not above the high-water mark, before it is acknowledged."""
     if spark_batch.number is None:
         return False
-    high_water = read_fence(connection, stream, spark_batch, queue="").plan_high_water
-    return high_water is not None and spark_batch.number <= high_water
+    plan_high_water = read_fence(connection, stream, spark_batch, queue="").plan_high_water
+    return plan_high_water is not None and spark_batch.number <= plan_high_water

@@ -24,6 +24,7 @@ done: either nothing has happened, or the receipt is there.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.rows import SparkBatch
 
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
-NOTHING = "this task receives nothing"
+RECEIVES_NOTHING = "this task receives nothing"
 
 
 def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> pa.Table:
@@ -121,11 +122,11 @@ def check_open(task: Task, fence: Fence) -> bool:
     if batch > fence.acked_batch:
         return True
     stale = StaleTask(stream=stream, batch=batch, task=number, acked=fence.acked_batch)
-    receipts.accept_or_raise(stale, task.options, NOTHING)
+    receipts.accept_or_raise(stale, task.options, RECEIVES_NOTHING)
     return False
 
 
-def is_new(task: Task, high_water: int | None, spark_batch: SparkBatch) -> bool:
+def is_new(task: Task, plan_high_water: int | None, spark_batch: SparkBatch) -> bool:
     """
     Return whether Spark's batch is above the high-water mark; else raise CheckpointIncomplete.
 
@@ -133,9 +134,11 @@ def is_new(task: Task, high_water: int | None, spark_batch: SparkBatch) -> bool:
     comes with another plan, the checkpoint has lost entries. A task without Spark's names is not
     checked: a thread that a user's function started has none.
     """
-    if high_water is None or spark_batch.number is None or spark_batch.number > high_water:
+    if plan_high_water is None or spark_batch.number is None:
         return True
-    accept_lost_files(task, spark_batch, high_water, NOTHING)
+    if spark_batch.number > plan_high_water:
+        return True
+    accept_lost_files(task, spark_batch, plan_high_water, RECEIVES_NOTHING)
     return False
 
 
@@ -207,16 +210,15 @@ def take(connection: Connection, task: Task) -> pa.Table:
 def divert(connection: Connection, task: Task, taken: pa.Table, failed: Reasons) -> TaskResult:
     """Drop what has expired, and move poison and delayed messages away. Count all of them."""
     is_short = taken.num_rows < task.messages and weigh(taken) < task.bytes
-    large, large_expired = divert_large(connection, task, is_short=is_short)
+    large = divert_large(connection, task, is_short=is_short)
     live = taken.drop_columns("expired")
     if pc.any(taken["expired"]).as_py():
         live = live.filter(pc.invert(taken["expired"]))
     readable = divert_poison(connection, task, live)
-    rows, forwarded, unforwarded = forward(connection, task, readable, failed)
+    result = forward(connection, task, readable, failed)
     poison = live.num_rows - readable.num_rows
-    return TaskResult(
-        rows,
-        expired=taken.num_rows - live.num_rows + large_expired,
-        diverted=poison + large + unforwarded,
-        forwarded=forwarded,
+    return replace(
+        result,
+        expired=taken.num_rows - live.num_rows + large.expired,
+        diverted=poison + large.diverted + result.diverted,
     )

@@ -76,10 +76,10 @@ DRAWN = [
     Fault(
         id="receive-3",
         file="receive/poison.py",
-        old="""    if not found:
-        return 0, 0""",
-        new="""    if found:
-        return 0, 0""",
+        old="""    if not large:
+        return LargeDiverted(diverted=0, expired=0)""",
+        new="""    if large:
+        return LargeDiverted(diverted=0, expired=0)""",
         tests=[
             "conformance/test_receive.py::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
         ],
@@ -96,8 +96,8 @@ DRAWN = [
     Fault(
         id="receive-8",
         file="receive/forward.py",
-        old="            if refused and self.task.options.error_address is None:",
-        new="            if refused and self.task.options.error_address is not None:",
+        old="            if is_refused and self.task.options.error_address is None:",
+        new="            if is_refused and self.task.options.error_address is not None:",
         tests=[
             (
                 "hostile/test_destinations.py"

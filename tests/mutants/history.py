@@ -87,8 +87,8 @@ HISTORY = [
     Fault(
         id="high-water-ignored",
         file="receive/task.py",
-        old="or spark_batch.number > high_water:",
-        new="or spark_batch.number >= high_water:",
+        old="    if spark_batch.number > plan_high_water:",
+        new="    if spark_batch.number >= plan_high_water:",
         tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
@@ -148,8 +148,8 @@ HISTORY = [
     Fault(
         id="forwarded-counted-as-diverted",
         file="receive/task.py",
-        old="diverted=poison + large + unforwarded,",
-        new="diverted=poison + large + unforwarded + forwarded,",
+        old="diverted=poison + large.diverted + result.diverted,",
+        new="diverted=poison + large.diverted + result.diverted + result.forwarded,",
         tests=[
             "conformance/test_destinations.py::test_a_message_for_another_queue_is_forwarded_once"
         ],
