@@ -13,7 +13,6 @@ import os
 import sys
 from collections import defaultdict
 from contextlib import redirect_stdout
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 from unittest.mock import patch
@@ -28,9 +27,9 @@ from sqlq_spark import functions, testing
 from sqlq_spark.admin import watch
 from sqlq_spark.cli import main, options
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive.batch import Offset
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import Offset
-from sqlq_spark.receive.receipts import Acknowledged
+from sqlq_spark.receive.receipts import Closed, QueueOutcome
 from sqlq_spark.testing import plugin
 
 if TYPE_CHECKING:
@@ -53,9 +52,10 @@ def facts(server: str) -> list[str]:
 def of_metrics() -> Facts:
     """Names in `sources[].latestOffset` of a stream's progress, and those for Prometheus."""
     options = SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b"})
-    driver, its = StreamDriver(options, lambda: 0.0, lambda *_: None), Acknowledged(batch=1)
-    last = replace(its, queues={options.names[0]: its})
-    driver._note(Offset(stream="s", batch=1), last)  # noqa: SLF001 - as if it was acknowledged
+    driver = StreamDriver(options, lambda: 0.0, lambda *_: None)
+    outcome = QueueOutcome(options.names[0], 1, 0, 1, 0, 0, 0, None, None)
+    last = Closed(1, (outcome,))
+    driver.memory = driver.memory.close(Offset(stream="s", batch=1), last, options)
     yield from keys("metrics", driver.report())
     yield from (("gauges of stats --openmetrics", its) for its, _ in watch.GAUGES.values())
 

@@ -12,6 +12,7 @@ import pytest
 from pages.page import table
 
 from sqlq_spark import errors
+from sqlq_spark.database.looks import SAMPLED
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import StatementName
@@ -155,6 +156,16 @@ def test_a_call_gives_what_its_statement_takes() -> None:
         assert bound - own <= given, name
 
 
+@pytest.mark.parametrize(("texts", "limit"), [(POSTGRESQL, "LIMIT"), (SQLSERVER, "TOP")])
+def test_the_sample_has_as_many_messages_as_the_search_for_large_ones_assumes(
+    texts: dict[str, str], limit: str
+) -> None:
+    """A large message is looked for only if it may be among the SAMPLED lowest ones."""
+    found = re.findall(rf"{limit} \(?(\d+)", texts["sample"])
+
+    assert found[0] == str(SAMPLED)
+
+
 # ----- errors in transactions -------------------------------------------------------------------
 
 # An error of a statement undoes the transaction. So where one does not end its function, what it
@@ -172,7 +183,7 @@ OUTSIDE = {
     "datasource/__init__.py streamReader",
     "datasource/write.py discard",
     "jobs/maintenance.py run",
-    "send/delayed.py _move",
+    "receive/due.py _move",
     "send/insert.py send_in_transaction",
 }
 

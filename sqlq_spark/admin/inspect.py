@@ -281,8 +281,8 @@ def pages(connection: Connection, queue: QueueAddress) -> Iterator[pa.Table]:
     """Read a queue, in the order of seq: pages of QUEUE_ROW, each in a transaction."""
     from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
 
-    for _, first, stop in browse.parts(connection, [queue], parts=1):
-        yield from browse.pages(connection, queue, first, stop, narrow=False)
+    for _, first, stop in browse.split_queues(connection, [queue], count=1):
+        yield from browse.read_pages(connection, queue, first, stop, narrow=False)
 
 
 def message(row: dict[str, Any]) -> Message:

@@ -45,12 +45,12 @@ def purge_parts(
     Returns:
         How many messages each batch deleted, after its commit.
     """
-    from sqlq_spark.receive.browse import cut  # noqa: PLC0415 - see cli
+    from sqlq_spark.receive.browse import split_range  # noqa: PLC0415 - see cli
 
     if depth.first is None or depth.last is None:
         return
     parts = max(1, -(-depth.messages // batch))
-    for first, stop in cut(depth.first, depth.last + 1, parts=parts):
+    for first, stop in split_range(depth.first, depth.last + 1, count=parts):
         yield _delete(connection, "purge_range", queue, recorded=recorded, first=first, stop=stop)
 
 

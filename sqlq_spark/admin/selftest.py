@@ -24,12 +24,13 @@ import stamina
 
 from sqlq_spark import errors
 from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin.receipts import return_receipt
 from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
 from sqlq_spark.database import dialect_named, find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of, with_login
-from sqlq_spark.receive import driver, offset, receipts
+from sqlq_spark.receive import batch, driver
 from sqlq_spark.receive import task as tasks
 from sqlq_spark.send import dispatch, insert, sender, subscriptions
 from sqlq_spark.wire.address import QueueAddress, delayed_of
@@ -134,17 +135,17 @@ class Bench:
         staged = dispatch.stage(self.session(), chunks, sink=secrets.token_hex(8), batch=0)
         session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
 
-    def batches(self, **more: str) -> Iterator[tasks.Task]:
+    def batches(self, **more: str) -> Iterator[batch.Task]:
         """Begin a stream; give the task of each batch, acknowledge it, and end with the queue."""
         options = self.options(SourceOptions, maxConcurrency="1", **more)
         stream = driver.StreamDriver(options, time.monotonic, checks.at_start)
         self.stack.callback(stream.close)
-        end = offset.INITIAL
+        end = batch.INITIAL
         while (following := stream.latest(end)) != end:
             end = following
             yield from stream.tasks(end)
 
-    def receive(self, task: tasks.Task, connection: Connection | None = None) -> pa.Table:
+    def receive(self, task: batch.Task, connection: Connection | None = None) -> pa.Table:
         return tasks.receive(connection or self.open(), task, spark_batch=NO_SPARK_BATCH)
 
 
@@ -360,7 +361,7 @@ def roles(bench: Bench) -> Seen:
         producer.send([b"x"] * 2, delivery="atLeastOnce")
         reader.receive(task := next(batches))
         with transaction(desk):
-            yield "returned", receipts.return_(desk, task.key, queue), 2
+            yield "returned", return_receipt(desk, task.key, queue), 2
         yield "purged", driver.purge(desk, [queue]), 2
         yield "trail", len(inspect.trail(desk, entries=10)), 1
     except errors.RightMissing as error:

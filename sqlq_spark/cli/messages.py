@@ -326,7 +326,7 @@ def return_(context: Context, *, stream: cli.Required, without: list[str] | None
     Options:
         without: Delete this message instead of returning it: a row's id, or the header.
     """
-    from sqlq_spark.receive.receipts import return_ as give_back  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.receipts import return_receipt  # noqa: PLC0415 - see cli
 
     options = context.obj.database()
     connection, found = choose(context, options, stream)
@@ -343,7 +343,7 @@ def return_(context: Context, *, stream: cli.Required, without: list[str] | None
 
     def give(its: HeldReceipt) -> int:
         queue = parse_queue("queue", its.queue, options.naming)
-        return give_back(connection, its.key, queue, without=without or ())
+        return return_receipt(connection, its.key, queue, without=without or ())
 
     names = [each.name for each in settled]
     end(context, connection, left, "return", give, without=without, settled=names)
@@ -354,11 +354,11 @@ def return_(context: Context, *, stream: cli.Required, without: list[str] | None
 @receipts.command("drop", cls=OneStreamCommand.having("yes"))
 def drop_(context: Context, *, stream: cli.Required) -> None:
     """Delete receipts with their messages. They cannot be restored."""
-    from sqlq_spark.receive.receipts import drop  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.receipts import drop_receipt  # noqa: PLC0415 - see cli
 
     connection, found = choose(context, context.obj.database(), stream)
     context.confirm(f"delete {describe(found)} permanently")
-    end(context, connection, found, "drop", lambda its: drop(connection, its.key))
+    end(context, connection, found, "drop", lambda its: drop_receipt(connection, its.key))
 
 
 def choose(

@@ -34,7 +34,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options.names import parse_table
-from sqlq_spark.send import DUE_BATCH
+from sqlq_spark.receive.due import DUE_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -265,7 +265,7 @@ def move_due(
         watch: Continue until Ctrl-C.
         batch: Messages per transaction.
     """
-    from sqlq_spark.send.delayed import Moved, Mover, pause  # noqa: PLC0415 - see cli
+    from sqlq_spark.receive.due import Moved, Mover, pause  # noqa: PLC0415 - see cli
 
     options = context.obj.source(queue)
     move = partial(Mover(options.address, options).move, most=batch)

@@ -61,7 +61,7 @@ StatementName = Literal[
     "begin_receipt", "save_receipt",
     # receipts.sql
     "new_stream", "lock_stream", "claim", "stream_queue", "outcome", "acknowledge",
-    "delete_receipts", "store_plan", "receipts", "drop_receipt", "retire_stream", "streams",
+    "delete_receipts", "store_plan", "receipts", "drop_receipt", "close_batch", "streams",
     # staging.sql
     "sink_open", "sink_close", "new_sink", "stage", "advance", "settle", "query_mark",
     "query_queues", "chunks", "chunk", "chunk_pages", "discard", "discard_abandoned",

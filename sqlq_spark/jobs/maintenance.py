@@ -33,7 +33,7 @@ from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import DatabaseSettings, Opened, days, pairs, setting
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.send.delayed import Mover
+from sqlq_spark.receive.due import Mover
 from sqlq_spark.send.dispatch import delete_abandoned
 
 if TYPE_CHECKING:

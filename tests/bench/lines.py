@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlq_spark.receive.receipts import CEILING
+from sqlq_spark.receive.batch import CEILING
 
 from . import ours, start, yardsticks
 from .stand import BATCHES, CORES, MANY

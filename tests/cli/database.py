@@ -14,7 +14,8 @@ from conftest import Place
 
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive import task as receive
+from sqlq_spark.receive.batch import Task
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import SparkBatch
 
@@ -67,7 +68,7 @@ def received(
         if batch == 1:
             name = connection.printed(queue)
             connection.run("new_stream", stream=STREAM, queue_name=name, driver="d")
-        task = receive.Task(
+        task = Task(
             queue=queue,
             stream=STREAM,
             batch=batch,
@@ -77,7 +78,7 @@ def received(
             messages=messages,
             options=options,
         )
-        bodies: list[bytes] = receive.receive(connection, task, spark_batch=SparkBatch())[
+        bodies: list[bytes] = receive(connection, task, spark_batch=SparkBatch())[
             "body"
         ].to_pylist()
         return bodies

@@ -22,23 +22,23 @@ from recorded_connection import RecordedConnection
 
 from sqlq_spark import database
 from sqlq_spark.admin import checks
+from sqlq_spark.admin.receipts import drop_receipt, return_receipt
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of
+from sqlq_spark.receive.batch import INITIAL, Offset, Task, write_plan
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset, write_plan
 from sqlq_spark.receive.receipts import (
-    Acknowledged,
     Claim,
+    Closed,
     acknowledge,
-    drop,
+    read_fence,
     receipt_values,
-    return_,
     save,
 )
-from sqlq_spark.receive.task import Task, divert, fence, receive, take
+from sqlq_spark.receive.task import divert, receive, take
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
@@ -259,7 +259,7 @@ class Bench:
         stream = str(uuid.uuid4())
         with self.transaction():
             self.desk.run(
-                "new_stream", stream=stream, queue_name=self.who.queue, driver=self.who.driver
+                "new_stream", stream=stream, queue_name=self.claim.queue, driver=self.claim.driver
             )
         for batch in range(1, acked + 1):
             self.plan(stream, batch)
@@ -272,25 +272,25 @@ class Bench:
             self.desk.run("store_plan", stream=stream, batch=batch, plan=write_plan(()))
 
     @property
-    def who(self) -> Claim:
+    def claim(self) -> Claim:
         """The one driver of `new_stream`'s streams."""
         return Claim(options=self.source(), driver="the driver")
 
-    def ack(self, stream: str, batch: int) -> Acknowledged:
+    def ack(self, stream: str, batch: int) -> Closed:
         """Acknowledge a batch, as the driver of `new_stream`."""
         with self.transaction():
             end = Offset(stream=stream, batch=batch)
-            return acknowledge(self.desk, end, replace(self.who, stream=stream))
+            return acknowledge(self.desk, end, replace(self.claim, stream=stream))
 
     def return_(self, stream: str, *, batch: int = 1, task: int = 0) -> int:
         """Return a receipt as the operator's command does."""
         with self.transaction():
-            return return_(self.desk, (stream, batch, task), self.queue)
+            return return_receipt(self.desk, (stream, batch, task), self.queue)
 
     def drop(self, stream: str, *, batch: int = 1) -> int:
         """Drop a receipt as the operator's command does."""
         with self.transaction():
-            return drop(self.desk, (stream, batch, 0))
+            return drop_receipt(self.desk, (stream, batch, 0))
 
     def task(self, stream: str | None, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
         """Give a task over the whole queue; `limits` are fields of the task or of its options."""
@@ -322,7 +322,8 @@ class Bench:
         """Run a task in a session of its own; its receipt and commit come after the block."""
         connection = self.open(application)
         connection.begin()
-        fence(connection, task)
+        stream, *_ = task.key
+        read_fence(connection, stream, NO_SPARK_BATCH, connection.printed(task.queue))
         connection.run("begin_receipt", **receipt_values(task.key))
         kept = divert(connection, task, take(connection, task), {})
         yield kept.rows

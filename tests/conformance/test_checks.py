@@ -19,7 +19,7 @@ from sqlq_spark.errors import (
     RightMissing,
     StatementRefused,
 )
-from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import Bench, bodies

@@ -16,9 +16,9 @@ from recorded_connection import RecordedConnection
 from servers import only
 
 from sqlq_spark.errors import BadOption, DelayedQueueNotFound, MissingOption
+from sqlq_spark.receive.due import Moved, Mover
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert
-from sqlq_spark.send.delayed import Moved, Mover
 from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps

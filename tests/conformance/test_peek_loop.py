@@ -6,6 +6,8 @@ import re
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +22,14 @@ from sqlq_spark.database.looks import AboveSequence
 from sqlq_spark.datasource import stream
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.receive import pace
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import find_above
-from sqlq_spark.receive.offset import INITIAL
 
-from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
+from .conftest import ON_DATABASE, Bench, Clock, Strike, bodies, through_spark
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from sqlq_spark.receive.driver import StreamDriver
@@ -158,6 +162,7 @@ def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Be
         with pytest.raises(errors.QueueNotFound, match="second"):
             loop.latest(end)
 
+        assert (loop.memory.end, loop.memory.ramp.successes) == (end, 1)  # it counts once
         assert bench.dotnet.state_rows("receipt", "batch") == []
         assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 1)]
     bench.dotnet.create(second)
@@ -314,6 +319,40 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_done_again(bench: Benc
 
     wanted = "peek sample new_stream store_plan acknowledge delete_receipts commit"
     assert set(wanted.split()) <= set(bench.struck)
+
+
+@dataclass
+class StrikeAtCommit(Strike):
+    """Kill a session at its next commit."""
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """Count only commits."""
+        return super().around(statement, call) if statement == "commit" else call()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("is_done", "counted"), [(False, 1), (True, 0)])
+def test_a_lost_commit_may_lose_the_lesson_of_a_batch_and_never_counts_it_twice(
+    bench: Bench, *, is_done: bool, counted: int
+) -> None:
+    """The memory is stored after the commit. What follows is planned and received once."""
+    kill = partial(bench.dotnet.kill, bench.use_own_name())
+    sent = send(bench, 4)
+    bench.watched = True
+    loop = bench.loop(maxMessagesPerTrigger="2")
+    end, first = bench.batch(loop)
+    assert loop.memory.ramp.successes == 0
+
+    bench.strike = StrikeAtCommit(0, kill, after=is_done)
+    end, second = bench.batch(loop, end)
+
+    assert bench.strike.fell == "commit"
+    assert loop.memory.ramp.successes == counted
+    assert (loop.memory.closed.batch, end.batch) == (1, 2)
+    assert bodies(*first, *second) == sent
+    assert loop.latest(end) == end
+    assert loop.memory.ramp.successes == counted + 1
+    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(2, 4)]
 
 
 # ----- several queues ---------------------------------------------------------------------------

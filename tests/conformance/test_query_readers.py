@@ -11,13 +11,14 @@ from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 from .conftest import TIMEOUT, Bench, bodies
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
+    from sqlq_spark.receive.batch import Task
     from sqlq_spark.wire.address import QueueAddress
 
 QUERY, OTHER_QUERY = "6f1c4c1e-0000-4000-8000-000000000001", "6f1c4c1e-0000-4000-8000-000000000002"

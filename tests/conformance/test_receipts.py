@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from servers import only
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
+from sqlq_spark.receive.batch import INITIAL, Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
 from sqlq_spark.wire.rows import SparkBatch
 
@@ -40,15 +40,15 @@ def end_of(stream: str, batch: int, *, tasks: int) -> Offset:
     return Offset(stream=stream, batch=batch, plan=(part,))
 
 
-def ack(bench: Bench, end: Offset, who: receipts.Claim | None = None) -> None:
+def ack(bench: Bench, end: Offset, claim: receipts.Claim | None = None) -> None:
     """Acknowledge a batch as a driver does."""
     with bench.transaction():
-        receipts.acknowledge(bench.desk, end, who or bench.who)
+        receipts.acknowledge(bench.desk, end, claim or bench.claim)
 
 
 def lax(bench: Bench, **raw: str) -> receipts.Claim:
     """A driver that goes on after data loss."""
-    return replace(bench.who, options=bench.source(failOnDataLoss="false", **raw))
+    return replace(bench.claim, options=bench.source(failOnDataLoss="false", **raw))
 
 
 def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
@@ -62,11 +62,13 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
     received(bench, stream, batch=2)
     received(bench, other)
 
-    done, again = bench.ack(stream, 1), bench.ack(stream, 1)
+    done = bench.ack(stream, 1)
+    again = bench.ack(stream, 1)
 
-    assert (done.batch, *done.counts.values()) == (1, 3, 1, 1, 0)
-    assert astuple(done.outcome) == (3, 1, 5)
-    assert (again.batch, again.outcome.tasks) == (1, 0)
+    counts = {"messages": 3, "expired": 1, "diverted": 1, "forwarded": 0}
+    assert done.report() == {"batch": 1, "tasks": 3, "emptyTasks": 1, **counts}
+    assert done.taken == 5
+    assert (again.batch, again.outcomes) == (1, ())
     assert bench.dotnet.state_rows("receipt", ROWS) == sorted([(stream, 2, 0), (other, 1, 0)])
     columns = "acked_batch, messages, expired, diverted"
     assert bench.dotnet.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
@@ -94,13 +96,13 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
 def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, driver: str) -> None:
     """A query that runs through a failover receives nothing again; its claim may be lost too."""
     stream = bench.new_stream(acked=2)
-    who = replace(bench.who, driver=driver)
+    claim = replace(bench.claim, driver=driver)
 
     with (
         pytest.raises(errors.DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
         bench.transaction(),
     ):
-        receipts.lock_for_plan(bench.desk, stream, 5, who)
+        receipts.lock_for_plan(bench.desk, stream, 5, claim)
 
     assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(2, None)]
     with bench.transaction():
@@ -114,7 +116,7 @@ def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptur
     stream, raw = bench.new_stream(), {"failOnMissingReceipts": "true"}
     bench.plan(stream, 1)
     received(bench, stream)
-    strict = replace(bench.who, options=bench.source(**raw))
+    strict = replace(bench.claim, options=bench.source(**raw))
 
     with pytest.raises(errors.ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
         ack(bench, end_of(stream, 1, tasks=3), strict)
@@ -134,8 +136,8 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     """And one of a stream of another queue, and one of no stream at all; nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
-    other = replace(bench.who, driver="another")
-    elsewhere = replace(bench.who, options=bench.source(queues="x"))
+    other = replace(bench.claim, driver="another")
+    elsewhere = replace(bench.claim, options=bench.source(queues="x"))
 
     end = Offset(stream=stream, batch=1)
 
@@ -197,7 +199,7 @@ def receive(
     bench: Bench, loop: StreamDriver, end: Offset, number: int, query: str = "query"
 ) -> list[bytes]:
     """Run the tasks of a batch, which has this number in the checkpoint of a query."""
-    spark_batch = SparkBatch(query_id=query, run_id=loop.claim.driver, number=number)
+    spark_batch = SparkBatch(query_id=query, run_id=loop.memory.claim.driver, number=number)
     return bodies(*(bench.receive(task, spark_batch=spark_batch) for task in loop.tasks(end)))
 
 

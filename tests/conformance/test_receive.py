@@ -20,11 +20,13 @@ from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
+from sqlq_spark.database.looks import SAMPLED
 from sqlq_spark.database.postgresql import connection as postgresql
-from sqlq_spark.receive import browse, poison
+from sqlq_spark.receive import browse
 from sqlq_spark.receive import task as module
+from sqlq_spark.receive.batch import Task, TaskResult
 from sqlq_spark.receive.receipts import save
-from sqlq_spark.receive.task import Task, TaskResult, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.headers import MESSAGE_ID
 from sqlq_spark.wire.rows import QUEUE_ROW, SparkBatch
 
@@ -320,7 +322,7 @@ def large_task(bench: Bench, **limits: Any) -> Task:
     """Give a task as a plan makes it whose sample held a large message."""
     given: dict[str, Any] = {
         "max_message_bytes": 1000,
-        "bytes_each": 5000 / poison.SAMPLED,
+        "bytes_each": 5000 / SAMPLED,
         "error_address": bench.errors,
     }
     return bench.task(bench.new_stream(), **given | limits)
@@ -356,7 +358,7 @@ def test_large_headers_go_to_the_error_queue_though_all_messages_are_small(bench
     given = [(just, b"1"), (more, b"2"), ("{}", b"3"), ("{}", b"4" * 1200)]
     sent = [bench.dotnet.send(bench.queue, headers, body) for headers, body in given]
     task = large_task(
-        bench, max_message_bytes=1 << 20, max_header_bytes=1000, bytes_each=1000 / poison.SAMPLED
+        bench, max_message_bytes=1 << 20, max_header_bytes=1000, bytes_each=1000 / SAMPLED
     )
 
     rows = bench.receive(task)
@@ -418,7 +420,7 @@ def test_a_stream_comes_to_large_headers_though_the_mean_is_small(bench: Bench) 
 
 def test_the_mean_of_the_lowest_shows_one_large_message_among_them(bench: Bench) -> None:
     """A plan stores it as a whole number, which must not be less."""
-    for _ in range(poison.SAMPLED - 1):
+    for _ in range(SAMPLED - 1):
         bench.dotnet.send(bench.queue, "", b"")
     bench.dotnet.send(bench.queue, "{}", b"x" * 1009)
     loop = bench.loop(errorQueue=bench.address("error"), maxMessageBytes="1010")
@@ -471,7 +473,7 @@ def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
     narrow, wide = (
         [
             row["expires"]
-            for page in browse.pages(desk, queue, first, stop, narrow=is_narrow)
+            for page in browse.read_pages(desk, queue, first, stop, narrow=is_narrow)
             for row in page.to_pylist()
         ]
         for is_narrow in (True, False)

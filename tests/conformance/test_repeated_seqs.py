@@ -16,7 +16,7 @@ from servers import only
 from sqlq_spark.admin import checks, failed_messages
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.receive import browse, poison
-from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.batch import INITIAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,8 +99,8 @@ def test_a_browse_shows_each_message_once(
         monkeypatch.setattr(browse, "PAGE_BYTES", size)
         shown = [
             row["id"]
-            for _, first, stop in browse.parts(twins.desk, [twins.queue], parts=2)
-            for page in browse.pages(twins.desk, twins.queue, first, stop, narrow=narrow)
+            for _, first, stop in browse.split_queues(twins.desk, [twins.queue], count=2)
+            for page in browse.read_pages(twins.desk, twins.queue, first, stop, narrow=narrow)
             for row in page.to_pylist()
         ]
         assert sorted(shown) == ids
@@ -125,9 +125,9 @@ def test_a_large_message_leaves_its_twin_in_the_queue(twins: Bench) -> None:
             largest_headers=1000,
         )
         send_at(twins, 5, b"twin")
-        moved = poison.move(twins.desk, task, twins.errors, found)
+        moved = poison.divert_group(twins.desk, task, twins.errors, found)
 
-    assert moved == poison.Moved(moved=1, expired=1)
+    assert moved == poison.LargeDiverted(diverted=1, expired=1)
     assert twins.bodies() == [b"twin"]
     assert twins.bodies(twins.errors) == [large]
 

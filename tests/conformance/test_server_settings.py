@@ -20,7 +20,7 @@ from sqlq_spark.database import schema, sessions, transaction
 from sqlq_spark.database.looks import SeqEnds
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.offset import Offset
+from sqlq_spark.receive.batch import Offset
 from sqlq_spark.receive.receipts import acknowledge
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
@@ -372,7 +372,7 @@ def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
 
     def ack(connection: Connection) -> int:
         with transaction(connection, timeout=SOON):
-            return acknowledge(connection, Offset(stream=stream, batch=1), bench.who).batch
+            return acknowledge(connection, Offset(stream=stream, batch=1), bench.claim).batch
 
     def attempt() -> list[bytes]:
         return bodies(again(partial(receive, task=bench.task(stream), spark_batch=NO_SPARK_BATCH)))

@@ -16,12 +16,12 @@ from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.receive import browse
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import subscriptions
-from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
@@ -206,8 +206,8 @@ def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
     """What a browse shows of a queue."""
     return [
         row
-        for _, first, stop in browse.parts(bench.desk, [queue], parts=2)
-        for page in browse.pages(bench.desk, queue, first, stop, narrow=False)
+        for _, first, stop in browse.split_queues(bench.desk, [queue], count=2)
+        for page in browse.read_pages(bench.desk, queue, first, stop, narrow=False)
         for row in page.to_pylist()
     ]
 
@@ -421,7 +421,7 @@ def work(bench: Bench, source: QueueAddress, login: Login) -> None:
             connection = session.open()
             for task in loop.tasks(end):
                 receive(connection, task, spark_batch=SparkBatch())
-            assert browse.parts(connection, [source], parts=2) == []
+            assert browse.split_queues(connection, [source], count=2) == []
             out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})
             staged = send.stage(session, out, sink=login.name, batch=0)
             send.dispatch(connection, [staged], bench.sink(**to))

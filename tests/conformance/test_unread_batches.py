@@ -6,7 +6,7 @@ import pytest
 
 from sqlq_spark import errors
 from sqlq_spark.receive import driver
-from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.batch import INITIAL
 
 from .conftest import Bench, Clock, bodies
 

@@ -122,7 +122,7 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
 
 def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[pa.Table]:
     """Read a range."""
-    return list(browse.pages(bench.desk, bench.queue, first, stop, narrow=narrow))
+    return list(browse.read_pages(bench.desk, bench.queue, first, stop, narrow=narrow))
 
 
 @ON_DATABASE
@@ -136,7 +136,7 @@ def test_ranges_hold_every_message_once(
     base = bench.seqs()[0]
     bench.dotnet.dba.do("delete", bench.queue, seqs=[base + at for at in gone])
 
-    ranges = browse.parts(bench.desk, [bench.queue], parts=parts)
+    ranges = browse.split_queues(bench.desk, [bench.queue], count=parts)
     tables = [page for _, first, stop in ranges for page in pages(bench, first, stop)]
 
     assert len(ranges) <= parts
@@ -151,7 +151,7 @@ def test_heavy_messages_come_in_small_pages(bench: Bench) -> None:
     bench.dotnet.send_many(bench.queue, [b"x"] * browse.FIRST_PAGE + [bytes(1 << 20)] * 70)
 
     found = [(page.num_rows, page.nbytes) for page in pages(bench, 1, 1000)]
-    begun = browse.pages(bench.desk, bench.queue, 1, 1000, narrow=False)
+    begun = browse.read_pages(bench.desk, bench.queue, 1, 1000, narrow=False)
     next(begun)
     bench.dotnet.dba.do("truncate", bench.queue)  # waits for every transaction on it
 

@@ -103,7 +103,7 @@ def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str
     before = bench.dotnet.rows(bench.queue)
     first, stop = (before[0].seq, before[-1].seq + 1) if before else (0, 0)
 
-    pages = browse.pages(bench.desk, bench.queue, first, stop, narrow=False)
+    pages = browse.read_pages(bench.desk, bench.queue, first, stop, narrow=False)
     assert read(pages, MAPS) == expected(rows)
     assert bench.dotnet.rows(bench.queue) == before
 

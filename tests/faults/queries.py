@@ -19,8 +19,8 @@ from sqlq_spark import errors
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, Deadlock
 from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.batch import INITIAL, Offset
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.sender import CHUNK_ROW
 from sqlq_spark.wire.rows import SparkBatch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from receipt_moves import Move, State
 
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.receive.task import Task
+    from sqlq_spark.receive.batch import Task
 
     from .world import World
 
@@ -268,7 +268,7 @@ class Driver:
             assert any(world.stream(x.stream)[0] > x.batch for _, x, _ in pairs), error
         elif isinstance(error, errors.StreamTakenOver):
             speaking = [world.stream(start.stream)[1] for _, start, _ in pairs]
-            assert speaking != [loop.claim.driver for loop, _, _ in pairs], error
+            assert speaking != [loop.memory.claim.driver for loop, _, _ in pairs], error
         elif isinstance(error, errors.DispatchLogAhead):  # a copy, or a checkpoint that went back
             assert marred, error
         elif isinstance(error, errors.NothingToSettle):  # closed by its stream, or a lost one

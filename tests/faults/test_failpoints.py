@@ -77,7 +77,8 @@ CHUNK = pa.schema([*CHUNK_ROW, CHUNK_DELAYS["delay"], CHUNK_TOPICS])
 def sites() -> dict[tuple[str, int], str]:
     """Each place where what receives or sends runs a statement: file and line; its function."""
     found, stale = {}, {*ELSEWHERE}
-    for path in [*PACKAGE.glob("receive/*.py"), *PACKAGE.glob("send/*.py")]:
+    subject = [*PACKAGE.glob("receive/*.py"), *PACKAGE.glob("send/*.py")]
+    for path in [*subject, PACKAGE / "admin" / "receipts.py"]:
         module = name = f"{path.parent.name}.{path.stem}"
         for at, line in enumerate(path.read_text().splitlines(), 1):
             if owner := re.match(r" *def (\w+)", line):

@@ -20,10 +20,10 @@ from payloads import of_receipt
 from psycopg import sql
 from receipt_moves import MOVES
 
+from sqlq_spark.admin import receipts
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
-from sqlq_spark.receive import receipts
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
 from .queries import TIMEOUT, Checkpoint, Driver, Receipt, Sink
@@ -278,9 +278,9 @@ class World:
                 one = session.open()
                 with transaction(one, timeout=TIMEOUT):
                     if move == "return_":
-                        receipts.return_(one, key, queue)
+                        receipts.return_receipt(one, key, queue)
                     else:
-                        receipts.drop(one, key)
+                        receipts.drop_receipt(one, key)
 
         def committed(gone: dict[Key, Receipt]) -> None:
             assert set(gone) <= {key}, gone

@@ -10,8 +10,8 @@ import pyarrow as pa
 from sqlq_spark.admin import checks
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.sender import Sender
@@ -20,7 +20,7 @@ from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 if TYPE_CHECKING:
     from conftest import Place
 
-    from sqlq_spark.receive.offset import Offset
+    from sqlq_spark.receive.batch import Offset
     from sqlq_spark.send.dispatch import Staged
 
 TIMEOUT = 10.0  # seconds for a statement; what an attacker holds is held for longer

@@ -30,8 +30,8 @@ from sqlq_spark.datasource.write import look_ahead
 from sqlq_spark.errors import StateOfOther, TableRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.send.subscriptions import Subscription, check_table, list_subscriptions, unsubscribe
 from sqlq_spark.wire.postgresql import POSTGRESQL
 

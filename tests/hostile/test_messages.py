@@ -203,7 +203,7 @@ def test_a_browse_leaves_out_what_is_too_large(
     for body in ("'1'", "convert_to(repeat('y', 2000), 'UTF8')", "'3'"):
         put(place, "'{}'", body)
 
-    pages = browse.pages(bench.desk, bench.queue, 1, 4, narrow=False, largest=1000)
+    pages = browse.read_pages(bench.desk, bench.queue, 1, 4, narrow=False, largest=1000)
 
     assert [body for page in pages for body in page["body"].to_pylist()] == [b"1", b"3"]
     assert "messages larger than 1000 bytes are left out: seq 2" in caplog.text

@@ -22,9 +22,10 @@ from sqlq_spark.admin.script import endpoint, script
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.receive.batch import Task
+from sqlq_spark.receive.due import Mover
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import insert, subscriptions
-from sqlq_spark.send.delayed import Mover
 from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FORWARD_DESTINATION, dumps

@@ -22,8 +22,9 @@ from sqlq_spark.cli import main
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive import task as receive
+from sqlq_spark.receive.receipts import read_fence
 from sqlq_spark.send.dispatch import lock_exclusive
+from sqlq_spark.wire.rows import SparkBatch
 
 from .conftest import make_login
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies
@@ -59,7 +60,8 @@ def open_transactions(stream: Stream) -> Iterator[None]:
     with StateSession(stream.options, "holds") as session:
         holder = session.open()
         with transaction(holder, timeout=TIMEOUT):
-            receive.fence(holder, task)
+            stream_id, *_ = task.key
+            read_fence(holder, stream_id, SparkBatch(), holder.printed(task.queue))
             lock_exclusive(holder, Writer.sink)
             yield
 

@@ -17,7 +17,7 @@ from conformance.conftest import Bench, bench_of
 from sqlq_spark.database import collisions, schema
 from sqlq_spark.database.collisions import ATTEMPTS, MOST_SKIPPED
 from sqlq_spark.errors import RowsHeld, StatementFailed
-from sqlq_spark.send.delayed import Moved, Mover
+from sqlq_spark.receive.due import Moved, Mover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -149,7 +149,7 @@ PATHS = {statement: path for path, names in _ALIKE.items() for statement in name
     "transport.subscribe": "update subscriptions",
 }
 # statement → the one whose path it has
-ALIKE = {"claim": "acknowledge", "retire_stream": "acknowledge"}
+ALIKE = {"claim": "acknowledge", "close_batch": "acknowledge"}
 # statements without a path, and why
 NO_PATH = {
     "new_stream": "no other session knows the new id",

@@ -69,17 +69,17 @@ DRAWN = [
     Fault(
         id="receive-2",
         file="receive/pace.py",
-        old="return [(turn + at) % queues for at in range(queues)]",
-        new="return [(turn - at) % queues for at in range(queues)]",
+        old="return [(turn + place) % queues for place in range(queues)]",
+        new="return [(turn - place) % queues for place in range(queues)]",
         tests=["test_pace.py::test_a_batch_takes_what_waits_within_its_limits"],
     ),
     Fault(
         id="receive-3",
         file="receive/poison.py",
-        old="""    if not found:
-        return 0, 0""",
-        new="""    if found:
-        return 0, 0""",
+        old="""    if not large:
+        return LargeDiverted(diverted=0, expired=0)""",
+        new="""    if large:
+        return LargeDiverted(diverted=0, expired=0)""",
         tests=[
             "conformance/test_receive.py::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
         ],
@@ -87,8 +87,8 @@ DRAWN = [
     Fault(
         id="receive-4",
         file="receive/driver.py",
-        old="        if self._waiting_since is None:\n",
-        new="        if self._waiting_since is not None:\n",
+        old="        if self.waiting_since is None:\n",
+        new="        if self.waiting_since is not None:\n",
         tests=[
             "conformance/test_peek_loop.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
         ],
@@ -96,8 +96,8 @@ DRAWN = [
     Fault(
         id="receive-8",
         file="receive/forward.py",
-        old="            if refused and self.task.options.error_address is None:",
-        new="            if refused and self.task.options.error_address is not None:",
+        old="            if is_refused and self.task.options.error_address is None:",
+        new="            if is_refused and self.task.options.error_address is not None:",
         tests=[
             (
                 "hostile/test_destinations.py"

@@ -78,8 +78,8 @@ HISTORY = [
     Fault(
         id="receipts-after-none",
         file="receive/driver.py",
-        old="stream, batch = str(uuid.uuid4()), 1",
-        new="stream = str(uuid.uuid4())",
+        old="        batch = 1\n",
+        new="        batch = 2\n",
         tests=[
             "conformance/test_peek_loop.py::test_a_checkpoint_of_transaction_mode_none_begins_receipts"
         ],
@@ -87,8 +87,8 @@ HISTORY = [
     Fault(
         id="high-water-ignored",
         file="receive/task.py",
-        old="or spark_batch.number > high_water:",
-        new="or spark_batch.number >= high_water:",
+        old="    if spark_batch.number > plan_high_water:",
+        new="    if spark_batch.number >= plan_high_water:",
         tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
@@ -103,8 +103,8 @@ HISTORY = [
     Fault(
         id="database-went-back",
         file="receive/receipts.py",
-        old="if acked < batch - 1 or (acked < batch and not was_planned):",
-        new="if acked < batch - 1:",
+        old="if row.acked_batch < batch - 1 or (is_open and not was_planned):",
+        new="if row.acked_batch < batch - 1:",
         tests=[
             "conformance/test_receipts.py::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
         ],
@@ -121,14 +121,14 @@ HISTORY = [
     Fault(
         id="missing-receipts-accepted",
         file="receive/receipts.py",
-        old="        if who.options.fail_on_missing_receipts:\n",
-        new="        if who.options.fail_on_missing_receipts and not found:\n",
+        old="    if claim.options.fail_on_missing_receipts:\n",
+        new="    if claim.options.fail_on_missing_receipts and not found:\n",
         tests=["conformance/test_receipts.py::test_missing_receipts_may_be_an_error"],
     ),
     Fault(
         id="plan-names-any-queue",
-        file="receive/offset.py",
-        old="receives=part.queue in known,",
+        file="receive/batch.py",
+        old="receives=queue_plan.queue in known,",
         new="receives=True,",
         tests=[
             "hostile/test_state.py::test_a_stored_plan_receives_only_from_queues_that_the_options_name"
@@ -148,8 +148,8 @@ HISTORY = [
     Fault(
         id="forwarded-counted-as-diverted",
         file="receive/task.py",
-        old="diverted = live.num_rows - good.num_rows + given_up + large",
-        new="diverted = live.num_rows - good.num_rows + given_up + forwarded + large",
+        old="diverted=poison + large.diverted + result.diverted,",
+        new="diverted=poison + large.diverted + result.diverted + result.forwarded,",
         tests=[
             "conformance/test_destinations.py::test_a_message_for_another_queue_is_forwarded_once"
         ],

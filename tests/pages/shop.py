@@ -20,8 +20,8 @@ from conftest import Database
 from sqlq_spark.admin import checks
 from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import NO_SPARK_BATCH
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import psycopg
     from pyspark.sql import SparkSession
 
-    from sqlq_spark.receive.offset import Offset
+    from sqlq_spark.receive.batch import Offset
 
     from .page import Block
 

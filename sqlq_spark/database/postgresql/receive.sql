@@ -166,7 +166,7 @@ SELECT seq::bigint AS seq, {message_bytes} AS bytes,
 -- Another message of the same seq stays.
 -- Locks:   a row lock for each, until commit; find_large has them already.
 -- Index:   none; by ctid.
--- Returns: moved bigint, expired bigint
+-- Returns: diverted bigint, expired bigint: how many were moved, and how many were dropped
 WITH gone AS (
     DELETE FROM {queue}
      WHERE ctid = ANY (ARRAY (
@@ -178,7 +178,8 @@ moved AS (
     SELECT CASE WHEN :renamed::boolean THEN gen_random_uuid() ELSE id END, headers, coalesce(body, '')
       FROM gone
      WHERE NOT expired)
-SELECT count(*) FILTER (WHERE NOT expired) AS moved, count(*) FILTER (WHERE expired) AS expired FROM gone
+SELECT count(*) FILTER (WHERE NOT expired) AS diverted, count(*) FILTER (WHERE expired) AS expired
+  FROM gone
 
 -- name: skip_taken
 -- Moves the sequence of a queue past seqs that rows have already: whoever may insert can choose a seq. It

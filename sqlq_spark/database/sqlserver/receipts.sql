@@ -1,6 +1,6 @@
--- part: closed_batch
--- What the row of a stream keeps when a batch is closed: the plan of a later batch, and the high-water mark
--- of Spark's query; other statements contain it.
+-- part: kept_when_closed
+-- What the row of a stream keeps when a batch is closed; other statements contain it. It keeps the plan of
+-- a later batch with its high-water mark, and the highest batch of Spark's query that was closed.
 plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
 [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
 plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
@@ -17,10 +17,11 @@ VALUES (@stream, @queue_name, @driver)
 -- An update that changes nothing: other sessions may ignore a lock that is only a hint.
 -- REPEATABLEREAD keeps it where optimized locking (Azure, 2025) may release it with the statement.
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan
+-- Returns: queue, driver, acked_batch bigint, plan_batch bigint, stored_plan
 UPDATE {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
+       inserted.[plan] AS stored_plan
  WHERE stream = @stream
 
 -- name: claim
@@ -51,10 +52,10 @@ SELECT queue,
  GROUP BY queue
 
 -- name: acknowledge
--- Raises the query's high-water mark too: no stream of Spark's query receives for that batch again.
+-- Closes a batch for its stream and for Spark's query: none of the query's streams receives for it again.
 UPDATE {state}.stream
    SET acked_batch = @batch,
-       {closed_batch},
+       {kept_when_closed},
        messages    = messages + @messages,
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
@@ -69,10 +70,11 @@ DELETE FROM {state}.receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch
 
 -- name: store_plan
--- Stores a plan with the high-water mark of Spark's query: the last batch that one of its streams has
--- acknowledged or has receipts of. The sink may hold the batches up to it, so the plan may not be used
--- for them. Before the first acknowledgement the stream's query is not known. Then the marks of the 500
--- queries that were seen last are stored, as JSON: 23 kB at most.
+-- Stores a plan with its high-water mark (plan_after, read as plan_high_water): the highest batch of
+-- Spark's query that one of its streams has closed or has receipts of. The sink may hold the batches up to
+-- it, so the plan may not be used for them. Before the first acknowledgement the stream's query is not
+-- known. Then the high-water marks of the 500 queries that were seen last are stored, as JSON: 23 kB at
+-- most.
 -- Rows that other sessions are writing now are skipped.
 -- Index:   receipt_query, behind the batches acknowledged before; stream_query.
 UPDATE o
@@ -127,12 +129,12 @@ OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, delete
        deleted.query_id, deleted.query_batch AS spark_batch
  WHERE stream = @stream AND batch = @batch AND task = @task
 
--- name: retire_stream
--- Its receipts were returned or dropped. A checkpoint that is restored must not receive again, and no
--- other stream of Spark's query may receive for that batch.
+-- name: close_batch
+-- An operator has returned or dropped a receipt of the batch. A checkpoint that is restored must not
+-- receive for it again, and no other stream of Spark's query may receive for that batch.
 UPDATE {state}.stream
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
-       {closed_batch}
+       {kept_when_closed}
  WHERE stream = @stream
 
 -- name: streams

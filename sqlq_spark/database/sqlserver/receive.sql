@@ -169,12 +169,13 @@ OPTION (MAXDOP 1)
 
 -- name: divert_large
 -- Moves given messages to the error queue, unchanged, without the client. Drops expired ones. @chosen
--- is a JSON array of arrays [seq, place]. Another message of the same RowVersion stays. @renamed: a queue may hold an id twice, unless a DBA added a unique index.
+-- is a JSON array of arrays [seq, place]. Another message of the same RowVersion stays. @renamed: all get
+-- new ids. A queue may hold an id twice, unless a DBA added a unique index.
 -- {recoverable}, {one}: the column Recoverable and its value, where the table has it.
 -- {fits}: refuses headers that a varchar would store with question marks.
 -- Locks:   an update lock for each, until commit; find_large has them already.
 -- Index:   Index_RowVersion, a seek for each.
--- Returns: moved bigint, expired bigint
+-- Returns: diverted bigint, expired bigint: how many were moved, and how many were dropped
 DECLARE @gone TABLE (
     Id      uniqueidentifier NOT NULL,
     Headers nvarchar(max)    NULL,
@@ -196,7 +197,7 @@ SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Bod
   FROM @gone
  WHERE expired = 0
  ORDER BY seq;
-SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved,
+SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS diverted,
        ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
   FROM @gone
 
