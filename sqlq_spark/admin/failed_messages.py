@@ -32,7 +32,7 @@ from sqlq_spark.database import check_types, find_same, transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
 from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.receive import browse
-from sqlq_spark.send.insert import add_ids
+from sqlq_spark.send.chunk import add_ids
 from sqlq_spark.wire import LOWEST_SEQ, returning
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress

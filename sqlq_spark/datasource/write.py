@@ -122,7 +122,9 @@ class Writing:
                 send_now(session, paced, options)
                 return Written(None)
             chunks = record_names(chunks, names)
-            staged = stage(session, chunks, sink=sink, batch=batch, spark_batch=current_batch())
+            staged = stage(
+                session, chunks, sink=sink, sink_batch=batch, spark_batch=current_batch()
+            )
         wait_before_dispatch(options, staged, partition, names)
         return Written(staged)
 
@@ -133,7 +135,7 @@ class Writing:
     ) -> None:
         """Send what the tasks of a batch staged, in one transaction, unless it was sent before."""
         if staged := staged_in(messages):
-            name = f"dispatch {staged[0].sink}/{staged[0].batch}"
+            name = f"dispatch {staged[0].sink}/{staged[0].sink_batch}"
             with StateSession(self.options, name, worker=True, reached=True) as session:
                 session.run_with_retries(partial(dispatch, staged=staged, options=self.options))
 
@@ -202,5 +204,5 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Drop what was staged. The next batch drops what this process does not know of."""
-        for sink, batch in {(each.sink, each.batch) for each in staged_in(messages)}:
+        for sink, batch in {(each.sink, each.sink_batch) for each in staged_in(messages)}:
             self.discard(sink, batch, final=False)

@@ -28,7 +28,7 @@ from sqlq_spark.database import find_same, load_checked
 from sqlq_spark.database.destinations import PATIENCE, RETURNED, Destinations
 from sqlq_spark.options.fields import DEFAULT_HEADER_SIZE
 from sqlq_spark.receive.poison import store_in_error_queue
-from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
+from sqlq_spark.send.divert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.send.insert import send_in_transaction
+from sqlq_spark.send.chunk import CHUNK_OPTIONAL, CHUNK_ROW
+from sqlq_spark.send.insert import Inserted, send_in_transaction
 from sqlq_spark.send.publish import log_without_subscriber
-from sqlq_spark.send.sender import CHUNK_OPTIONAL, CHUNK_ROW
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     import pyarrow as pa
@@ -67,7 +67,7 @@ class Staged:
     """What one attempt of a task wrote to the staging."""
 
     sink: str
-    batch: int
+    sink_batch: int
     messages: int
     # in the order in which the task wrote them; the seals do not pass through the database
     chunks: dict[ChunkKey, payload.Seal]
@@ -101,6 +101,23 @@ class LoggedSink:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """How a batch was entered into the dispatch log."""
+
+    is_new: bool  # whether it was entered now; otherwise it was sent before
+    first_login: str  # that began the sink
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one dispatch did."""
+
+    messages: int  # that were sent now
+    entry: Entry
+    inserted: Inserted
+
+
+@dataclass(frozen=True, slots=True)
 class LastDispatch:
     """What the dispatch log has of a sink: when its last batch was sent, and how large it was."""
 
@@ -114,7 +131,7 @@ def stage(
     chunks: Iterable[pa.Table],
     *,
     sink: str,
-    batch: int,
+    sink_batch: int,
     spark_batch: SparkBatch = NO_SPARK_BATCH,
 ) -> Staged:
     """
@@ -122,14 +139,16 @@ def stage(
 
     Spark computes the chunks while no transaction is open.
     """
-    attempt, messages = str(uuid.uuid4()), 0
-    sealed: dict[ChunkKey, payload.Seal] = {}
+    attempt = str(uuid.uuid4())
+    messages = 0
+    seals: dict[ChunkKey, payload.Seal] = {}
     for chunk in chunks:
-        packed, key = payload.pack(chunk), ChunkKey(sink, batch, attempt, len(sealed))
+        packed = payload.pack(chunk)
+        key = ChunkKey(sink, sink_batch, attempt, len(seals))
         session.run_with_retries(partial(_stage_chunk, key, packed, chunk.num_rows))
-        sealed[key] = packed.seal
+        seals[key] = packed.seal
         messages += chunk.num_rows
-    return Staged(sink, batch, messages, sealed, spark_batch)
+    return Staged(sink, sink_batch, messages, seals, spark_batch)
 
 
 def _stage_chunk(
@@ -165,35 +184,45 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         ChunksMissing, QueueNotFound, TableRefused, SubscriberUnreachable, NothingToSettle,
         SubscriptionsNotFound, BatchClosed, DispatchLogAhead, OtherDestination: nothing was sent.
     """
-    sink, batch = staged[0].sink, staged[0].batch
-    where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)
-    before: str | None = None  # the login that began the sink, if the batch was sent before
+    sink = staged[0].sink
+    batch = staged[0].sink_batch
+    messages = sum(each.messages for each in staged)
 
-    def send(inserts: Inserts) -> None:
-        nonlocal before
-        before = enter(connection, sink, batch, messages, options)
-        if before is None:
+    def send(inserts: Inserts) -> Sent:
+        entry = enter(connection, sink, batch, messages, options)
+        inserted = Inserted()
+        if entry.is_new:
             if options.settles:
                 settle(connection, staged[0].spark_batch)
             for chunk in read_chunks(connection, staged):
-                inserts.insert(chunk)
+                inserted += inserts.insert(chunk)
         # also those of attempts that lost
         connection.run("discard", sink=sink, batch=batch)
         if sink.startswith(NAMELESS):
             delete_abandoned(connection)
+        return Sent(messages if entry.is_new else 0, entry, inserted)
 
-    inserts = send_in_transaction(connection, options, send)
-    if before is not None:
-        # a stream that starts again repeats its last batch; a write with a name may be another one
-        level, more = (logging.WARNING, SKIPPED) if sink.startswith(NAMED) else (logging.INFO, "")
-        log.log(level, "%s: was sent before; login %s began this sink%s", where, before, more)
-        return 0
-    aside = inserts.messages_aside
-    more = f", {aside} to the error queue" if aside else ""
-    log.info("%s: %d messages sent%s", where, messages, more)
-    log_without_subscriber(where, inserts.without_subscriber)
-    inserts.log_set_aside(where)
-    return messages
+    sent = send_in_transaction(connection, options, send)
+    log_sent(sink, batch, sent)
+    return sent.messages
+
+
+def log_sent(sink: str, batch: int, sent: Sent) -> None:
+    """Log, after the commit, what a dispatch did."""
+    where = f"{sink}: batch {batch}"
+    login = sent.entry.first_login
+    inserted = sent.inserted
+    if sent.entry.is_new:
+        more = f", {inserted.diverted} to the error queue" if inserted.diverted else ""
+        log.info("%s: %d messages sent%s", where, sent.messages, more)
+        log_without_subscriber(where, inserted.without_subscriber)
+        inserted.log_diverted(where)
+    elif sink.startswith(NAMED):
+        # it may be another write that has the same name by mistake
+        log.warning("%s: was sent before; login %s began this sink%s", where, login, SKIPPED)
+    else:
+        # a stream that starts again repeats its last batch
+        log.info("%s: was sent before; login %s began this sink", where, login)
 
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> None:
@@ -220,40 +249,43 @@ def settle(connection: Connection, spark_batch: SparkBatch) -> None:
         NothingToSettle: the query has no stream and no receipt here.
         BatchClosed: receipts of the batch were returned or dropped.
     """
-    query, batch = spark_batch.query_id, spark_batch.number
-    settled = connection.values("settle", query_id=query, spark_batch=batch)
-    closed_high_water: int | None = connection.value("query_mark", query_id=query)
+    query = spark_batch.query_id
+    number = spark_batch.number
+    settled = connection.values("settle", query_id=query, spark_batch=number)
+    closed_high_water: int | None = connection.value("closed_high_water", query_id=query)
     schema, server = connection.state, connection.server
     if closed_high_water is None and not settled:
-        raise errors.NothingToSettle(query=query, batch=batch, schema=schema, server=server)
-    if closed_high_water is not None and batch is not None and closed_high_water >= batch:
-        raise errors.BatchClosed(query=query, batch=batch, schema=schema, server=server)
+        raise errors.NothingToSettle(query=query, batch=number, schema=schema, server=server)
+    if closed_high_water is not None and number is not None and closed_high_water >= number:
+        raise errors.BatchClosed(query=query, batch=number, schema=schema, server=server)
 
 
 def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa.Table]:
     """Yield what was staged, in the order of tasks and rows; raise ChunksMissing for less."""
-    sink, batch = staged[0].sink, staged[0].batch
-    wanted = {key: seal for each in staged for key, seal in each.chunks.items()}
-    there = set(connection.rows("chunks", StagedChunk, sink=sink, batch=batch))
-    found = sum(StagedChunk(key.attempt, key.chunk) in there for key in wanted)
+    sink = staged[0].sink
+    batch = staged[0].sink_batch
+    wanted = {key: seal for part in staged for key, seal in part.chunks.items()}
+    present = set(connection.rows("chunks", StagedChunk, sink=sink, batch=batch))
+    found = sum(StagedChunk(key.attempt, key.chunk) in present for key in wanted)
     if found < len(wanted):
         raise errors.ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
-    ahead: Future[pa.Table] | None = None
+    unpacking: Future[pa.Table] | None = None
     with ThreadPoolExecutor(1) as pool:
-        # while this thread sends a chunk, the other one unpacks the next
+        # this thread alone uses the connection; while it sends a chunk, the other unpacks the next
         for key, seal in wanted.items():
-            chunk, ahead = ahead, pool.submit(_fetch(connection, key, seal))
-            if chunk is not None:
-                yield chunk.result()
-        if ahead is not None:
-            yield ahead.result()
+            small = connection.value("chunk", **key._asdict())
+            pages = [] if small else connection.values("chunk_pages", **key._asdict())
+            next_chunk = pool.submit(payload.unpack, small, pages, _expect(key, seal))
+            if unpacking is not None:
+                yield unpacking.result()
+            unpacking = next_chunk
+        if unpacking is not None:
+            yield unpacking.result()
 
 
-def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callable[[], pa.Table]:
-    """Read a chunk, and return what unpacks it; it raises PayloadRefused if the seal is another."""
-    small = connection.value("chunk", **key._asdict())
-    pages = [] if small else connection.values("chunk_pages", **key._asdict())
-    expected = payload.Expected(
+def _expect(key: ChunkKey, seal: payload.Seal) -> payload.Expected:
+    """Return what a payload must be; `payload.unpack` raises PayloadRefused for another one."""
+    return payload.Expected(
         where=f"staged chunk {key.chunk} of attempt {key.attempt}, batch {key.batch} "
         f"of sink {key.sink}",
         schema=CHUNK_ROW,
@@ -261,7 +293,6 @@ def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callabl
         most=seal.size,
         seal=seal,
     )
-    return partial(payload.unpack, small, pages, expected)
 
 
 def delete_abandoned(connection: Connection) -> None:
@@ -275,12 +306,9 @@ def delete_abandoned(connection: Connection) -> None:
 
 def enter(
     connection: Connection, sink: str, batch: int, messages: int, options: SinkOptions
-) -> str | None:
+) -> Entry:
     """
-    Enter a batch that this transaction sends.
-
-    Returns:
-        None; or, if the batch was sent before, the login that began the sink.
+    Enter a batch that this transaction sends, unless it was sent before.
 
     Raises:
         DispatchLogAhead, OtherDestination.
@@ -301,7 +329,7 @@ def enter(
         if last.batch == batch:
             refuse_other_destination(connection, sink, batch, last.destination, destination)
     is_new = advance(connection, sink, batch, messages, destination)
-    return None if is_new else last.login
+    return Entry(is_new, last.login)
 
 
 def lock_exclusive(connection: Connection, sink: str) -> LoggedSink:

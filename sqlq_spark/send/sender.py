@@ -7,7 +7,6 @@ The headers are complete when they leave the executor. The driver copies them as
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,10 +18,18 @@ import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
 from sqlq_spark.options.names import parse_destination
-from sqlq_spark.send.frame import MOMENT, ROW_ID, TOPICS, Frame
+from sqlq_spark.send.chunk import (
+    CHUNK_DELAYS,
+    CHUNK_FAULT,
+    CHUNK_ID,
+    CHUNK_ROW,
+    CHUNK_TOPICS,
+    write_fault,
+)
+from sqlq_spark.send.frame import MOMENT, ROW_ID, Frame
 from sqlq_spark.send.own_headers import OwnTexts, default
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.header_columns import HEADER_COLUMNS, with_legacy_columns
+from sqlq_spark.wire.header_columns import with_legacy_columns
 from sqlq_spark.wire.rows import id_texts, random_ids, split_by_size
 
 if TYPE_CHECKING:
@@ -31,29 +38,6 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.own_headers import Own
     from sqlq_spark.wire.address import QueueAddress
-
-# a row of a chunk; `queue` null is the sink's own
-CHUNK_ROW = pa.schema(
-    {
-        "queue": pa.string(),
-        "headers": pa.string(),
-        "body": pa.binary(),
-        "lifetime": pa.int64(),  # milliseconds until it expires
-    }
-)
-# columns that follow, in this order, where the frame or an option asks for them
-CHUNK_DELAYS = {  # a row has one of them or neither
-    "delay": pa.field("delay", pa.int64()),  # milliseconds
-    "due": pa.field("due", pa.timestamp("us")),  # UTC
-}
-CHUNK_TOPICS = pa.field("topics", TOPICS)
-CHUNK_LEGACY = [pa.field(name.lower(), pa.string()) for name in HEADER_COLUMNS]
-# why a row goes to the error queue of the option `undeliverable`: facts of its BadMessage, as JSON
-CHUNK_FAULT = pa.field("fault", pa.string())
-CHUNK_OPTIONAL = (*CHUNK_DELAYS.values(), CHUNK_TOPICS, *CHUNK_LEGACY, CHUNK_FAULT)
-
-# of a chunk that is never staged: ids of its rows, as `frame.ROW_ID`
-CHUNK_ID = pa.field("id", pa.binary(16))
 
 CHUNK_BYTES = 16 << 20
 
@@ -173,8 +157,7 @@ class Sender:
             raise BadMessage(partition=frame.partition, row=frame.row + row, reason=reasons[row])
         faults: list[str | None] = [None] * frame.rows
         for row, reason in reasons.items():
-            facts = {"partition": frame.partition, "row": frame.row + row, "reason": reason}
-            faults[row] = json.dumps(facts)
+            faults[row] = write_fault(frame.partition, frame.row + row, reason)
         return frame.replace_undecodable([*reasons]), pa.array(faults, pa.string())
 
     @property

@@ -21,8 +21,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-import pyarrow.compute as pc
-
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
 from sqlq_spark.database.destinations import RETURNED
@@ -30,10 +28,10 @@ from sqlq_spark.database.looks import Waiting
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import INSERT, Use, look, use
-from sqlq_spark.send import publish, subscriptions
-from sqlq_spark.send.delayed import find_waiting
+from sqlq_spark.send import subscriptions
+from sqlq_spark.send.chunk import names_of_queues, names_of_topics, split_delayed, topics_of
 from sqlq_spark.send.dispatch import last_sent
-from sqlq_spark.send.insert import destination_of, names_of_queues
+from sqlq_spark.send.routes import destination_of
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ def wait_before_dispatch(
 
     No connection is held during a pause. `names` are those of the task's rows.
     """
-    name, rate = f"sink {staged.sink}/{staged.batch}/{partition}", options.max_rate
+    name, rate = f"sink {staged.sink}/{staged.sink_batch}/{partition}", options.max_rate
 
     def run(work: Callable[[Connection], T]) -> T:
         # this session leaves its connection to the next one
@@ -76,7 +74,7 @@ def wait_before_dispatch(
     common = names_of_options(options)
     names = names - common if partition else names | common
     if rate is not None and not partition:
-        read = partial(read_seconds_left, sink=staged.sink, batch=staged.batch, rate=rate)
+        read = partial(read_seconds_left, sink=staged.sink, batch=staged.sink_batch, rate=rate)
         _wait_for_rate(time.monotonic() + run(read), rate, name)
     _wait_for_backlog(options, names, name, staged.spark_batch.query_id, run)
 
@@ -176,13 +174,11 @@ def names_of_options(options: SinkOptions) -> Names:
 
 def names_of_chunk(chunk: pa.Table) -> Names:
     """Return what the rows of a chunk name, but for delayed ones, which reach no queue now."""
-    waiting = find_waiting(chunk)
-    if waiting is not None:
-        chunk = chunk.filter(pc.invert(waiting))
+    _, chunk = split_delayed(chunk)
     names: Names = {("queue", queue) for queue in names_of_queues(chunk)}
-    topics = publish.topics_of(chunk)
+    topics = topics_of(chunk)
     if topics is not None:
-        names |= {("topic", topic) for topic in pc.unique(pc.list_flatten(topics)).to_pylist()}
+        names |= {("topic", topic) for topic in names_of_topics(topics)}
     return names
 
 

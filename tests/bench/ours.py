@@ -251,7 +251,7 @@ def dispatched(stand: Stand) -> list[float]:
     batches = orders(0, stand.messages).to_batches()
     chunks = list(Sender(options=options, partition=0).chunks(batches))
     with StateSession(options, stand.ours) as session:
-        staged = stage(session, chunks, sink=f"{NAMELESS}{uuid.uuid4()}", batch=0)
+        staged = stage(session, chunks, sink=f"{NAMELESS}{uuid.uuid4()}", sink_batch=0)
         start = time.perf_counter()
         dispatch(session.open(), [staged], options)
         elapsed = time.perf_counter() - start

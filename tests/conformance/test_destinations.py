@@ -15,8 +15,9 @@ from recorded_connection import HarshConnection, WaitingConnection
 from sqlq_spark import errors
 from sqlq_spark.database import destinations
 from sqlq_spark.send import dispatch, insert, subscriptions
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.insert import Inserts
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
+from sqlq_spark.send.sender import Sender
 from sqlq_spark.send.subscriptions import SubscriptionCache
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import (

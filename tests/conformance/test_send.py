@@ -21,9 +21,9 @@ from sqlq_spark.datasource.write import BatchWriter, Written
 from sqlq_spark.options.connection import Trusted
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
+from sqlq_spark.send.chunk import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.dispatch import Staged
 from sqlq_spark.send.insert import Inserts
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import (
     Names,
     check_source,
@@ -51,7 +51,7 @@ def chunk(*bodies: bytes, queue: str | None = None, lives: int | None = None) ->
 
 def stage(bench: Bench, *chunks: pa.Table, sink: str = "sink", batch: int = 0) -> Staged:
     """Run one attempt of a task."""
-    return send.stage(bench.session("stage"), chunks, sink=sink, batch=batch)
+    return send.stage(bench.session("stage"), chunks, sink=sink, sink_batch=batch)
 
 
 def dispatch(
@@ -348,7 +348,7 @@ def staged_for(bench: Bench, body: bytes, batch: int) -> Staged:
     """Stage a message in a micro-batch of the query."""
     spark_batch = replace(MICRO_BATCH, number=batch)
     return send.stage(
-        bench.session("stage"), [chunk(body)], sink="s", batch=batch, spark_batch=spark_batch
+        bench.session("stage"), [chunk(body)], sink="s", sink_batch=batch, spark_batch=spark_batch
     )
 
 

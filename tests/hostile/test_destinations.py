@@ -37,8 +37,8 @@ from sqlq_spark.jobs import table_writer
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import insert
+from sqlq_spark.send.chunk import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.delayed import Mover
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import find_backlog
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps

@@ -24,8 +24,8 @@ from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.task import Task, receive
 from sqlq_spark.send import insert, subscriptions
+from sqlq_spark.send.chunk import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.delayed import Mover
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.postgresql import POSTGRESQL

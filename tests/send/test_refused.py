@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from sqlq_spark.datasource.write import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.frame import COLUMNS, check_frame
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import (
     Names,
     names_of_chunk,

@@ -47,7 +47,7 @@ RETURNING batch
 
 -- name: settle
 -- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
--- were returned or dropped are gone, see query_mark.
+-- were returned or dropped are gone, see closed_high_water.
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: settled true, for each receipt
 WITH held AS (
@@ -64,7 +64,7 @@ UPDATE {state}.receipt AS r
  WHERE r.stream = held.stream AND r.batch = held.batch AND r.task = held.task
 RETURNING true AS settled
 
--- name: query_mark
+-- name: closed_high_water
 -- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
 -- Index:   stream_query.
 -- Returns: one row. closed_high_water bigint: the last batch of Spark's query that one of its streams

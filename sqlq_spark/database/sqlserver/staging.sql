@@ -61,7 +61,7 @@ OUTPUT inserted.batch
 
 -- name: settle
 -- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
--- were returned or dropped are gone, see query_mark.
+-- were returned or dropped are gone, see closed_high_water.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
 -- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
@@ -82,7 +82,7 @@ OUTPUT CAST(1 AS bit) AS settled
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @spark_batch AND r.batch > o.acked
 
--- name: query_mark
+-- name: closed_high_water
 -- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
 -- Index:   stream_query.
 -- Returns: one row. closed_high_water bigint: the last batch of Spark's query that one of its streams
