@@ -9,6 +9,7 @@ header, and only those rows get a default. Measured: flat keys and values 840k m
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -158,6 +159,16 @@ def default(name: str, value: pa.Array | str, missing: pa.Array) -> pa.Array:
     else:
         text = pc.binary_join_element_wise(head, escape_all(value), '"', "")
     return pc.if_else(missing, text, None)
+
+
+def join_members(*members: pa.Array) -> pa.Array:
+    """Return JSON objects of some members each; null: the row has no such member."""
+    first, *others = members
+    # a row whose texts are all null would be left out (pyarrow 26)
+    are_all_null = reduce(pc.and_, [texts.is_null() for texts in members])
+    first = pc.if_else(are_all_null, "", first)
+    inner = pc.binary_join_element_wise(first, *others, ",", null_handling="skip")
+    return pc.binary_join_element_wise("{", inner, "}", "")
 
 
 def escape_all(texts: pa.Array) -> pa.Array:

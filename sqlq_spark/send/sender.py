@@ -10,7 +10,6 @@ import hashlib
 import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, partial, reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,8 +25,9 @@ from sqlq_spark.send.chunk import (
     CHUNK_TOPICS,
     write_fault,
 )
+from sqlq_spark.send.defaults import SENT_BY, Defaults, NewIds
 from sqlq_spark.send.frame import MOMENT, ROW_ID, Frame
-from sqlq_spark.send.own_headers import OwnTexts, default
+from sqlq_spark.send.own_headers import OwnTexts, default, join_members
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.header_columns import with_legacy_columns
 from sqlq_spark.wire.rows import id_texts, random_ids, split_by_size
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 16 << 20
 
 UNNAMED = "Spark"  # where neither the query nor the application has a name that we know
-# headers that say who sent a message
-SENT_BY = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
 # headers of a message that another sender made
 SENT_BEFORE = (wire.MESSAGE_ID, wire.TIME_SENT, wire.FAILED_Q)
 # An endpoint does not report such a message. It goes to the audit queue as if it was handled, and
@@ -191,75 +189,45 @@ class Sender:
         topics: pa.Array | None,
         delays: dict[str, pa.Array],
     ) -> pa.Array:
-        """
-        Return the header texts of a record batch: defaults first, then the row's own headers.
-
-        A default is computed only where some row lacks the header.
-        """
-        options, sent = self.options, self.sent or own_clock()
-        fresh = random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row)
-
-        @cache
-        def message_ids() -> pa.Array:
-            return pc.coalesce(frame.text("id"), id_texts(fresh[::2]))
-
-        own, deliver_at = frame.headers(), _deliver_at(delays, sent, frame.rows)
+        """Return the header texts of a record batch: defaults first, then the row's own headers."""
+        options = self.options
+        sent = self.sent or own_clock()
+        ids = NewIds(frame, random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row))
+        own = frame.headers()
+        deliver_at = _deliver_at(delays, sent, frame.rows)
         forward = self._forward_destinations(frame, queues, deliver_at.is_valid())
         if options.as_received:
-            names, row_ids = message_ids(), frame.column(ROW_ID)
+            names = ids.message_ids
+            row_ids = frame.column(ROW_ID)
             if row_ids is not None:  # what keeps its row id needs no other
                 names = pc.if_else(row_ids.is_valid(), None, names)
             return _as_received(own, names, forward)
         correlation = frame.text("correlationId")
         replies = frame.reply_addresses(own, options.naming, self._write)
-        own = own.without(
-            {
-                wire.CORRELATION_ID: correlation,
-                wire.REPLY_TO_ADDRESS: replies,
-                wire.DELIVER_AT: deliver_at,
-                wire.FORWARD_DESTINATION: forward,
-            }
-        )
-        _refuse_empty_bodies(frame, own, options, topics)
-        reply_to = options.reply_to_address
-        sent_by = {wire.ORIGINATING_ENDPOINT: options.originating_endpoint, **self.sent_by}
-        intent: pa.Array | str = options.intent
-        types: pa.Array | str | None = options.message_type
-        if topics is not None:
-            intent = pc.if_else(topics.is_valid(), "Publish", intent)
-            types = types or pc.binary_join(topics, wire.SEPARATOR)
-        defaults: dict[str, Callable[[], pa.Array | str | None]] = {
-            wire.MESSAGE_ID: message_ids,
-            wire.MESSAGE_INTENT: lambda: intent,
-            wire.CONVERSATION_ID: lambda: id_texts(fresh[1::2]),
-            wire.CORRELATION_ID: lambda: pc.coalesce(
-                correlation, own.text(wire.MESSAGE_ID), message_ids()
-            ),
-            wire.REPLY_TO_ADDRESS: lambda: (
-                pc.coalesce(replies, self._write(reply_to)) if reply_to else replies
-            ),
-            **{name: partial(sent_by.get, name) for name in SENT_BY},
-            wire.ENCLOSED_MESSAGE_TYPES: lambda: types,
-            wire.CONTENT_TYPE: lambda: options.content_type,
-            wire.TIME_SENT: lambda: wire.wire_time(sent),
-            wire.TIME_TO_BE_RECEIVED: partial(
-                frame.convert, lifetime, pa.string(), wire.format_span
-            ),
+        stated = {
+            wire.CORRELATION_ID: correlation,
+            wire.REPLY_TO_ADDRESS: replies,
+            wire.DELIVER_AT: deliver_at,
+            wire.FORWARD_DESTINATION: forward,
         }
-        if delays:
-            defaults[wire.DELIVER_AT] = lambda: deliver_at
-            defaults[wire.FORWARD_DESTINATION] = lambda: forward
-        unsent, parts = own.missing(wire.TIME_SENT), []
-        for name, compute in defaults.items():
-            missing = unsent if name == wire.TIME_SENT else own.missing(name)
-            stated = name == wire.ORIGINATING_ENDPOINT and options.originating_endpoint is not None
-            if name in SENT_BY and not stated:
-                # a message that is sent on does not get headers of two senders
-                missing = pc.and_(missing, unsent)
-            value = compute() if pc.any(missing).as_py() else None
-            if isinstance(value, str) or (value is not None and value.null_count < len(value)):
-                parts.append(default(name, value, missing))
-        return _join(*parts, own.members())
+        own = own.without(stated)
+        _refuse_empty_bodies(frame, own, options, topics)
+        defaults = Defaults(
+            options=options,
+            frame=frame,
+            own=own,
+            ids=ids,
+            topics=topics,
+            lifetime=lifetime,
+            correlation=correlation,
+            replies=replies,
+            deliver_at=deliver_at,
+            forward=forward,
+            sent=sent,
+            sent_by=self.sent_by,
+            write=self._write,
+        )
+        return join_members(*defaults.members(), own.members())
 
 
 def _unite(parts: list[pa.Table]) -> pa.Table:
@@ -276,15 +244,6 @@ def with_new_ids(chunk: pa.Table) -> pa.Table:
     return chunk.set_column(place, "headers", headers).drop_columns(CHUNK_ID.name)
 
 
-def _join(*members: pa.Array) -> pa.Array:
-    first, *others = members
-    # a row whose texts are all null would be left out (pyarrow 26)
-    none = reduce(pc.and_, [each.is_null() for each in members])
-    first = pc.if_else(none, "", first)
-    inner = pc.binary_join_element_wise(first, *others, ",", null_handling="skip")
-    return pc.binary_join_element_wise("{", inner, "}", "")
-
-
 def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
     """
     Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
@@ -295,7 +254,7 @@ def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array
     own = own.without({wire.FORWARD_DESTINATION: forward})
     unnamed = pc.and_(own.missing(wire.MESSAGE_ID), message_ids.is_valid())
     undirected = own.missing(wire.FORWARD_DESTINATION)
-    texts = _join(
+    texts = join_members(
         default(wire.MESSAGE_ID, message_ids, unnamed),
         own.members(),
         default(wire.FORWARD_DESTINATION, forward, undirected),
