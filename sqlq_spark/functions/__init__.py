@@ -40,19 +40,18 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions.expressions import (
-    AUDIT,
-    EXCEPTION_TYPE,
-    FAILURE,
+    AUDIT_HEADERS,
+    FAILURE_HEADERS,
     RETRY_ID,
     RETRY_ID_FORM,
     RETRY_QUEUE,
     as_json,
     effect,
     failure_of,
-    full_name,
+    full_name_column,
     full_names,
-    of,
     present_values,
+    received_column,
     sent_on,
     values,
     wire_text,
@@ -115,7 +114,7 @@ def message_type(headers: Column | str, *, json: bool = False) -> Column:
     with a type name.
     """
     text = header(headers, wire.ENCLOSED_MESSAGE_TYPES, json=json)
-    return full_name(F.substring_index(text, wire.SEPARATOR, 1))
+    return full_name_column(F.substring_index(text, wire.SEPARATOR, 1))
 
 
 def wire_time(text: Column | str) -> Column:
@@ -145,7 +144,7 @@ def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Colu
         `criticalTime` (ended - sent, or ended - due if it was delayed), both double, in seconds;
         `processingEndpoint`, `conversationId` and `relatedTo`.
     """
-    conversation, related, endpoint, *times = values(headers, *AUDIT, json=json)
+    conversation, related, endpoint, *times = values(headers, *AUDIT_HEADERS, json=json)
     sent, due, started, ended = map(wire_time, times)
     # not intervals, which few formats can store
     last = F.unix_micros(ended)
@@ -167,7 +166,7 @@ def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Co
     Returns:
         `failedQueue` (where it came from), `exceptionType`, `exceptionMessage`, `timeOfFailure`.
     """
-    queue, kind, message, time = values(headers, *FAILURE, json=json)
+    queue, kind, message, time = values(headers, *FAILURE_HEADERS, json=json)
     return [
         queue.alias("failedQueue"),
         kind.alias("exceptionType"),
@@ -309,7 +308,7 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
     Returns:
         `body`, `headers`, `id`, `queue`.
     """
-    source, exception = present_values(received, wire.FAILED_Q, EXCEPTION_TYPE, json=json)
+    source, exception = present_values(received, wire.FAILED_Q, returning.EXCEPTION_TYPE, json=json)
     body, headers, row, queue = sent_on(received, source, json=json, prefixes=wire.FAULT_PREFIXES)
     poison = F.format_string("message %s cannot be returned: " + returning.POISON, row)
     is_poison = exception.eqNullSafe(F.lit(wire.POISON_TYPE))
@@ -392,7 +391,7 @@ def retry_later(
         time: F.when(again, wire_text(F.current_timestamp())).otherwise(before),
         **{name: F.when(~again, value) for name, value in failed.items()},
     }
-    queue = F.when(again, of(received, "queue")).otherwise(F.lit(to).cast("string"))
+    queue = F.when(again, received_column(received, "queue")).otherwise(F.lit(to).cast("string"))
     later = F.when(again, F.lit(delay)).alias("delay")
     return [*sent_on(received, queue, json=json, added=added), later]
 
@@ -411,7 +410,7 @@ def acknowledge_retries(*, received: str | None = None, json: bool = False) -> l
     retry, queue = present_values(received, RETRY_ID, RETRY_QUEUE, json=json)
     other = F.format_string(
         "message %s was not returned by ServiceControl: select messages by where(is_retried())",
-        of(received, "id"),
+        received_column(received, "id"),
     )
     made = {
         "ServiceControl.Retry.Successful": wire_text(F.current_timestamp()),

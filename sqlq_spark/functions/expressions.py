@@ -41,7 +41,6 @@ STRICT = {
 # without backslashes. The quantifiers are possessive: a megabyte takes one pass and no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
 
-EXCEPTION_TYPE = returning.EXCEPTION_TYPE
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
 
 # of messages that ServiceControl returned; it knows each by a GUID
@@ -49,7 +48,7 @@ RETRY_ID = "ServiceControl.Retry.UniqueMessageId"
 RETRY_ID_FORM = r"(?i)\A[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 RETRY_QUEUE = "ServiceControl.Retry.AcknowledgementQueue"
 
-AUDIT = (
+AUDIT_HEADERS = (
     wire.CONVERSATION_ID,
     wire.RELATED_TO,
     wire.PROCESSING_ENDPOINT,
@@ -58,10 +57,10 @@ AUDIT = (
     wire.PROCESSING_STARTED,
     wire.PROCESSING_ENDED,
 )
-FAILURE = (wire.FAILED_Q, EXCEPTION_TYPE, EXCEPTION_MESSAGE, wire.TIME_OF_FAILURE)
+FAILURE_HEADERS = (wire.FAILED_Q, returning.EXCEPTION_TYPE, EXCEPTION_MESSAGE, wire.TIME_OF_FAILURE)
 # The headers that the functions read. Each function reads all of them, so that the expressions are
 # equal and Spark parses a text once for all functions in one select.
-READ = (wire.ENCLOSED_MESSAGE_TYPES, *AUDIT, *FAILURE)
+READ_HEADERS = (wire.ENCLOSED_MESSAGE_TYPES, *AUDIT_HEADERS, *FAILURE_HEADERS)
 
 # what a message that is sent for a received one takes from it
 CAUSES = (
@@ -75,7 +74,7 @@ CAUSES = (
 TRACING = (wire.TRACE_PARENT, wire.TRACE_STATE, wire.BAGGAGE)
 
 
-def of(received: str | None, name: str) -> Column:
+def received_column(received: str | None, name: str) -> Column:
     """One column of the received message."""
     return F.col(name if received is None else f"{received}.{name}")
 
@@ -84,7 +83,7 @@ def values(headers: Text, *names: str, json: bool) -> list[Column]:
     """Several headers; a text is parsed once for all of them."""
     if not json:
         return [F.try_element_at(headers, F.lit(name)) for name in names]
-    fields = READ if {*names} <= {*READ} else names
+    fields = READ_HEADERS if {*names} <= {*READ_HEADERS} else names
     # a struct, because in a map of from_json the first of two equal names is found
     kind = StructType([StructField(name, StringType()) for name in fields])
     # this field would get the whole text if it is corrupt: no header may have its name
@@ -95,18 +94,18 @@ def values(headers: Text, *names: str, json: bool) -> list[Column]:
 
 def present_values(received: str | None, *names: str, json: bool) -> list[Column]:
     """Several headers; an empty one is null, because the transports treat it as missing."""
-    found = values(of(received, "headers"), *names, json=json)
+    found = values(received_column(received, "headers"), *names, json=json)
     return [F.nullif(value, F.lit("")) for value in found]
 
 
-def full_name(text: Column) -> Column:
+def full_name_column(text: Column) -> Column:
     """The full name of a type; null if it is invalid."""
     return F.trim(F.get(F.regexp_extract_all(text, F.lit(FULL_NAME), F.lit(1)), 0))
 
 
 def full_names(text: Column) -> Column:
     """The full names in an EnclosedMessageTypes header; invalid names are left out."""
-    return F.filter(F.transform(F.split(text, wire.SEPARATOR), full_name), F.isnotnull)
+    return F.filter(F.transform(F.split(text, wire.SEPARATOR), full_name_column), F.isnotnull)
 
 
 def as_json(made: Mapping[str, object]) -> Column:
@@ -136,7 +135,7 @@ def sent_on(
     added: Mapping[str, Column] | None = None,
 ) -> list[Column]:
     """A received message without the headers that are named, and with others at their end."""
-    row, headers = of(received, "id"), of(received, "headers")
+    row, headers = received_column(received, "id"), received_column(received, "headers")
     if added:  # of a failure, which replaces what an earlier one added
         names, prefixes = (*added, wire.RETRIES, wire.FL_RETRIES), (wire.EXCEPTION_INFO,)
     if names or prefixes:
@@ -162,7 +161,7 @@ def sent_on(
         row,
     )
     return [
-        F.coalesce(of(received, "body"), F.lit(b"")).alias("body"),
+        F.coalesce(received_column(received, "body"), F.lit(b"")).alias("body"),
         F.coalesce(headers, F.raise_error(corrupt)).alias("headers"),
         row.alias("id"),
         *queue_of(to),
@@ -194,7 +193,7 @@ def effect(  # noqa: PLR0917 - what reply, send and publish take
     own_id, correlation, conversation, address, saga, saga_type, *trace = present_values(
         received, *CAUSES, *TRACING, json=json
     )
-    message_id = F.coalesce(own_id, of(received, "id"))
+    message_id = F.coalesce(own_id, received_column(received, "id"))
     made = {
         wire.MESSAGE_INTENT: intent,
         wire.CORRELATION_ID: F.coalesce(correlation, message_id),
@@ -232,14 +231,14 @@ def failure_of(  # noqa: PLR0917 - what fail and retry_later take
     received: str | None,
 ) -> dict[str, Column]:
     """The headers of a failure, as rows of real endpoints have them."""
-    queue = of(received, "queue")
+    queue = received_column(received, "queue")
     if endpoint is None:
         endpoint = table_of(queue)
     made = {
         wire.PROCESSING_ENDPOINT: endpoint,
         **wire.host_headers(socket.gethostname()),
         wire.FAILED_Q: queue,
-        EXCEPTION_TYPE: exception_type,
+        returning.EXCEPTION_TYPE: exception_type,
         # as endpoints cut it
         EXCEPTION_MESSAGE: F.substring(F.lit(exception_message).cast("string"), 1, 16_384),
         f"{wire.EXCEPTION_INFO}Source": source,

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import SENT
+from sqlq_spark.database.destinations import SENT_COLUMNS
 from sqlq_spark.database.trust import Use, use
 from sqlq_spark.options.fields import LARGEST_MESSAGE
 from sqlq_spark.receive.pace import Outcome
@@ -467,7 +467,7 @@ def return_(
     if without:
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:
-        use(connection, [queue], Use("insert", SENT))
+        use(connection, [queue], Use("insert", SENT_COLUMNS))
         connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
     return int(rows.num_rows)
 

@@ -107,7 +107,7 @@ class Defaults:
             **{name: partial(self._sender_header, name) for name in SENT_BY},
             wire.ENCLOSED_MESSAGE_TYPES: self._message_types,
             wire.CONTENT_TYPE: lambda: self.options.content_type,
-            wire.TIME_SENT: lambda: wire.wire_time(self.sent),
+            wire.TIME_SENT: lambda: wire.format_wire_time(self.sent),
             wire.TIME_TO_BE_RECEIVED: self._lifetimes,
         }
         if self.deliver_at.null_count < len(self.deliver_at):

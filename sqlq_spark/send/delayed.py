@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import endpoint_zone, transaction
 from sqlq_spark.database.collisions import insert_past_taken
-from sqlq_spark.database.destinations import DELAYED, Destinations
+from sqlq_spark.database.destinations import DELAYED_COLUMNS, Destinations
 from sqlq_spark.database.trust import INSERT, Use, use, use_delayed
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
 from sqlq_spark.send import DUE_BATCH
 from sqlq_spark.send.chunk import CHUNK_DELAYS
 from sqlq_spark.send.frame import MOMENT
-from sqlq_spark.send.routes import Route, Target, rows_by_queue
+from sqlq_spark.send.routes import Route, TableKind, rows_by_queue
 from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
@@ -66,16 +66,16 @@ def delayed_routes(connection: Connection, options: SinkOptions, chunk: pa.Table
     rows = chunk.select(["headers", "body"]).append_column("due", due)
     common = options.delayed_address
     if common is not None:
-        return [Route(next(iter(masks)), common, Target.DELAYED_OF_OPTION, chunk, rows)]
+        return [Route(next(iter(masks)), common, TableKind.DELAYED_OF_OPTION, chunk, rows)]
     return [
-        Route(queue, delayed_of(queue), Target.DELAYED_OF_QUEUE, chunk, rows, mask)
+        Route(queue, delayed_of(queue), TableKind.DELAYED_OF_QUEUE, chunk, rows, mask)
         for queue, mask in masks.items()
     ]
 
 
 def check_delayed_table(destinations: Destinations, table: QueueAddress) -> None:
     """Raise why the table of the option `delayedQueue` cannot be used; lock nothing."""
-    for reason in destinations.find_refused([table], DELAYED).values():
+    for reason in destinations.find_refused([table], DELAYED_COLUMNS).values():
         raise why_not_delayed(destinations.connection, reason, table, None)
 
 
@@ -165,7 +165,7 @@ class Mover:
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
             with transaction(connection):
-                use_delayed(connection, self.queue, Use("delete", DELAYED))
+                use_delayed(connection, self.queue, Use("delete", DELAYED_COLUMNS))
                 use(connection, [self.queue], INSERT)
                 zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
                 counts = insert_past_taken(

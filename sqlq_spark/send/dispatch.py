@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 # begins the names of sinks that an application names, by txnAppId
-NAMED = "app:"
-NAMELESS = "write:"  # begins the names of writes that are never replayed
+NAMED_SINK = "app:"
+NAMELESS_SINK = "write:"  # begins the names of writes that are never replayed
 ABANDONED = 7 * 86400.0  # seconds after which chunks and log rows of a nameless write are deleted
 SKIPPED = ". Nothing was sent now. If this is another write, give it a txnAppId of its own"
 AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
 
 # A job also enters how far a request has come. Each state is a batch of the request's sink, and
 # only increases.
-UNKNOWN = -2
+REQUEST_UNKNOWN = -2
 # entered before the job decides what to send. A dispatch log without it belongs to another database
 # or stateSchema, and does not show what was sent
-OPEN = -1
-SENT = 0  # the txnVersion of the write: entered by its transaction
+REQUEST_OPEN = -1
+REQUEST_SENT = 0  # the txnVersion of the write: entered by its transaction
 # entered for an operator; a write that is still running can no longer send the request
-GIVEN_UP = 1
+REQUEST_GIVEN_UP = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
                 inserted += inserts.insert(chunk)
         # also those of attempts that lost
         connection.run("discard", sink=sink, batch=batch)
-        if sink.startswith(NAMELESS):
+        if sink.startswith(NAMELESS_SINK):
             delete_abandoned(connection)
         return Sent(messages if entry.is_new else 0, entry, inserted)
 
@@ -217,7 +217,7 @@ def log_sent(sink: str, batch: int, sent: Sent) -> None:
         log.info("%s: %d messages sent%s", where, sent.messages, more)
         log_without_subscriber(where, inserted.without_subscriber)
         inserted.log_diverted(where)
-    elif sink.startswith(NAMED):
+    elif sink.startswith(NAMED_SINK):
         # it may be another write that has the same name by mistake
         log.warning("%s: was sent before; login %s began this sink%s", where, login, SKIPPED)
     else:
@@ -324,7 +324,7 @@ def enter(
             server=connection.server,
         )
     destination = None
-    if sink.startswith(NAMED):
+    if sink.startswith(NAMED_SINK):
         destination = describe_destination(connection, options)
         if last.batch == batch:
             refuse_other_destination(connection, sink, batch, last.destination, destination)
@@ -366,8 +366,9 @@ def advance(
 
 # ---------------------------------------------------------------- where a batch went
 
-QUEUE, TOPICS = "queue ", "topics "
-COLUMNS = "the columns queue and topics"
+TO_QUEUE = "queue "
+TO_TOPICS = "topics "
+BY_COLUMNS = "the columns queue and topics"
 
 
 def describe_destination(connection: Connection, options: SinkOptions) -> str:
@@ -378,8 +379,10 @@ def describe_destination(connection: Connection, options: SinkOptions) -> str:
     before a batch is repeated.
     """
     if options.topics is not None:
-        return TOPICS + ",".join(sorted({*options.topics}))
-    return COLUMNS if options.address is None else QUEUE + connection.canonical(options.address)
+        return TO_TOPICS + ",".join(sorted({*options.topics}))
+    if options.address is None:
+        return BY_COLUMNS
+    return TO_QUEUE + connection.canonical(options.address)
 
 
 def refuse_other_destination(
@@ -391,7 +394,7 @@ def refuse_other_destination(
     if is_same_queue(connection, before, destination):
         return
     raise errors.OtherDestination(
-        application=sink.removeprefix(NAMED),
+        application=sink.removeprefix(NAMED_SINK),
         batch=batch,
         found=before,
         asked=destination,
@@ -400,12 +403,12 @@ def refuse_other_destination(
 
 def is_same_queue(connection: Connection, *destinations: str) -> bool:
     """Whether two destinations are spellings of one queue, which the server knows."""
-    if not all(each.startswith(QUEUE) for each in destinations):
+    if not all(each.startswith(TO_QUEUE) for each in destinations):
         return False
     parse = connection.names.parse_address
     try:
         one, other = connection.identities(
-            [parse(each.removeprefix(QUEUE)) for each in destinations]
+            [parse(each.removeprefix(TO_QUEUE)) for each in destinations]
         )
     except errors.BadAddress:  # whoever may write the dispatch log may write anything there
         return False
@@ -419,20 +422,20 @@ def read_state(connection: Connection, sink: str) -> int:
     """Return the last batch of a sink; changes nothing."""
     with transaction(connection):
         last = last_sent(connection, sink)
-    return UNKNOWN if last is None or last.batch is None else last.batch
+    return REQUEST_UNKNOWN if last is None or last.batch is None else last.batch
 
 
 def open_request(connection: Connection, sink: str) -> None:
     """Enter a request, unless the dispatch log has it or a later state."""
     with transaction(connection):
         lock_exclusive(connection, sink)
-        advance(connection, sink, OPEN)
+        advance(connection, sink, REQUEST_OPEN)
 
 
 def give_up(connection: Connection, sink: str) -> None:
     """Give up a request, if it is open, and delete what it staged."""
     with transaction(connection):
         last = lock_exclusive(connection, sink)
-        if last.batch is None or last.batch < SENT:
-            advance(connection, sink, GIVEN_UP)
-            connection.run("discard", sink=sink, batch=GIVEN_UP)
+        if last.batch is None or last.batch < REQUEST_SENT:
+            advance(connection, sink, REQUEST_GIVEN_UP)
+            connection.run("discard", sink=sink, batch=REQUEST_GIVEN_UP)

@@ -136,7 +136,7 @@ def failure_headers(
     headers = {
         f"{wire.EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
         f"{wire.EXCEPTION_INFO}Message": text[:LONGEST_REASON],
-        wire.TIME_OF_FAILURE: wire.wire_time(datetime.now(UTC)),
+        wire.TIME_OF_FAILURE: wire.format_wire_time(datetime.now(UTC)),
     }
     if destination is not None:
         headers[wire.FAILED_Q] = destination[:LONGEST_ADDRESS]

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, TypeVar
 from sqlq_spark import errors
 from sqlq_spark.database import load_checked, transaction
 from sqlq_spark.database.destinations import (
-    DELAYED,
-    PASSING,
-    SENT,
+    DELAYED_COLUMNS,
+    PASSING_FAILURES,
+    SENT_COLUMNS,
     Destinations,
     run_without_failed,
 )
@@ -41,7 +41,7 @@ from sqlq_spark.send.divert import (
     list_reasons,
 )
 from sqlq_spark.send.publish import log_without_subscriber, published_routes
-from sqlq_spark.send.routes import Target, merge_routes, own_routes, read_queue_rows
+from sqlq_spark.send.routes import TableKind, merge_routes, own_routes, read_queue_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -81,7 +81,7 @@ def send_in_transaction(
     try:
         return send({}, isolate=False)
     except errors.DatabaseFailure as error:
-        if options.undeliverable_address is None or isinstance(error, PASSING):
+        if options.undeliverable_address is None or isinstance(error, PASSING_FAILURES):
             raise
     return run_without_failed(partial(send, isolate=True))
 
@@ -184,12 +184,12 @@ class Inserts:
         """Lock and check the table of each route; return or raise why some are refused."""
         refused: dict[Route, SqlQueueError] = {}
         for route in routes:
-            if route.target is not Target.QUEUE:
+            if route.kind is not TableKind.QUEUE:
                 reason = self._lock_delayed(route)
                 if reason is not None:
                     refused[route] = reason
-        queues = {route.table: route for route in routes if route.target is Target.QUEUE}
-        reasons = self._lock_tables(queues, SENT)
+        queues = {route.table: route for route in routes if route.kind is TableKind.QUEUE}
+        reasons = self._lock_tables(queues, SENT_COLUMNS)
         return refused | {queues[queue]: reason for queue, reason in reasons.items()}
 
     def _lock_delayed(self, route: Route) -> SqlQueueError | None:
@@ -200,10 +200,10 @@ class Inserts:
         some messages, and is raised.
         """
         try:
-            if route.target is Target.DELAYED_OF_OPTION:
-                self.destinations.lock_and_check([route.table], DELAYED)
+            if route.kind is TableKind.DELAYED_OF_OPTION:
+                self.destinations.lock_and_check([route.table], DELAYED_COLUMNS)
                 return None
-            reasons = self._lock_tables([route.table], DELAYED, source=route.place)
+            reasons = self._lock_tables([route.table], DELAYED_COLUMNS, source=route.place)
         except (errors.QueueNotFound, errors.NotAQueue) as error:
             raise why_not_delayed(self.connection, error, route.table, route.place) from None
         if route.table not in reasons:
@@ -227,7 +227,7 @@ class Inserts:
     def _copy(self, route: Route) -> SqlQueueError | None:
         """Insert the rows of a route; return or raise why they are refused."""
         rows = route.chosen_rows()
-        if self.isolate_failures and route.target is not Target.DELAYED_OF_OPTION:
+        if self.isolate_failures and route.kind is not TableKind.DELAYED_OF_OPTION:
             load = partial(load_checked, self.connection, route.table, rows)
             return self.destinations.isolate(route.table, load)
         self.connection.load(route.table, rows)
@@ -263,4 +263,4 @@ def check_tables(connection: Connection, options: SinkOptions) -> None:
         if options.delayed_address is not None:
             check_delayed_table(destinations, options.delayed_address)
         if options.names_subscriptions:
-            subscriptions.check_table(connection, options.subscription_address)
+            subscriptions.check_subscription_table(connection, options.subscription_address)

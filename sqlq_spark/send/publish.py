@@ -16,7 +16,7 @@ from sqlq_spark.database import unite
 from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberLost, SubscriberUnreachable
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.chunk import count_unmatched, find_published, names_of_topics, topics_of
-from sqlq_spark.send.routes import Route, Target
+from sqlq_spark.send.routes import Route, TableKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,7 +94,7 @@ def published_routes(
         )
     masks = find_published(topics, subscribers.topics)
     routes = [
-        Route(queue, queue, Target.QUEUE, chunk, rows, masks[address])
+        Route(queue, queue, TableKind.QUEUE, chunk, rows, masks[address])
         for address, queue in subscribers.queues.items()
     ]
     lost = [

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 
-class Target(Enum):
+class TableKind(Enum):
     """What the table of a route is."""
 
     QUEUE = auto()
@@ -50,7 +50,7 @@ class Route:
 
     place: QueueAddress  # the queue that the messages are for
     table: QueueAddress  # that they are inserted into: this queue, or a table where they wait
-    target: Target
+    kind: TableKind
     messages: pa.Table  # the chunk
     rows: pa.Table  # the same messages as the table stores them, without new ids
     mask: pa.ChunkedArray | None = None  # which of them go there; None: all
@@ -62,7 +62,7 @@ class Route:
     def chosen_rows(self) -> pa.Table:
         """Return the rows to insert. Those of a queue have new ids each time."""
         rows = self.rows if self.mask is None else self.rows.filter(self.mask)
-        return add_ids(rows) if self.target is Target.QUEUE else rows
+        return add_ids(rows) if self.kind is TableKind.QUEUE else rows
 
 
 def merge_routes(routes: Iterable[Route]) -> list[Route]:
@@ -87,8 +87,10 @@ def own_routes(
     masks = rows_by_queue(chunk, options, connection)
     if topics_of(chunk) is None and len(masks) == 1:
         (queue,) = masks
-        return [Route(queue, queue, Target.QUEUE, chunk, rows)]
-    return [Route(queue, queue, Target.QUEUE, chunk, rows, mask) for queue, mask in masks.items()]
+        return [Route(queue, queue, TableKind.QUEUE, chunk, rows)]
+    return [
+        Route(queue, queue, TableKind.QUEUE, chunk, rows, mask) for queue, mask in masks.items()
+    ]
 
 
 def rows_by_queue(

@@ -197,11 +197,7 @@ class Sender:
         deliver_at = _deliver_at(delays, sent, frame.rows)
         forward = self._forward_destinations(frame, queues, deliver_at.is_valid())
         if options.as_received:
-            names = ids.message_ids
-            row_ids = frame.column(ROW_ID)
-            if row_ids is not None:  # what keeps its row id needs no other
-                names = pc.if_else(row_ids.is_valid(), None, names)
-            return _as_received(own, names, forward)
+            return _as_received(own, _missing_ids(frame, ids), forward)
         correlation = frame.text("correlationId")
         replies = frame.reply_addresses(own, options.naming, self._write)
         stated = {
@@ -242,6 +238,16 @@ def with_new_ids(chunk: pa.Table) -> pa.Table:
     headers = _as_received(own, names, pa.nulls(chunk.num_rows, pa.string()))
     place = chunk.schema.get_field_index("headers")
     return chunk.set_column(place, "headers", headers).drop_columns(CHUNK_ID.name)
+
+
+def _missing_ids(frame: Frame, ids: NewIds) -> pa.Array:
+    """Return the id of each message; null for one that keeps the id of its row."""
+    row_ids = frame.column(ROW_ID)
+    return (
+        ids.message_ids
+        if row_ids is None
+        else pc.if_else(row_ids.is_valid(), None, ids.message_ids)
+    )
 
 
 def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:

@@ -43,14 +43,14 @@ log = logging.getLogger("sqlq_spark")
 
 FRESH = 5.0  # seconds for which subscriptions are kept, as by the transport
 LAST_KNOWN = 60.0  # seconds after a read for which they are used while the table is locked
-PATIENCE = 1.0  # seconds that a table is waited for if its subscriptions are known
+LOCKED_TABLE_WAIT = 1.0  # seconds that a table is waited for if its subscriptions are known
 MOST_ROWS = 10_000  # of the topics that one statement asks for
 TOPICS_AT_ONCE = 100  # of one statement, where all topics together have more rows
 MOST_TOPICS = 10_000  # kept of a table, but for those that one batch has
 LOCKED = (
     "%s is locked by another session. Its subscribers of %.0f s ago are used, for up to %g s: %s"
 )
-LONGEST = 200  # characters of each column of the table
+LONGEST_COLUMN = 200  # characters of each column of the table
 UNSENDABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -67,8 +67,10 @@ class Subscription:
         columns = {"topic": self.topic, "endpoint": self.endpoint, "queue": self.address}
         for name, text in columns.items():
             if not _can_hold(text):
-                expected = f"1 to {LONGEST} characters, no NUL and no half of a surrogate pair"
-                raise BadOption(option=name, found=text[:LONGEST], expected=expected)
+                expected = (
+                    f"1 to {LONGEST_COLUMN} characters, no NUL and no half of a surrogate pair"
+                )
+                raise BadOption(option=name, found=text[:LONGEST_COLUMN], expected=expected)
         topic = full_name(self.topic)
         if topic != self.topic or topic_problem(topic):
             raise BadOption(
@@ -145,7 +147,7 @@ class SubscriptionCache:
         try:
             if are_known:
                 with attempt(connection):
-                    connection.set_lock_timeout(PATIENCE)
+                    connection.set_lock_timeout(LOCKED_TABLE_WAIT)
                     found = list_subscriptions(connection, table, topics)
                     connection.set_lock_timeout(None)
             else:
@@ -290,10 +292,10 @@ def _read_rows(
 
 def _can_hold(text: str) -> bool:
     """Whether the table can have a text."""
-    return bool(text.strip()) and len(text) <= LONGEST and not UNSENDABLE.search(text)
+    return bool(text.strip()) and len(text) <= LONGEST_COLUMN and not UNSENDABLE.search(text)
 
 
-def check_table(connection: Connection, table: QueueAddress) -> None:
+def check_subscription_table(connection: Connection, table: QueueAddress) -> None:
     """Raise SubscriptionsNotFound or TableRefused if the table cannot be used; lock nothing."""
     with as_subscriptions():
         Destinations(connection).check([table], ())

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED
+from sqlq_spark.database.destinations import RETURNED_COLUMNS
 from sqlq_spark.database.looks import Waiting
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.database.trust import INSERT, Use, look, use
+from sqlq_spark.database.trust import INSERT, Use, look_at_tables, use
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.chunk import names_of_queues, names_of_topics, split_delayed, topics_of
 from sqlq_spark.send.dispatch import last_sent
@@ -46,25 +46,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
-# destinations, untrusted: ("topic", its name), ("queue", its name or None for that of the options)
-Names: TypeAlias = "set[tuple[str, str | None]]"
+# destinations, untrusted: ("topic", its name) or ("queue", its name); None is the options' queue
+DestinationNames: TypeAlias = "set[tuple[str, str | None]]"
 
 REMINDER = 600.0  # seconds after which a wait is logged again
 PAUSE = 1.0  # seconds between looks at a backlog
-PAUSE_SHARE = 10.0  # of the time that a look took: dead rows that a snapshot keeps make it slow
+# A pause is at least ten times as long as the look before it took. A look is slow where an old
+# snapshot keeps dead rows.
+PAUSE_FACTOR = 10.0
 LONGEST_PAUSE = 60.0  # seconds between looks at the clock
 COUNTED = 100_000  # messages that a look counts at most, if the limit is less; they take 12 ms
 
 
 def wait_before_dispatch(
-    options: SinkOptions, staged: Staged, partition: int, names: Names
+    options: SinkOptions, staged: Staged, partition: int, names: DestinationNames
 ) -> None:
     """
     Wait until the driver may dispatch what a task staged, as far as this task decides it.
 
     No connection is held during a pause. `names` are those of the task's rows.
     """
-    name, rate = f"sink {staged.sink}/{staged.sink_batch}/{partition}", options.max_rate
+    name = f"sink {staged.sink}/{staged.sink_batch}/{partition}"
+    rate = options.max_rate
+    is_first_task = partition == 0
 
     def run(work: Callable[[Connection], T]) -> T:
         # this session leaves its connection to the next one
@@ -72,8 +76,8 @@ def wait_before_dispatch(
             return session.run_with_retries(work)
 
     common = names_of_options(options)
-    names = names - common if partition else names | common
-    if rate is not None and not partition:
+    names = names | common if is_first_task else names - common
+    if rate is not None and is_first_task:
         read = partial(read_seconds_left, sink=staged.sink, batch=staged.sink_batch, rate=rate)
         _wait_for_rate(time.monotonic() + run(read), rate, name)
     _wait_for_backlog(options, names, name, staged.spark_batch.query_id, run)
@@ -116,14 +120,14 @@ def wait_while(
     if reason is None:
         return
     log.log(level, "%s waits: %s", name, reason.text)
-    remind = began + REMINDER
+    next_reminder = began + REMINDER
     while reason is not None:
         time.sleep(reason.pause)
         reason = look()
         now = time.monotonic()
-        if now >= remind and reason is not None:
+        if now >= next_reminder and reason is not None:
             log.warning("%s still waits, %d s: %s", name, now - began, reason.text)
-            remind = now + REMINDER
+            next_reminder = now + REMINDER
     log.log(level, "%s waited %.1f s and goes on", name, now - began)
 
 
@@ -131,10 +135,14 @@ def wait_while(
 
 
 def _wait_for_rate(until: float, rate: int, name: str) -> None:
+    """Wait until a time of the monotonic clock."""
+
     def look() -> Reason | None:
         left = until - time.monotonic()
+        if left <= 0:
+            return None
         text = f"{left:.1f} s until the next batch (maxMessagesPerSecond={rate})"
-        return Reason(text, min(left, LONGEST_PAUSE)) if left > 0 else None
+        return Reason(text, min(left, LONGEST_PAUSE))
 
     # such a wait comes with each batch, so it is no warning
     wait_while(look, name, level=logging.INFO)
@@ -154,9 +162,9 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
     Return how long the next dispatch must still wait, from 0 to messages/rate seconds.
 
     A dispatch is one transaction, so the pause is between batches. After a batch of n messages, the
-    next one begins n/rate seconds later at the earliest. Within any t seconds, at most rate·t
-    messages and one batch become visible. If the database's clock was set back, the seconds since
-    the last dispatch began are negative, and the wait is not longer for it.
+    next one begins at least n/rate seconds later. So within any t seconds at most rate·t messages
+    become visible, and one batch more. If the database's clock was set back, the seconds since the
+    last dispatch began are negative. Then the wait is messages/rate seconds and not longer.
     """
     pause = messages / rate
     return min(max(0.0, pause - seconds), pause)
@@ -165,31 +173,33 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
 # ---------------------------------------------------------------- for pauseAboveBacklog
 
 
-def names_of_options(options: SinkOptions) -> Names:
+def names_of_options(options: SinkOptions) -> DestinationNames:
     """Return what the options name."""
     if options.topics is not None:
         return {("topic", topic) for topic in options.topics}
     return set() if options.address is None else {("queue", None)}
 
 
-def names_of_chunk(chunk: pa.Table) -> Names:
-    """Return what the rows of a chunk name, but for delayed ones, which reach no queue now."""
-    _, chunk = split_delayed(chunk)
-    names: Names = {("queue", queue) for queue in names_of_queues(chunk)}
-    topics = topics_of(chunk)
+def names_of_chunk(chunk: pa.Table) -> DestinationNames:
+    """Return what the rows of a chunk name. Delayed ones are left out: they reach no queue now."""
+    _, others = split_delayed(chunk)
+    names: DestinationNames = {("queue", queue) for queue in names_of_queues(others)}
+    topics = topics_of(others)
     if topics is not None:
         names |= {("topic", topic) for topic in names_of_topics(topics)}
     return names
 
 
-def record_names(chunks: Iterable[pa.Table], names: Names) -> Iterator[pa.Table]:
+def record_names(chunks: Iterable[pa.Table], names: DestinationNames) -> Iterator[pa.Table]:
     """Pass chunks on, and add what their rows name."""
     for chunk in chunks:
         names |= names_of_chunk(chunk)
         yield chunk
 
 
-def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> list[QueueAddress]:
+def _find_queues(
+    connection: Connection, options: SinkOptions, names: DestinationNames
+) -> list[QueueAddress]:
     """
     Return the queues of names, those of subscribers among them, in a constant order.
 
@@ -211,7 +221,7 @@ def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> 
 
 def _wait_for_backlog(
     options: SinkOptions,
-    names: Names,
+    names: DestinationNames,
     name: str,
     query: str | None,
     run: Callable[[Callable[[Connection], Any]], Any],
@@ -225,13 +235,15 @@ def _wait_for_backlog(
     def look() -> Reason | None:
         began = time.monotonic()
         text = run(partial(find_backlog, options=options, names=names))
-        pause = max(PAUSE, PAUSE_SHARE * (time.monotonic() - began))
+        pause = max(PAUSE, PAUSE_FACTOR * (time.monotonic() - began))
         return None if text is None else Reason(text, pause)
 
     wait_while(look, name)
 
 
-def check_source(connection: Connection, options: SinkOptions, names: Names, query: str) -> None:
+def check_source(
+    connection: Connection, options: SinkOptions, names: DestinationNames, query: str
+) -> None:
     """
     Raise BadOption if the query itself receives from a queue: it would wait for itself.
 
@@ -256,7 +268,9 @@ def check_source(connection: Connection, options: SinkOptions, names: Names, que
             )
 
 
-def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> str | None:
+def find_backlog(
+    connection: Connection, options: SinkOptions, names: DestinationNames
+) -> str | None:
     """
     Say which destination has a backlog above the limit, for a line of the log; None: none has.
 
@@ -270,7 +284,7 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
     for queue in queues:
         messages = _count_waiting(connection, queue, most)
         if messages > limit:
-            counted = f"{messages}{' or more' if messages >= most else ''}"
+            counted = f"{messages} or more" if messages >= most else f"{messages}"
             where = connection.printed(queue)
             return f"{counted} messages wait in {where} (pauseAboveBacklog={limit})"
     return None
@@ -285,7 +299,7 @@ def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> in
     """
     try:
         with transaction(connection):
-            use(connection, [queue], Use("insert", RETURNED))
+            use(connection, [queue], Use("insert", RETURNED_COLUMNS))
             waiting = connection.row(
                 "peek",
                 Waiting,
@@ -300,7 +314,7 @@ def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> in
         return 0  # the dispatch reports it
     except errors.RightMissing:
         with transaction(connection):
-            tables, _ = look(connection, [queue], INSERT)
+            tables, _ = look_at_tables(connection, [queue], INSERT)
         if queue in tables and tables[queue].may_insert:
             raise
         return 0

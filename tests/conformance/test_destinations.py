@@ -201,7 +201,7 @@ def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: boo
 
 def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages go to the error queue; all locked targets together are waited for once."""
-    monkeypatch.setattr("sqlq_spark.receive.forward.PATIENCE", 0.2)
+    monkeypatch.setattr("sqlq_spark.receive.forward.LOCK_PATIENCE", 0.2)
     locked = [bench.another(f"locked {at}") for at in range(3)]
     bench.another("billing")
     for queue in locked:

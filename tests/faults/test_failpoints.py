@@ -32,7 +32,7 @@ from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert, subscriptions
 from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
-from sqlq_spark.send.dispatch import NAMELESS
+from sqlq_spark.send.dispatch import NAMELESS_SINK
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.postgresql import POSTGRESQL
@@ -238,7 +238,7 @@ def send_by_name(walk: Walk) -> None:
 
 def send_otherwise(walk: Walk) -> None:
     """Give one write up, which a later one without a name cleans up; send one at least once."""
-    world, (one, other) = walk.world, (f"{NAMELESS}{uuid.uuid4()}" for _ in range(2))
+    world, (one, other) = walk.world, (f"{NAMELESS_SINK}{uuid.uuid4()}" for _ in range(2))
     given_up = [{"queue": walk.names["billing"], "headers": "{}", "body": b"given up"}]
     walk.done("stage", partial(walk.stage, one, 0, given_up))
     with StateSession(walk.options, "abort") as session:
