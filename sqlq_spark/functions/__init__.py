@@ -1,8 +1,8 @@
 """
 Column functions that read the headers of received messages, and that make messages to send.
 
-All are Spark expressions: no Python runs, no bad header raises an error, and the results do not
-depend on ANSI mode or the session time zone. `headers` of a function that reads is the column of a
+All are Spark expressions. No Python runs, and the results do not depend on ANSI mode or the session
+time zone. A bad header raises no error in a function that reads. Its `headers` is the column of a
 read, or its name: a map, or with `json=True` the text of `headersFormat=json`. Spark reads this
 text leniently: it ignores what follows the object, and gives a value that is not a string as JSON.
 Set the option `errorQueue` of the read to exclude such messages.
@@ -12,10 +12,10 @@ Set the option `errorQueue` of the read to exclude such messages.
 `received.select(*reply(…))`. The columns are `body`, `headers` (always JSON text, so that frames
 can be united) and, depending on the function, `queue`, `topics`, `id` and `delay`. They leave out
 `queue` and `seq` of the read, which say where a message came from. The sink adds MessageId,
-TimeSent, ReplyToAddress and the sender: OriginatingEndpoint, OriginatingMachine and a host id. The
-functions therefore compute the same result at each retry. The times of failures, retries and
-acknowledgements are `current_timestamp()`: in a stream the time of the batch, which a replay
-repeats.
+TimeSent, ReplyToAddress and the sender: OriginatingEndpoint, OriginatingMachine and a host id. So
+the functions compute the same result at each retry. The times of failures, retries and
+acknowledgements are `current_timestamp()`. In a stream that is the time of the batch, which a
+replay repeats.
 
 They share these parameters:
 
@@ -90,7 +90,7 @@ __all__ = [
 
 def header(headers: Column | str, name: str, *, json: bool = False) -> Column:
     """
-    One header; null if it is missing, or if the headers are null or not a JSON object.
+    Return one header; null if it is missing, or if the headers are null or not a JSON object.
 
     `name` is any text, case-sensitive. If a name is there twice, the last value counts.
     """
@@ -99,7 +99,7 @@ def header(headers: Column | str, name: str, *, json: bool = False) -> Column:
 
 def message_types(headers: Column | str, *, json: bool = False) -> Column:
     """
-    Full names of a message's types, most derived first, as an array. They are its topics.
+    Return the full names of a message's types as an array, most derived first: its topics.
 
     Invalid names are left out. Null if the header is missing.
     """
@@ -108,7 +108,7 @@ def message_types(headers: Column | str, *, json: bool = False) -> Column:
 
 def message_type(headers: Column | str, *, json: bool = False) -> Column:
     """
-    Full name of the most derived type of a message: `Shop.Placed` of `Shop.Placed, Shop`.
+    Return the full name of a message's most derived type: `Shop.Placed` of `Shop.Placed, Shop`.
 
     A generic type keeps its arguments in brackets. Null if the header is missing, or does not begin
     with a type name.
@@ -118,26 +118,26 @@ def message_type(headers: Column | str, *, json: bool = False) -> Column:
 
 
 def wire_time(text: Column | str) -> Column:
-    """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp with microseconds; else null."""
-    # keeps the parts of a valid time, and nothing of any other text
+    """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp with microseconds; null: other text."""
+    # this pattern keeps the parts of a valid time, and nothing of any other text
     valid = r"((?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}):([0-9]{6}) Z"
     # a cast, not a pattern, which depends on spark.sql.legacy.timeParserPolicy and may raise
     return F.regexp_replace(text, rf"(?s)\A(?:{valid}|.*)\z", "$1.$2Z").try_cast("timestamp_ltz")
 
 
 def time_sent(headers: Column | str, *, json: bool = False) -> Column:
-    """When a message was sent; null if the header is missing or cannot be read."""
+    """Return when a message was sent; null if the header is missing or cannot be read."""
     return wire_time(header(headers, wire.TIME_SENT, json=json))
 
 
 def deliver_at(headers: Column | str, *, json: bool = False) -> Column:
-    """When a delayed message was due; null if it was not delayed."""
+    """Return when a delayed message was due; null if it was not delayed."""
     return wire_time(header(headers, wire.DELIVER_AT, json=json))
 
 
 def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Column]:
     """
-    Columns of an audited message's processing.
+    Return columns about the processing of an audited message.
 
     Returns:
         `processingStarted`, `processingEnded` (timestamps), `processingTime` (ended - started) and
@@ -146,7 +146,7 @@ def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Colu
     """
     conversation, related, endpoint, *times = values(headers, *AUDIT_HEADERS, json=json)
     sent, due, started, ended = map(wire_time, times)
-    # not intervals, which few formats can store
+    # numbers, because few formats can store intervals
     last = F.unix_micros(ended)
     return [
         started.alias("processingStarted"),
@@ -161,7 +161,7 @@ def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Colu
 
 def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Column]:
     """
-    Columns of a failure, from a message of an error queue.
+    Return columns about the failure of a message in an error queue.
 
     Returns:
         `failedQueue` (where it came from), `exceptionType`, `exceptionMessage`, `timeOfFailure`.
@@ -177,9 +177,10 @@ def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Co
 
 def is_retried(headers: Column | str = "headers", *, json: bool = False) -> Column:
     """
-    Whether ServiceControl returned this message and waits for an acknowledgement; never null.
+    Return whether ServiceControl returned this message and waits for an acknowledgement.
 
-    It knows each message by a GUID. Headers with another id are not its own.
+    The result is never null. ServiceControl knows each message by a GUID. Headers with another id
+    are not its own.
     """
     retry, queue = values(headers, RETRY_ID, RETRY_QUEUE, json=json)
     return (retry.rlike(RETRY_ID_FORM) & (queue != "")).eqNullSafe(other=True)

@@ -42,10 +42,10 @@ SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothi
 
 @dataclass(frozen=True, slots=True)
 class Dues:
-    """When messages are due, as the database computes it."""
+    """When messages are due, as the database computes it from each distinct delay and time."""
 
-    delays: tuple[datetime, ...]  # of messages with a delay
-    moments: tuple[datetime, ...]  # of messages with a time
+    delays: tuple[datetime, ...]  # for delays, in the order in which they were asked for
+    moments: tuple[datetime, ...]  # for times, in the same way
 
 
 def delayed_routes(connection: Connection, options: SinkOptions, chunk: pa.Table) -> list[Route]:
@@ -82,7 +82,11 @@ def check_delayed_table(destinations: Destinations, table: QueueAddress) -> None
 def why_not_delayed(
     connection: Connection, reason: SqlQueueError, table: QueueAddress, queue: QueueAddress | None
 ) -> SqlQueueError:
-    """Return why messages for a queue cannot wait in a table; None: in the option's table."""
+    """
+    Return why messages cannot wait in a table, in the words of delayed messages.
+
+    `queue` is the one that they are for. None: the table is that of the option `delayedQueue`.
+    """
     if not isinstance(reason, QueueNotFound | NotAQueue):
         return reason
     return DelayedQueueNotFound(

@@ -44,22 +44,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# begins the names of sinks that an application names, by txnAppId
-NAMED_SINK = "app:"
-NAMELESS_SINK = "write:"  # begins the names of writes that are never replayed
+NAMED_SINK = "app:"  # begins the name of a sink that an application names, by txnAppId
+NAMELESS_SINK = "write:"  # begins the name of a write that is never replayed
 ABANDONED = 7 * 86400.0  # seconds after which chunks and log rows of a nameless write are deleted
 SKIPPED = ". Nothing was sent now. If this is another write, give it a txnAppId of its own"
-AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
+# A replay may repeat the batch before the last one. So the dispatch log may be ahead of it by so
+# many batches.
+AHEAD = 1
 
-# A job also enters how far a request has come. Each state is a batch of the request's sink, and
-# only increases.
-REQUEST_UNKNOWN = -2
-# entered before the job decides what to send. A dispatch log without it belongs to another database
-# or stateSchema, and does not show what was sent
+# A job enters how far a request has come as a batch of the request's sink. A batch only increases.
+REQUEST_UNKNOWN = -2  # the dispatch log does not have the request
+# The job enters this before it decides what to send. A dispatch log without it belongs to another
+# database or stateSchema, and does not show what was sent.
 REQUEST_OPEN = -1
-REQUEST_SENT = 0  # the txnVersion of the write: entered by its transaction
-# entered for an operator; a write that is still running can no longer send the request
-REQUEST_GIVEN_UP = 1
+REQUEST_SENT = 0  # the txnVersion of the write, whose transaction enters it
+REQUEST_GIVEN_UP = 1  # an operator gave it up; a write that still runs can no longer send it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +68,17 @@ class Staged:
     sink: str
     sink_batch: int
     messages: int
-    # in the order in which the task wrote them; the seals do not pass through the database
+    # In the order in which the task wrote them. The seals do not pass through the database, so that
+    # nobody there can change a chunk unseen.
     chunks: dict[ChunkKey, payload.Seal]
-    spark_batch: SparkBatch  # the micro-batch, whose receipts may be settled
+    spark_batch: SparkBatch  # that the task ran in; a dispatch may settle its receipts
 
 
 class ChunkKey(NamedTuple):
-    """What identifies a chunk."""
+    """The primary key of a chunk in the staging; its fields are the columns' names."""
 
     sink: str
-    batch: int
+    batch: int  # of the sink
     attempt: str
     chunk: int
 
@@ -96,8 +96,8 @@ class LoggedSink:
     """What the dispatch log has of a sink: who began it, and where its last batch went."""
 
     login: str  # that began the sink
-    batch: int | None  # the last that was sent; None: none was
-    destination: str | None  # of that batch, as `describe_destination`; None: not known
+    batch: int | None  # the last one that was sent; None: none was sent
+    destination: str | None  # of that batch, as `describe_destination` says it; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,9 @@ class Sent:
 class LastDispatch:
     """What the dispatch log has of a sink: when its last batch was sent, and how large it was."""
 
-    batch: int | None  # None: none was sent
+    batch: int | None  # None: no batch was sent
     messages: int
-    seconds: float  # since it began, by the database's clock
+    seconds: float  # since that dispatch began, by the database's clock
 
 
 def stage(
@@ -156,14 +156,15 @@ def _stage_chunk(
 ) -> None:
     while True:
         with transaction(connection):
-            # the sink's drivers wait for the commit; a new sink has no row
+            # The sink's row is now locked, so drivers wait for this commit. A new sink has no row.
             if last_sent(connection, key.sink) is not None:
                 small = payload.in_row(packed.bytes)
                 if connection.value("stage", **key._asdict(), messages=messages, payload=small):
                     pages = payload.pages(packed.bytes, payload.CHUNK_KEY, key)
                     connection.store("staging_page", pages)
                 return
-        # in a transaction of its own: no task waits for the first chunk of another, which may hang
+        # In a transaction of its own, so that no task waits for the first chunk of another task,
+        # which may hang.
         with transaction(connection):
             connection.run("new_sink", sink=key.sink)
 
@@ -175,7 +176,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
     """
     Send what the attempts that won staged, once, in one transaction.
 
-    `staged` is of one sink and batch, one for each task. No transaction is open.
+    All of `staged` is of one batch of a sink, one for each task. No transaction is open.
 
     Returns:
         How many messages were sent now; 0 where the batch was sent before.
@@ -186,7 +187,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
     """
     sink = staged[0].sink
     batch = staged[0].sink_batch
-    messages = sum(each.messages for each in staged)
+    messages = sum(part.messages for part in staged)
 
     def send(inserts: Inserts) -> Sent:
         entry = enter(connection, sink, batch, messages, options)
@@ -196,7 +197,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
                 settle(connection, staged[0].spark_batch)
             for chunk in read_chunks(connection, staged):
                 inserted += inserts.insert(chunk)
-        # also those of attempts that lost
+        # this deletes the chunks of attempts that lost, too
         connection.run("discard", sink=sink, batch=batch)
         if sink.startswith(NAMELESS_SINK):
             delete_abandoned(connection)
@@ -227,9 +228,10 @@ def log_sent(sink: str, batch: int, sent: Sent) -> None:
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> None:
     """
-    Delete the chunks of a batch that failed and of the batches before it; no transaction is open.
+    Delete the chunks of a batch that failed, and of the batches before it.
 
-    `final`: the batch is never tried again, and tasks that still run cannot stage.
+    `final` says that the batch is never tried again. Tasks that still run can then stage nothing.
+    No transaction is open.
     """
     with transaction(connection):
         lock_exclusive(connection, sink)
@@ -242,8 +244,8 @@ def settle(connection: Connection, spark_batch: SparkBatch) -> None:
     """
     Mark the receipts of a micro-batch as settled.
 
-    A source without new messages has no receipt. Then the query's closed_high_water says that the
-    batch is open.
+    A source without new messages has no receipt. Then only closed_high_water shows that the batch
+    is open: the highest batch that any stream of the query has closed is below it.
 
     Raises:
         NothingToSettle: the query has no stream and no receipt here.
@@ -261,7 +263,7 @@ def settle(connection: Connection, spark_batch: SparkBatch) -> None:
 
 
 def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa.Table]:
-    """Yield what was staged, in the order of tasks and rows; raise ChunksMissing for less."""
+    """Yield the staged chunks, in the order of tasks and rows; raise ChunksMissing for fewer."""
     sink = staged[0].sink
     batch = staged[0].sink_batch
     wanted = {key: seal for part in staged for key, seal in part.chunks.items()}
@@ -271,7 +273,7 @@ def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa
         raise errors.ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
     unpacking: Future[pa.Table] | None = None
     with ThreadPoolExecutor(1) as pool:
-        # this thread alone uses the connection; while it sends a chunk, the other unpacks the next
+        # Only this thread uses the connection. While it sends a chunk, the other unpacks the next.
         for key, seal in wanted.items():
             small = connection.value("chunk", **key._asdict())
             pages = [] if small else connection.values("chunk_pages", **key._asdict())
@@ -296,7 +298,7 @@ def _expect(key: ChunkKey, seal: payload.Seal) -> payload.Expected:
 
 
 def delete_abandoned(connection: Connection) -> None:
-    """Delete what nameless writes left when their job was killed, after a week."""
+    """Delete what nameless writes left in the staging and in the dispatch log a week ago."""
     connection.run("discard_abandoned", seconds=ABANDONED)
     connection.run("delete_old_sinks", seconds=ABANDONED)
 
@@ -315,7 +317,7 @@ def enter(
     """
     last = lock_exclusive(connection, sink)
     if last.batch is not None and last.batch > batch + AHEAD:
-        # it would drop new messages as sent
+        # all batches up to the logged one would be dropped as sent, with their new messages
         raise errors.DispatchLogAhead(
             sink=sink,
             batch=batch,
@@ -333,7 +335,7 @@ def enter(
 
 
 def lock_exclusive(connection: Connection, sink: str) -> LoggedSink:
-    """Wait for a sink's tasks and drivers, and keep others waiting until the commit."""
+    """Lock a sink's row until the commit: its tasks and its other drivers wait."""
     sinks = connection.rows("sink_close", LoggedSink, sink=sink)
     if not sinks:
         connection.run("new_sink", sink=sink)
@@ -343,9 +345,10 @@ def lock_exclusive(connection: Connection, sink: str) -> LoggedSink:
 
 def last_sent(connection: Connection, sink: str) -> LastDispatch | None:
     """
-    Return the last dispatch of a sink, without a batch before the first; None: the sink is new.
+    Return the last dispatch of a sink; None: the sink is new.
 
-    Waits for a driver that dispatches, and lets none begin until the commit. Changes nothing.
+    The sink's row is locked shared until the commit, so this waits for a driver that dispatches,
+    and none can begin. Nothing is changed.
     """
     return connection.row("sink_open", LastDispatch, sink=sink)
 
@@ -357,7 +360,7 @@ def advance(
     messages: int = 0,
     destination: str | None = None,
 ) -> bool:
-    """Enter a batch of a locked sink; False where it, or a later one, is there."""
+    """Enter a batch of a locked sink; False: the dispatch log has it or a later one."""
     entered = connection.value(
         "advance", sink=sink, batch=batch, messages=messages, destination=destination
     )
@@ -375,8 +378,8 @@ def describe_destination(connection: Connection, options: SinkOptions) -> str:
     """
     Say where the options send a write, as the dispatch log keeps it.
 
-    Which queues the columns of rows name is not kept: a table by which they are chosen may change
-    before a batch is repeated.
+    The queues that rows name in a column are not kept. The table from which a user takes them may
+    change before the batch is repeated.
     """
     if options.topics is not None:
         return TO_TOPICS + ",".join(sorted({*options.topics}))
@@ -402,13 +405,13 @@ def refuse_other_destination(
 
 
 def is_same_queue(connection: Connection, *destinations: str) -> bool:
-    """Whether two destinations are spellings of one queue, which the server knows."""
-    if not all(each.startswith(TO_QUEUE) for each in destinations):
+    """Whether two destinations are spellings of one queue. Only the server can compare them."""
+    if not all(text.startswith(TO_QUEUE) for text in destinations):
         return False
     parse = connection.names.parse_address
     try:
         one, other = connection.identities(
-            [parse(each.removeprefix(TO_QUEUE)) for each in destinations]
+            [parse(text.removeprefix(TO_QUEUE)) for text in destinations]
         )
     except errors.BadAddress:  # whoever may write the dispatch log may write anything there
         return False
@@ -419,7 +422,7 @@ def is_same_queue(connection: Connection, *destinations: str) -> bool:
 
 
 def read_state(connection: Connection, sink: str) -> int:
-    """Return the last batch of a sink; changes nothing."""
+    """Return how far a request has come, as one of the states above; change nothing."""
     with transaction(connection):
         last = last_sent(connection, sink)
     return REQUEST_UNKNOWN if last is None or last.batch is None else last.batch

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16 << 20
 
-UNNAMED = "Spark"  # where neither the query nor the application has a name that we know
-# headers of a message that another sender made
+UNNAMED = "Spark"  # names a sender where neither the query nor the application has a known name
+# a message that has one of these headers was made by another sender
 SENT_BEFORE = (wire.MESSAGE_ID, wire.TIME_SENT, wire.FAILED_Q)
 # An endpoint does not report such a message. It goes to the audit queue as if it was handled, and
 # nothing is in the error queue (tried with NServiceBus 9.2 and 10.2).
@@ -62,47 +62,51 @@ def name_sender(endpoint: str | None) -> dict[str, str]:
     Return the headers by which ServiceControl and ServicePulse know the sender of a write.
 
     The driver makes them, so that each attempt of a task writes the same. A host id is 32
-    hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). Theirs is a hash of the
-    program's path and the machine, ours of the sender's name and the machine.
+    hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). An endpoint hashes the
+    program's path and the machine. We hash the sender's name and the machine.
     """
-    name, machine = endpoint or UNNAMED, socket.gethostname()
+    name = endpoint or UNNAMED
+    machine = socket.gethostname()
     host_id = hashlib.sha256(f"{name}\0{machine}".encode()).hexdigest()[:32]
     return dict(zip(SENT_BY, (machine, name, host_id), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sender:
-    """Turns the rows of one task into messages."""
+    """Makes messages of the rows of one task."""
 
     options: SinkOptions
     partition: int
-    seed: bytes | None = None  # the same seed gives the same message ids again
-    sent: datetime | None = None
-    clock: Callable[[], datetime] = own_clock  # decides what has expired since it was received
-    # writes an address as messages hold it; None: as the database writes addresses
+    seed: bytes | None = None  # with the same seed a task makes the same message ids again
+    sent: datetime | None = None  # the header TimeSent; None: the current time
+    # With asReceived it decides what has expired since it was received. Otherwise it is not asked.
+    clock: Callable[[], datetime] = own_clock
+    # writes an address as messages have it; None: as the names of the database write it
     own_address: Callable[[QueueAddress], str] | None = None
     # whether a row's own queue overrides the option `queue`, as on the command line
     rows_choose: bool = False
-    # of `padded_texts`: where trailing blanks are not part of the value
+    # where trailing blanks are not part of a text: see `padded_texts`
     padded: frozenset[tuple[str, str]] = frozenset()
-    # of `name_sender`; empty: only the option originatingEndpoint is written
+    # see `name_sender`; empty: only the option originatingEndpoint is written
     sent_by: dict[str, str] = field(default_factory=dict)
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
-        held: list[pa.Table] = []
-        weight = row = 0
+        parts: list[pa.Table] = []  # of the next chunk
+        weight = 0  # of these parts, in bytes
+        row = 0  # of the partition, the first of the next record batch
         for batch in batches:
             messages = self.messages(batch, row)
             row += batch.num_rows
             for part in split_by_size(messages, CHUNK_BYTES):
-                if held and weight + part.nbytes > CHUNK_BYTES:
-                    yield _unite(held)
-                    held, weight = [], 0
-                held.append(part)
+                if parts and weight + part.nbytes > CHUNK_BYTES:
+                    yield _unite(parts)
+                    parts = []
+                    weight = 0
+                parts.append(part)
                 weight += part.nbytes
-        if held:
-            yield _unite(held)
+        if parts:
+            yield _unite(parts)
 
     def messages(self, batch: pa.RecordBatch, row: int) -> pa.Table:
         """Return the messages of a record batch; its first row is row `row` of the partition."""
@@ -140,7 +144,8 @@ class Sender:
         Find rows with a text that is not UTF-8; raise BadMessage unless they go to an error queue.
 
         Returns:
-            The frame, whose texts can all be read, and why rows cannot be sent; None: all can.
+            The frame, whose texts can all be read then, and the column CHUNK_FAULT. None: all rows
+            can be sent.
         """
         unused = set()
         if not self._rows_choose_queue:
@@ -166,7 +171,7 @@ class Sender:
         return (self.own_address or self.options.naming.print_address)(address)
 
     def _forward_destinations(self, frame: Frame, queues: pa.Array, delayed: pa.Array) -> pa.Array:
-        """Return where delayed rows go when they are due; null for others, and for no address."""
+        """Return where delayed rows go when they are due; null: others, and bad addresses."""
         if not pc.any(delayed).as_py():
             return pa.nulls(frame.rows, pa.string())
 
@@ -174,7 +179,7 @@ class Sender:
             try:
                 return self._write(parse_destination("queue", name, self.options.naming))
             except BadOption:
-                return None  # see `Frame.check_queues` and the option `undeliverable`
+                return None  # `Frame.check_queues` raises it, or the message is diverted
 
         places = frame.convert(queues, pa.string(), read)
         if self.options.address is not None:
@@ -189,7 +194,7 @@ class Sender:
         topics: pa.Array | None,
         delays: dict[str, pa.Array],
     ) -> pa.Array:
-        """Return the header texts of a record batch: defaults first, then the row's own headers."""
+        """Return the header texts of a record batch: first the defaults, then the rows' own."""
         options = self.options
         sent = self.sent or own_clock()
         ids = NewIds(frame, random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row))
@@ -227,12 +232,12 @@ class Sender:
 
 
 def _unite(parts: list[pa.Table]) -> pa.Table:
-    """Return a chunk of its parts, of which some have no column CHUNK_FAULT."""
+    """Return a chunk made of parts; only some of them may have the column CHUNK_FAULT."""
     return pa.concat_tables(parts, promote_options="default")
 
 
 def with_new_ids(chunk: pa.Table) -> pa.Table:
-    """Return a chunk with CHUNK_ID so that its rows get new ids; messages keep their own."""
+    """Drop CHUNK_ID, so that the rows get new ids. A message keeps its own id as a header."""
     names = id_texts(chunk[CHUNK_ID.name].combine_chunks())
     own = OwnTexts(chunk["headers"].combine_chunks())
     headers = _as_received(own, names, pa.nulls(chunk.num_rows, pa.string()))
@@ -254,8 +259,9 @@ def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array
     """
     Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
 
-    A message without the header MessageId gets it: its id is that of its row, which changes, unless
-    the id given here is null. A delayed one gets its destination.
+    The id of a message without the header MessageId is that of its row. Its row gets another id
+    now, so the message gets the header, unless the id that is given here is null. A delayed message
+    gets its destination.
     """
     own = own.without({wire.FORWARD_DESTINATION: forward})
     unnamed = pc.and_(own.missing(wire.MESSAGE_ID), message_ids.is_valid())
@@ -275,10 +281,10 @@ def _refuse_empty_bodies(
     frame: Frame, own: Own, options: SinkOptions, topics: pa.Array | None
 ) -> None:
     """
-    Refuse a row that is made here, has a type, has zero bytes, and is no control message.
+    Refuse an empty body of a message that has a type and is no control message.
 
-    Messages that another sender made have an id or a time from there. `forward` and the functions
-    like it give their rows the column `id`, also where the message has no such header.
+    A message that another sender made is not refused. It has an id or a time from there. `forward`
+    and the functions like it give their rows the column `id`, even if the message has no MessageId.
     """
     empty = pc.equal(pc.binary_length(frame.batch.column("body")), 0)
     if not pc.any(empty).as_py():
@@ -300,7 +306,11 @@ def _refuse_empty_bodies(
 
 
 def _deliver_at(delays: dict[str, pa.Array], sent: datetime, rows: int) -> pa.Array:
-    """Return the header DeliverAt; `sent` is when a delay starts, for this header only."""
+    """
+    Return the header DeliverAt; null for a message that is not delayed.
+
+    For this header a delay starts at `sent`. The database computes when a message really is due.
+    """
     if not delays:
         return pa.nulls(rows, pa.string())
     moments = []
