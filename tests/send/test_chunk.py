@@ -44,7 +44,11 @@ def published(*lists: list[str] | None) -> pa.ChunkedArray:
 
 def test_delayed_messages_are_apart_from_the_others() -> None:
     """A message with a delay, or with a time, is delayed. Each part keeps its order."""
-    rows = [{"queue": "a", "delay": 1}, {"queue": "b"}, {"queue": "c", "due": NOON}]
+    rows: list[dict[str, Any]] = [
+        {"queue": "a", "delay": 1},
+        {"queue": "b"},
+        {"queue": "c", "due": NOON},
+    ]
     chunk = chunk_of(*rows, more=(*CHUNK_DELAYS.values(),))
 
     delayed, others = split_delayed(chunk)
@@ -65,7 +69,12 @@ def test_a_chunk_without_a_delay_is_the_others() -> None:
 
 def test_a_published_message_names_no_queue() -> None:
     """Its queue is null, as that of a message for the sink's queue."""
-    rows = [{"queue": "a"}, {"topics": ["Shop.A"]}, {"queue": None}, {"queue": "a"}]
+    rows: list[dict[str, Any]] = [
+        {"queue": "a"},
+        {"topics": ["Shop.A"]},
+        {"queue": None},
+        {"queue": "a"},
+    ]
     chunk = chunk_of(*rows, more=(CHUNK_TOPICS,))
 
     assert names_of_queues(chunk) == ["a", None]
