@@ -105,7 +105,7 @@ def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions)
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What became of messages that did not reach all their queues, of one or more chunks."""
+    """What became of messages that did not reach all their queues, in one or several chunks."""
 
     diverted: int = 0  # messages that went to the error queue
     reasons: dict[str, SqlQueueError] = field(default_factory=dict)  # by destination or by fault
@@ -113,8 +113,8 @@ class Inserted:
     without_subscriber: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, later: Inserted) -> Inserted:
-        """Add what became of later messages."""
-        new = {key: each for key, each in later.reasons.items() if key not in self.reasons}
+        """Add what became of later messages. The first reason for a destination is kept."""
+        new = {key: reason for key, reason in later.reasons.items() if key not in self.reasons}
         return Inserted(
             self.diverted + later.diverted,
             self.reasons | new,
@@ -133,7 +133,7 @@ class Inserted:
 
 
 class Inserts:
-    """Inserts chunks, in the transaction that is open."""
+    """Inserts chunks in the transaction that is open, and locks and checks each table once."""
 
     def __init__(
         self,
@@ -145,13 +145,12 @@ class Inserts:
     ) -> None:
         self.connection = connection  # in a transaction
         self.options = options
-        # which tables may be sent to
         self.destinations = destinations or Destinations(connection)
-        # whether the messages for a destination that refuses are diverted, and the others sent
+        # whether the messages for a destination that refuses them are diverted, and others are sent
         self.isolate_failures = isolate_failures
 
     def insert(self, chunk: pa.Table) -> Inserted:
-        """Insert a chunk's messages, and return what became of those that had another end."""
+        """Insert a chunk; return what became of messages that did not reach all their queues."""
         diverted: list[Diverted] = []
         if self.options.undeliverable_address is not None:
             chunk, faulty = divert_faulty(self.connection, chunk)
@@ -161,21 +160,28 @@ class Inserts:
         diverted += [self._divert_lost(lost) for lost in published.lost]
         refused = self._lock(routes)
         for route in routes:
-            reason = refused.get(route) or self._copy(route)
+            reason = refused[route] if route in refused else self._copy(route)
             if reason is not None:
                 diverted.append(self._divert_refused(route, reason))
         self._store(diverted)
         inserted = Inserted(without_subscriber=published.without_subscriber)
-        return sum((Inserted(len(some.texts), some.reasons) for some in diverted), inserted)
+        for some in diverted:
+            inserted += Inserted(len(some.texts), some.reasons)
+        return inserted
 
     def _find_routes(self, chunk: pa.Table) -> tuple[list[Route], Published]:
-        """Return all routes of a chunk, those of delayed messages first; lock nothing."""
-        connection, options = self.connection, self.options
-        waiting, chunk = split_delayed(chunk)
+        """
+        Return all routes of a chunk, those of delayed messages first, and what is published.
+
+        Nothing is locked here. A queue that rows name and that is subscribed, too, is one route.
+        """
+        connection = self.connection
+        options = self.options
+        waiting, others = split_delayed(chunk)
         delayed = delayed_routes(connection, options, waiting)
-        rows = read_queue_rows(connection, chunk)
-        own = own_routes(connection, options, chunk, rows)
-        published = published_routes(connection, options, self.destinations, chunk, rows)
+        rows = read_queue_rows(connection, others)
+        own = own_routes(connection, options, others, rows)
+        published = published_routes(connection, options, self.destinations, others, rows)
         return [*delayed, *merge_routes([*own, *published.routes])], published
 
     # ------------------------------------------------------------ lock and check
@@ -216,7 +222,11 @@ class Inserts:
         columns: Sequence[str],
         source: QueueAddress | None = None,
     ) -> Reasons:
-        """Lock and check tables, as `_lock`; they must have the owner of the source."""
+        """
+        Lock and check tables; return or raise why some are refused.
+
+        They must have the owner of the source, if there is one.
+        """
         if self.isolate_failures:
             return self.destinations.lock_each(tables, columns, source)
         self.destinations.lock_and_check(tables, columns, source)

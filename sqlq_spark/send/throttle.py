@@ -17,9 +17,10 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
-# destinations, untrusted: ("topic", its name) or ("queue", its name); None is the options' queue
+# Destinations, untrusted: ("topic", its name) or ("queue", its name). The queue None is the one that
+# the options name.
 DestinationNames: TypeAlias = "set[tuple[str, str | None]]"
 
 REMINDER = 600.0  # seconds after which a wait is logged again
@@ -55,16 +57,18 @@ PAUSE = 1.0  # seconds between looks at a backlog
 # snapshot keeps dead rows.
 PAUSE_FACTOR = 10.0
 LONGEST_PAUSE = 60.0  # seconds between looks at the clock
-COUNTED = 100_000  # messages that a look counts at most, if the limit is less; they take 12 ms
+# A look counts at least so many messages, so that the log shows how far away the limit is. They
+# take 12 ms.
+COUNTED = 100_000
 
 
 def wait_before_dispatch(
     options: SinkOptions, staged: Staged, partition: int, names: DestinationNames
 ) -> None:
     """
-    Wait until the driver may dispatch what a task staged, as far as this task decides it.
+    Wait until the driver may dispatch what a task staged, as far as it depends on this task.
 
-    No connection is held during a pause. `names` are those of the task's rows.
+    No connection is held during a pause. `names` are what the task's rows name.
     """
     name = f"sink {staged.sink}/{staged.sink_batch}/{partition}"
     rate = options.max_rate
@@ -87,9 +91,9 @@ def wait_before_chunks(
     session: Session, chunks: Iterable[pa.Table], options: SinkOptions, query: str | None
 ) -> Iterator[pa.Table]:
     """
-    Pass chunks on, each when it may be inserted; `query` is Spark's id.
+    Yield each chunk as soon as it may be inserted; `query` is Spark's id of the query.
 
-    No transaction is open in the session, which reconnects if the server ended it.
+    No transaction is open in the session. The session reconnects if the server ended it.
     """
     for chunk in chunks:
         _wait_for_backlog(
@@ -98,7 +102,8 @@ def wait_before_chunks(
         yield chunk
 
 
-class Reason(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reason:
     """What a wait waits for."""
 
     text: str
@@ -111,9 +116,9 @@ def wait_while(
     """
     Return when there is no reason to wait any more.
 
-    A wait has no end of its own. Spark ends the process of a task when its query is stopped. One
-    line is logged when the wait begins, a warning every REMINDER seconds, and one line at the end;
-    `level` is that of the first line and the last.
+    A wait has no limit of time. Spark ends the process of a task when its query is stopped. One line
+    is logged when the wait begins and one when it ends, both with `level`. A warning is logged every
+    REMINDER seconds.
     """
     began = time.monotonic()
     reason = look()
@@ -149,7 +154,7 @@ def _wait_for_rate(until: float, rate: int, name: str) -> None:
 
 
 def read_seconds_left(connection: Connection, sink: str, batch: int, rate: int) -> float:
-    """Return how long the batch must wait; 0 for one that was sent before."""
+    """Return how many seconds a batch must still wait; 0 if it was sent before."""
     with transaction(connection):
         last = last_sent(connection, sink)
     if last is None or last.batch is None or last.batch >= batch:
@@ -174,14 +179,14 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
 
 
 def names_of_options(options: SinkOptions) -> DestinationNames:
-    """Return what the options name."""
+    """Return which destinations the options name."""
     if options.topics is not None:
         return {("topic", topic) for topic in options.topics}
     return set() if options.address is None else {("queue", None)}
 
 
 def names_of_chunk(chunk: pa.Table) -> DestinationNames:
-    """Return what the rows of a chunk name. Delayed ones are left out: they reach no queue now."""
+    """Return which destinations the rows of a chunk name, without delayed rows, which wait now."""
     _, others = split_delayed(chunk)
     names: DestinationNames = {("queue", queue) for queue in names_of_queues(others)}
     topics = topics_of(others)
@@ -191,7 +196,7 @@ def names_of_chunk(chunk: pa.Table) -> DestinationNames:
 
 
 def record_names(chunks: Iterable[pa.Table], names: DestinationNames) -> Iterator[pa.Table]:
-    """Pass chunks on, and add what their rows name."""
+    """Yield the chunks, and add the destinations that their rows name to `names`."""
     for chunk in chunks:
         names |= names_of_chunk(chunk)
         yield chunk
@@ -201,9 +206,10 @@ def _find_queues(
     connection: Connection, options: SinkOptions, names: DestinationNames
 ) -> list[QueueAddress]:
     """
-    Return the queues of names, those of subscribers among them, in a constant order.
+    Return the queues of some names, and those of subscribers, in a constant order.
 
-    Names that lead to no queue are left out: the dispatch reports them. Topics need a transaction.
+    Names that lead to no queue are left out, because the dispatch reports them. The caller has a
+    transaction open.
     """
     queues: list[QueueAddress] = []
     for name in sorted((name for kind, name in names if kind == "queue"), key=str):
@@ -245,10 +251,10 @@ def check_source(
     connection: Connection, options: SinkOptions, names: DestinationNames, query: str
 ) -> None:
     """
-    Raise BadOption if the query itself receives from a queue: it would wait for itself.
+    Raise BadOption if the query itself receives from a destination: it would wait for itself.
 
-    A login that may not read receipts, as that of a sender, is not checked. No transaction is open;
-    `query` is Spark's id.
+    Nothing is checked for a login that may not read receipts, as that of a sender. `query` is
+    Spark's id of the query. No transaction is open.
     """
     try:
         check_state(connection)
@@ -274,8 +280,11 @@ def find_backlog(
     """
     Say which destination has a backlog above the limit, for a line of the log; None: none has.
 
-    A look is a short transaction that counts with the statement `peek`, and locks no message. No
-    transaction is open before it. RightMissing: this login may not read a destination.
+    Each queue is counted in a short transaction by the statement `peek`, which locks no message. No
+    transaction is open before.
+
+    Raises:
+        RightMissing: this login may not read a destination.
     """
     limit = options.pause_above or 0
     most = max(limit + 1, COUNTED)
@@ -292,10 +301,12 @@ def find_backlog(
 
 def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> int:
     """
-    Count what waits in a queue, up to `most`; 0 for one that cannot be sent to.
+    Count what waits in a queue, up to `most`; 0 for a queue that cannot be sent to.
 
-    Rows name queues that are untrusted, so a table is checked as before an INSERT.
-    RightMissing: this login may send to it, but not read it.
+    Rows name queues that are untrusted, so a table is checked as before an insert.
+
+    Raises:
+        RightMissing: this login may send to the queue, but not read it.
     """
     try:
         with transaction(connection):
