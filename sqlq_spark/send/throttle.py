@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
-# Destinations, untrusted: ("topic", its name) or ("queue", its name). The queue None is the one that
-# the options name.
+# Destinations, untrusted: ("topic", its name) or ("queue", its name). The queue None is the queue of
+# the options.
 DestinationNames: TypeAlias = "set[tuple[str, str | None]]"
 
 REMINDER = 600.0  # seconds after which a wait is logged again
@@ -57,8 +57,8 @@ PAUSE = 1.0  # seconds between looks at a backlog
 # snapshot keeps dead rows.
 PAUSE_FACTOR = 10.0
 LONGEST_PAUSE = 60.0  # seconds between looks at the clock
-# A look counts at least so many messages, so that the log shows how far away the limit is. They
-# take 12 ms.
+# A look counts at most so many messages, or one more than the limit, if that is more. To count
+# 100,000 takes 12 ms.
 COUNTED = 100_000
 
 
@@ -116,9 +116,10 @@ def wait_while(
     """
     Return when there is no reason to wait any more.
 
-    A wait has no limit of time. Spark ends the process of a task when its query is stopped. One line
-    is logged when the wait begins and one when it ends, both with `level`. A warning is logged every
-    REMINDER seconds.
+    A wait has no limit of time. Spark ends the process of a task when its query is stopped.
+
+    One line is logged when the wait begins and one when it ends, both with `level`. A warning is
+    logged every REMINDER seconds.
     """
     began = time.monotonic()
     reason = look()
