@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
-# Destinations, untrusted: ("topic", its name) or ("queue", its name). The queue None is the queue of
-# the options.
+# Destinations, untrusted: ("topic", its name) or ("queue", its name). The queue None is that of the
+# options.
 DestinationNames: TypeAlias = "set[tuple[str, str | None]]"
 
 REMINDER = 600.0  # seconds after which a wait is logged again
