@@ -265,14 +265,14 @@ def publish(
     Returns:
         `body`, `headers` and, if `message_type` is set, `topics`.
     """
-    made = effect("Publish", body, None, message_type, content_type, headers, received, json)
+    columns = effect("Publish", body, None, message_type, content_type, headers, received, json)
     if message_type is None:
-        return made
+        return columns
     if isinstance(message_type, str):
         topics = F.lit([*map(wire.full_name, wire.split_types(message_type))])
     else:
         topics = full_names(message_type)
-    return [*made, topics.alias("topics")]
+    return [*columns, topics.alias("topics")]
 
 
 def forward(
@@ -413,11 +413,15 @@ def acknowledge_retries(*, received: str | None = None, json: bool = False) -> l
         "message %s was not returned by ServiceControl: select messages by where(is_retried())",
         received_column(received, "id"),
     )
-    made = {
+    acknowledgement = {
         "ServiceControl.Retry.Successful": wire_text(F.current_timestamp()),
         RETRY_ID: F.coalesce(
             F.when(queue.isNotNull() & retry.rlike(RETRY_ID_FORM), retry), F.raise_error(other)
         ),
         wire.CONTROL_MESSAGE: "True",
     }
-    return [F.lit(b"").alias("body"), as_json(made).alias("headers"), queue.alias("queue")]
+    return [
+        F.lit(b"").alias("body"),
+        as_json(acknowledgement).alias("headers"),
+        queue.alias("queue"),
+    ]

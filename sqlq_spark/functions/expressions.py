@@ -109,9 +109,9 @@ def full_names(text: Column) -> Column:
     return F.filter(F.transform(F.split(text, wire.SEPARATOR), full_name_column), F.isnotnull)
 
 
-def as_json(made: Mapping[str, object]) -> Column:
+def as_json(headers: Mapping[str, object]) -> Column:
     """Return headers as text; a null is left out."""
-    fields = (F.lit(value).alias(name) for name, value in made.items() if value is not None)
+    fields = (F.lit(value).alias(name) for name, value in headers.items() if value is not None)
     # a struct: a map without nulls is slower, also on the way through Arrow into the sink
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "true"})
 
@@ -202,20 +202,20 @@ def effect(  # noqa: PLR0917 - what reply, send and publish take
         received, *CAUSES, *TRACING, json=json
     )
     message_id = F.coalesce(own_id, received_column(received, "id"))
-    made = {
+    new_headers = {
         wire.MESSAGE_INTENT: intent,
         wire.CORRELATION_ID: F.coalesce(correlation, message_id),
         wire.CONVERSATION_ID: conversation,
         wire.RELATED_TO: message_id,
     }
-    made |= zip(TRACING, trace, strict=True)
+    new_headers |= zip(TRACING, trace, strict=True)
     if intent == "Reply":
         to = address
-        made |= {wire.SAGA_ID: saga, wire.SAGA_TYPE: saga_type}
-    made |= {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
-    made |= headers or {}
+        new_headers |= {wire.SAGA_ID: saga, wire.SAGA_TYPE: saga_type}
+    new_headers |= {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
+    new_headers |= headers or {}
     whole = F.col(body) if isinstance(body, str) else body
-    return [whole.alias("body"), as_json(made).alias("headers"), *queue_of(to)]
+    return [whole.alias("body"), as_json(new_headers).alias("headers"), *queue_of(to)]
 
 
 def table_of(address: Column) -> Column:
@@ -242,7 +242,7 @@ def failure_of(  # noqa: PLR0917 - what fail and retry_later take
     queue = received_column(received, "queue")
     if endpoint is None:
         endpoint = table_of(queue)
-    made = {
+    failure = {
         wire.PROCESSING_ENDPOINT: endpoint,
         **wire.host_headers(socket.gethostname()),
         wire.FAILED_Q: queue,
@@ -253,4 +253,6 @@ def failure_of(  # noqa: PLR0917 - what fail and retry_later take
         f"{wire.EXCEPTION_INFO}StackTrace": stack_trace,
         wire.TIME_OF_FAILURE: wire_text(F.current_timestamp()),
     }
-    return {name: F.lit(value).cast("string") for name, value in made.items() if value is not None}
+    return {
+        name: F.lit(value).cast("string") for name, value in failure.items() if value is not None
+    }

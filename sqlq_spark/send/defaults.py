@@ -68,7 +68,7 @@ class Defaults:
 
     options: SinkOptions
     frame: Frame
-    own: Own  # the rows' own headers, without those that a column states
+    own_headers: Own  # the rows' own headers, without those that a column states
     ids: NewIds
     topics: pa.Array | None
     lifetime: pa.Array  # milliseconds
@@ -82,9 +82,9 @@ class Defaults:
 
     def members(self) -> Iterator[pa.Array]:
         """Yield each header, `"name":"value"`, for the rows that lack it; null for the others."""
-        unsent = self.own.missing(wire.TIME_SENT)
+        unsent = self.own_headers.missing(wire.TIME_SENT)
         for name, compute in self._columns().items():
-            missing = unsent if name == wire.TIME_SENT else self.own.missing(name)
+            missing = unsent if name == wire.TIME_SENT else self.own_headers.missing(name)
             if name in SENT_BY and not self._is_stated(name):
                 missing = pc.and_(missing, unsent)
             # a default is computed only where some row lacks the header
@@ -128,7 +128,7 @@ class Defaults:
 
     def _correlation_ids(self) -> pa.Array:
         """Return the column `correlationId`; where it is null, the id of the message itself."""
-        own_ids = self.own.text(wire.MESSAGE_ID)
+        own_ids = self.own_headers.text(wire.MESSAGE_ID)
         return pc.coalesce(self.correlation, own_ids, self.ids.message_ids)
 
     def _reply_addresses(self) -> pa.Array:

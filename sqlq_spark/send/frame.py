@@ -225,12 +225,12 @@ class Frame:
         # Spark makes such a text by casting bytes to a string
         undecodable = find_undecodable(pa.chunked_array([texts])).combine_chunks()
         self.refuse(undecodable, "headers is not UTF-8")
-        own = OwnTexts(texts)
-        self.refuse(own.poison(), "headers is no JSON object of texts")
-        return own
+        own_headers = OwnTexts(texts)
+        self.refuse(own_headers.poison(), "headers is no JSON object of texts")
+        return own_headers
 
     def reply_addresses(
-        self, own: Own, naming: Names, write: Callable[[QueueAddress], str]
+        self, own_headers: Own, naming: Names, write: Callable[[QueueAddress], str]
     ) -> pa.Array:
         """
         Return the column `replyToAddress` as messages hold it; nulls where the frame has none.
@@ -241,7 +241,9 @@ class Frame:
         texts = self.text("replyToAddress")
         if texts.null_count == self.rows:
             return texts
-        same = pc.fill_null(pc.equal(texts, own.text(wire.REPLY_TO_ADDRESS)), fill_value=False)
+        same = pc.fill_null(
+            pc.equal(texts, own_headers.text(wire.REPLY_TO_ADDRESS)), fill_value=False
+        )
         return self.convert(
             pc.if_else(same, None, texts),
             pa.string(),

@@ -198,25 +198,25 @@ class Sender:
         options = self.options
         sent = self.sent or own_clock()
         ids = NewIds(frame, random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row))
-        own = frame.headers()
+        own_headers = frame.headers()
         deliver_at = _deliver_at(delays, sent, frame.rows)
         forward = self._forward_destinations(frame, queues, deliver_at.is_valid())
         if options.as_received:
-            return _as_received(own, _missing_ids(frame, ids), forward)
+            return _as_received(own_headers, _missing_ids(frame, ids), forward)
         correlation = frame.text("correlationId")
-        replies = frame.reply_addresses(own, options.naming, self._write)
+        replies = frame.reply_addresses(own_headers, options.naming, self._write)
         stated = {
             wire.CORRELATION_ID: correlation,
             wire.REPLY_TO_ADDRESS: replies,
             wire.DELIVER_AT: deliver_at,
             wire.FORWARD_DESTINATION: forward,
         }
-        own = own.without(stated)
-        _refuse_empty_bodies(frame, own, options, topics)
+        own_headers = own_headers.without(stated)
+        _refuse_empty_bodies(frame, own_headers, options, topics)
         defaults = Defaults(
             options=options,
             frame=frame,
-            own=own,
+            own_headers=own_headers,
             ids=ids,
             topics=topics,
             lifetime=lifetime,
@@ -228,7 +228,7 @@ class Sender:
             sent_by=self.sent_by,
             write=self._write,
         )
-        return join_members(*defaults.members(), own.members())
+        return join_members(*defaults.members(), own_headers.members())
 
 
 def _unite(parts: list[pa.Table]) -> pa.Table:
@@ -239,8 +239,8 @@ def _unite(parts: list[pa.Table]) -> pa.Table:
 def with_new_ids(chunk: pa.Table) -> pa.Table:
     """Drop CHUNK_ID, so that the rows get new ids. A message keeps its own id as a header."""
     names = id_texts(chunk[CHUNK_ID.name].combine_chunks())
-    own = OwnTexts(chunk["headers"].combine_chunks())
-    headers = _as_received(own, names, pa.nulls(chunk.num_rows, pa.string()))
+    own_headers = OwnTexts(chunk["headers"].combine_chunks())
+    headers = _as_received(own_headers, names, pa.nulls(chunk.num_rows, pa.string()))
     place = chunk.schema.get_field_index("headers")
     return chunk.set_column(place, "headers", headers).drop_columns(CHUNK_ID.name)
 
@@ -255,7 +255,7 @@ def _missing_ids(frame: Frame, ids: NewIds) -> pa.Array:
     )
 
 
-def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
+def _as_received(own_headers: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
     """
     Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
 
@@ -263,22 +263,22 @@ def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array
     now, so the message gets the header, unless the id that is given here is null. A delayed message
     gets its destination.
     """
-    own = own.without({wire.FORWARD_DESTINATION: forward})
-    unnamed = pc.and_(own.missing(wire.MESSAGE_ID), message_ids.is_valid())
-    undirected = own.missing(wire.FORWARD_DESTINATION)
+    own_headers = own_headers.without({wire.FORWARD_DESTINATION: forward})
+    unnamed = pc.and_(own_headers.missing(wire.MESSAGE_ID), message_ids.is_valid())
+    undirected = own_headers.missing(wire.FORWARD_DESTINATION)
     texts = join_members(
         default(wire.MESSAGE_ID, message_ids, unnamed),
-        own.members(),
+        own_headers.members(),
         default(wire.FORWARD_DESTINATION, forward, undirected),
     )
-    if not isinstance(own, OwnTexts):
+    if not isinstance(own_headers, OwnTexts):
         return texts
     changed = pc.or_(unnamed, pc.and_(forward.is_valid(), undirected))
-    return pc.if_else(changed, texts, own.objects)
+    return pc.if_else(changed, texts, own_headers.objects)
 
 
 def _refuse_empty_bodies(
-    frame: Frame, own: Own, options: SinkOptions, topics: pa.Array | None
+    frame: Frame, own_headers: Own, options: SinkOptions, topics: pa.Array | None
 ) -> None:
     """
     Refuse an empty body of a message that has a type and is no control message.
@@ -290,17 +290,17 @@ def _refuse_empty_bodies(
     if not pc.any(empty).as_py():
         return
     own_type = pc.fill_null(
-        pc.not_equal(own.text(wire.ENCLOSED_MESSAGE_TYPES), ""), fill_value=False
+        pc.not_equal(own_headers.text(wire.ENCLOSED_MESSAGE_TYPES), ""), fill_value=False
     )
-    sink_type = own.missing(wire.ENCLOSED_MESSAGE_TYPES)
+    sink_type = own_headers.missing(wire.ENCLOSED_MESSAGE_TYPES)
     if options.message_type is None:
         sink_type = pc.and_(sink_type, False if topics is None else topics.is_valid())
     exempt = pc.fill_null(
-        pc.equal(pc.utf8_lower(own.text(wire.CONTROL_MESSAGE)), "true"), fill_value=False
+        pc.equal(pc.utf8_lower(own_headers.text(wire.CONTROL_MESSAGE)), "true"), fill_value=False
     )
     exempt = pc.or_(exempt, pc.and_(own_type, frame.text("id").is_valid()))
     for name in SENT_BEFORE:
-        exempt = pc.or_(exempt, pc.invert(own.missing(name)))
+        exempt = pc.or_(exempt, pc.invert(own_headers.missing(name)))
     typed = pc.or_(own_type, sink_type)
     frame.refuse(pc.and_not(pc.and_(empty, typed), exempt), EMPTY)
 

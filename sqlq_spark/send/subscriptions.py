@@ -152,10 +152,10 @@ class SubscriptionCache:
             if are_known:
                 with attempt(connection):
                     connection.set_lock_timeout(LOCKED_TABLE_WAIT)
-                    found = list_subscriptions(connection, table, topics)
+                    rows = list_subscriptions(connection, table, topics)
                     connection.set_lock_timeout(None)
             else:
-                found = list_subscriptions(connection, table, topics)
+                rows = list_subscriptions(connection, table, topics)
         except TimedOut as error:
             if not are_known:
                 raise
@@ -165,7 +165,7 @@ class SubscriptionCache:
             log.warning(LOCKED, connection.printed(table), age, LAST_KNOWN, error.reason)
             return {}
         by_topic: dict[str, list[Subscription]] = {topic: [] for topic in topics}
-        for subscription in found:
+        for subscription in rows:
             if subscription.topic in by_topic:  # a collation may ignore case
                 by_topic[subscription.topic].append(subscription)
         return {topic: Known(now, now + FRESH, some) for topic, some in by_topic.items()}
@@ -269,18 +269,18 @@ def list_subscriptions(
     some = None if topics is None else sorted(filter(_can_hold, topics))
     with as_subscriptions():
         use(connection, [table], READ, role="subscriptions")
-        found = _read_rows(connection, table, some)
-        if len(found) <= MOST_ROWS:
-            return found
+        subscriptions = _read_rows(connection, table, some)
+        if len(subscriptions) <= MOST_ROWS:
+            return subscriptions
         if some is None or len(some) <= TOPICS_AT_ONCE:
             raise TooManySubscriptions(table=connection.printed(table), most=MOST_ROWS)
-        found = []
+        subscriptions = []
         for first in range(0, len(some), TOPICS_AT_ONCE):
             rows = _read_rows(connection, table, some[first : first + TOPICS_AT_ONCE])
             if len(rows) > MOST_ROWS:
                 raise TooManySubscriptions(table=connection.printed(table), most=MOST_ROWS)
-            found += rows
-    return found
+            subscriptions += rows
+    return subscriptions
 
 
 def _read_rows(
