@@ -20,8 +20,8 @@ from payloads import forged, of_receipt, sealed
 from strict_headers import read_strictly
 
 from sqlq_spark.errors import PayloadRefused
+from sqlq_spark.send.chunk import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.frame import TOPICS
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.flat_json import MOST_SPACES, FlatObjects
 from sqlq_spark.wire.header_columns import Headers, to_read_columns, with_legacy_columns

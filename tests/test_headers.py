@@ -30,7 +30,7 @@ def test_what_endpoints_wrote_is_read_and_written_byte_for_byte() -> None:
         read = {name: value or "" for name, value in loads(case.headers).items()}
         assert dumps(read) == case.headers
         for name in TIMES & read.keys():
-            assert wire.wire_time(wire.parse_wire_time(read[name])) == read[name]
+            assert wire.format_wire_time(wire.parse_wire_time(read[name])) == read[name]
         for name in {wire.REPLY_TO_ADDRESS, wire.FAILED_Q} & read.keys():
             assert POSTGRESQL.print_address(POSTGRESQL.parse_address(read[name])) == read[name]
         if lifetime := read.get(wire.TIME_TO_BE_RECEIVED):
@@ -93,10 +93,10 @@ def test_a_time_is_written_in_utc_and_read_back(moment: datetime) -> None:
     """To the microsecond, behind a colon; without a zone, or in another form, it is refused."""
     local = datetime(2026, 6, 30, 19, 5, 9, 42, timezone(timedelta(hours=2)))
 
-    assert wire.parse_wire_time(wire.wire_time(moment)) == moment
-    assert wire.wire_time(local) == "2026-06-30 17:05:09:000042 Z"
+    assert wire.parse_wire_time(wire.format_wire_time(moment)) == moment
+    assert wire.format_wire_time(local) == "2026-06-30 17:05:09:000042 Z"
     with pytest.raises(ValueError, match="has no zone"):
-        wire.wire_time(moment.replace(tzinfo=None))
+        wire.format_wire_time(moment.replace(tzinfo=None))
     for text in NO_TIMES:
         with pytest.raises(BadWireTime, match=f"time {re.escape(repr(text))} .* expected yyyy-"):
             wire.parse_wire_time(text)

@@ -29,10 +29,10 @@ import pyarrow.compute as pc
 from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.database import check_types, find_same, transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
 from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.receive import browse
-from sqlq_spark.send.insert import add_ids
+from sqlq_spark.send.chunk import add_ids
 from sqlq_spark.wire import LOWEST_SEQ, returning
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress
@@ -278,7 +278,7 @@ def sources(
             reasons[text] = other if names.is_of_other_database(text) else error
     with transaction(connection):
         known = Destinations(connection, source=source, by_header=True)
-        refused = known.find_refused(parsed.values(), RETURNED)
+        refused = known.find_refused(parsed.values(), RETURNED_COLUMNS)
     for text, queue in parsed.items():
         reason = refused.get(queue)
         if reason is not None and not isinstance(reason, errors.TableRefused):
@@ -408,7 +408,7 @@ def return_batch(
             if taken.num_rows:
                 rows = to_source(connection, source, chosen, taken)
                 known = Destinations(connection, source=source, by_header=True)
-                known.lock_and_check([destination], RETURNED)
+                known.lock_and_check([destination], RETURNED_COLUMNS)
                 connection.load(destination, rows)
             return int(taken.num_rows)
     except REFUSALS as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import attempt, check_types, endpoint_zone, read_clock, transaction
 from sqlq_spark.database.state_rows import HeldReceipt
-from sqlq_spark.database.trust import READ, look, use, use_delayed
+from sqlq_spark.database.trust import READ, look_at_tables, use, use_delayed
 from sqlq_spark.errors import BadAddress, MissingOption, RightMissing, TableRefused
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.dialects import split_canonical
@@ -142,7 +142,7 @@ def find_refused(
     refused: dict[QueueAddress, TableRefused] = {}
     with transaction(connection):
         for at in range(0, len(queues), LOOKED_AT_ONCE):
-            reasons = look(connection, queues[at : at + LOOKED_AT_ONCE], READ)[1]
+            reasons = look_at_tables(connection, queues[at : at + LOOKED_AT_ONCE], READ)[1]
             refused |= {
                 queue: reason
                 for queue, reason in reasons.items()

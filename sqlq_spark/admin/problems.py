@@ -18,7 +18,7 @@ from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.admin.formats import part
 from sqlq_spark.database import StateSchema, check_types
-from sqlq_spark.database.trust import DELETE, READ, look, use
+from sqlq_spark.database.trust import DELETE, READ, look_at_tables, use
 from sqlq_spark.errors import clean
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress, delayed_of
@@ -243,7 +243,7 @@ def _without_grants(
 def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """Report what keeps a queue that may be read from being received or named by others."""
     where, trusted = connection.printed(queue), connection.trusted
-    for reason in look(connection, [queue], DELETE)[1].values():  # a foreign key
+    for reason in look_at_tables(connection, [queue], DELETE)[1].values():  # a foreign key
         finding = Finding(
             where=where,
             name="not_received",
@@ -254,7 +254,7 @@ def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
         return [finding]
     connection.trusted = replace(trusted, named=())
     try:
-        refused = look(connection, [queue], READ)[1].get(queue)
+        refused = look_at_tables(connection, [queue], READ)[1].get(queue)
     finally:
         connection.trusted = trusted
     if not isinstance(refused, errors.OwnerNotTrusted):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from sqlq_spark.database.destinations import SENT
+from sqlq_spark.database.destinations import SENT_COLUMNS
 from sqlq_spark.database.trust import Use, use
 from sqlq_spark.errors import ReceiptSettled
 from sqlq_spark.receive.receipts import StoredReceipt, StreamRow, join_pages, receipt_values
@@ -59,7 +59,7 @@ def return_receipt(
     if without:
         rows = rows.filter(pc.invert(has_id(rows, without)))
     if rows.num_rows:
-        use(connection, [queue], Use("insert", SENT))
+        use(connection, [queue], Use("insert", SENT_COLUMNS))
         connection.load(queue, rows.select(["id", "expires", "headers", "body"]))
     return int(rows.num_rows)
 

@@ -132,7 +132,7 @@ class Bench:
         if options.delivery == "atLeastOnce":
             insert.send_now(session, chunks, options)
             return
-        staged = dispatch.stage(self.session(), chunks, sink=secrets.token_hex(8), batch=0)
+        staged = dispatch.stage(self.session(), chunks, sink=secrets.token_hex(8), sink_batch=0)
         session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
 
     def batches(self, **more: str) -> Iterator[batch.Task]:

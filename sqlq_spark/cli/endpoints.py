@@ -29,7 +29,7 @@ from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
 from sqlq_spark.database.trust import READ, use_delayed
 from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.send import subscriptions
@@ -266,7 +266,7 @@ def retire(context: Context, queue: str, *, discard_messages: bool = False) -> N
     address = parse_table("QUEUE", queue, options.naming)
     connection = context.connect(options)
     connection.trusted = options.trusted.with_named([address])
-    Destinations(connection).check([address], RETURNED)
+    Destinations(connection).check([address], RETURNED_COLUMNS)
     name, table = connection.printed(address), options.subscription_address
     with transaction(connection):
         ended = subscriptions_of(connection, table, address)

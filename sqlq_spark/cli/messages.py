@@ -21,7 +21,7 @@ from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.database.trust import INSERT, look
+from sqlq_spark.database.trust import INSERT, look_at_tables
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.wire.headers import full_name, has_blank
@@ -390,7 +390,7 @@ def check_logins(
         if not receipt.entitled
     }
     with transaction(connection):
-        tables, _ = look(connection, [*foreign], INSERT)
+        tables, _ = look_at_tables(connection, [*foreign], INSERT)
     for queue, table in tables.items():
         receipt = foreign[queue]
         if not options.trusted.allows(table.catalog, table.schema, table.table, here=table.here):

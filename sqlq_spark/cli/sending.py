@@ -29,9 +29,11 @@ from sqlq_spark.cli.options import read_moment
 from sqlq_spark.cli.screen import say_error
 from sqlq_spark.database import read_clock
 from sqlq_spark.errors import BadInput, BadMessage, BadOption, StatementRefused
-from sqlq_spark.send import delayed, frame, publish
-from sqlq_spark.send.insert import rows_by_queue, send_in_transaction
-from sqlq_spark.send.sender import CHUNK_ROW, Sender, with_new_ids
+from sqlq_spark.send import frame, publish
+from sqlq_spark.send.chunk import CHUNK_ROW, find_waiting, topics_of
+from sqlq_spark.send.insert import Inserted, send_in_transaction
+from sqlq_spark.send.routes import rows_by_queue
+from sqlq_spark.send.sender import Sender, with_new_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -118,30 +120,34 @@ def insert(
 ) -> None:
     """Insert all messages in one transaction, and print how many went where."""
     whole = pa.concat_tables([CHUNK_ROW.empty_table(), *chunks], promote_options="default")
-    waiting, topics = delayed.find_waiting(whole), publish.topics_of(whole)
+    waiting = find_waiting(whole)
+    topics = topics_of(whole)
     waits = 0 if waiting is None else pc.sum(waiting).as_py()
     published = 0 if topics is None else len(topics) - topics.null_count
 
-    def work(inserts: Inserts, rows: list[pa.Table]) -> None:
+    def work(inserts: Inserts, rows: list[pa.Table]) -> Inserted:
+        inserted: list[Inserted] = []
+
         def batches() -> Iterator[int]:
             for chunk in rows:
-                inserts.insert(chunk)
+                inserted.append(inserts.insert(chunk))
                 yield chunk.num_rows
 
         context.follow(batches(), "message", whole.num_rows, "inserted, and undone")
+        return sum(inserted, start=Inserted())
 
     # no retry: if the answer to a commit is lost, a retry would send twice
     renamed = 0
     try:
-        inserts = send_in_transaction(connection, options, partial(work, rows=chunks))
+        inserted = send_in_transaction(connection, options, partial(work, rows=chunks))
     except StatementRefused:
         # the first transaction is undone; a row id may be in the queue already
         renamed = sum(len(chunk["id"]) - chunk["id"].null_count for chunk in chunks)
         if not renamed:
             raise
         rows = [*map(with_new_ids, chunks)]
-        inserts = send_in_transaction(connection, options, partial(work, rows=rows))
-    lost = inserts.without_subscriber
+        inserted = send_in_transaction(connection, options, partial(work, rows=rows))
+    lost = inserted.without_subscriber
     names = {
         connection.printed(queue): pc.sum(own).as_py()
         for queue, own in rows_by_queue(whole, options).items()

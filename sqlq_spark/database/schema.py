@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sqlq_spark import errors
 from sqlq_spark.database import StateSchema, dialect_named, transaction
-from sqlq_spark.database.trust import INSERT, Fault, advise, look
+from sqlq_spark.database.trust import INSERT, Fault, advise, look_at_tables
 from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def create_subscriptions(connection: Connection, table: QueueAddress) -> None:
 
 def check_owner(connection: Connection, table: QueueAddress) -> None:
     """Raise TableRefused for a table that was there, and whose owner is not trusted."""
-    for reason in look(connection, [table], INSERT)[1].values():
+    for reason in look_at_tables(connection, [table], INSERT)[1].values():
         raise reason
 
 

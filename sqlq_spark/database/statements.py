@@ -63,7 +63,7 @@ StatementName = Literal[
     "new_stream", "lock_stream", "claim", "stream_queue", "outcome", "acknowledge",
     "delete_receipts", "store_plan", "receipts", "drop_receipt", "close_batch", "streams",
     # staging.sql
-    "sink_open", "sink_close", "new_sink", "stage", "advance", "settle", "query_mark",
+    "sink_open", "sink_close", "new_sink", "stage", "advance", "settle", "closed_high_water",
     "query_queues", "chunks", "chunk", "chunk_pages", "discard", "discard_abandoned",
     "delete_old_sinks",
     # subscriptions.sql

@@ -394,13 +394,13 @@ class Retry:
         if not messages:
             return
         state = in_log(sink, dispatch.read_state)
-        if state == dispatch.UNKNOWN:
+        if state == dispatch.REQUEST_UNKNOWN:
             stuck = (
                 "the dispatch log does not have it. It was begun in another database or "
                 "stateSchema, and may have been sent there. "
                 "Set the url and the [sink] with which it was begun"
             )
-        elif state == dispatch.OPEN:
+        elif state == dispatch.REQUEST_OPEN:
             if request in self.settings.give_up:
                 in_log(sink, dispatch.give_up)
             else:
@@ -411,7 +411,7 @@ class Retry:
             reason = f"{what}. The next run then finishes it, and sends nothing twice."
             self.stay(reason, messages)
             return
-        given_up = state == dispatch.GIVEN_UP
+        given_up = state == dispatch.REQUEST_GIVEN_UP
         self._update(which, "request = NULL" if given_up else "returned = now()")
         self.totals["freed" if given_up else total] += messages
 
@@ -481,7 +481,8 @@ def in_log(sink: Mapping[str, str], work: Callable[..., Any]) -> Any:  # noqa: A
     """Read or change a request in the dispatch log, by the options of the write that sends it."""
     options = SinkOptions.parse(sink)
     with StateSession(options, "triage") as session:
-        return session.run_with_retries(partial(work, sink=f"{dispatch.NAMED}{options.txn_app_id}"))
+        sink_name = f"{dispatch.NAMED_SINK}{options.txn_app_id}"
+        return session.run_with_retries(partial(work, sink=sink_name))
 
 
 main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel

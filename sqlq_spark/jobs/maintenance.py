@@ -28,7 +28,7 @@ from sqlq_spark.admin import checks, inspect, purge
 from sqlq_spark.admin.problems import Finding, Severity, unreadable
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.database.trust import READ, look
+from sqlq_spark.database.trust import READ, look_at_tables
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import DatabaseSettings, Opened, days, pairs, setting
 from sqlq_spark.options import SourceOptions
@@ -132,7 +132,7 @@ def choose_queues(
         return dict.fromkeys(options.addresses, ""), []
     there: dict[QueueAddress, str] = {}
     queues, findings = checks.queues_of_streams(connection, [connection.state])
-    found, _ = look(connection, queues, READ)
+    found, _ = look_at_tables(connection, queues, READ)
     for queue in queues:
         where = connection.printed(queue)
         if queue in found:

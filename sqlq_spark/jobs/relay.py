@@ -19,7 +19,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
@@ -120,7 +120,7 @@ def check(settings: Settings) -> dict[str, str]:
                 "set another target_url, target_schema or [targets]"
             )
         with transaction(sent):
-            Destinations(sent, by_header=True).check(routes.values(), RETURNED)
+            Destinations(sent, by_header=True).check(routes.values(), RETURNED_COLUMNS)
         return {received.canonical(queue): sent.canonical(to) for queue, to in routes.items()}
 
 

@@ -34,7 +34,7 @@ from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import READ, use
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
+from sqlq_spark.send.dispatch import REQUEST_UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -361,7 +361,7 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     known, _, was = checkpoints.text(spark, note).partition("\n")
     with StateSession(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
-        if known and session.run_with_retries(partial(read_state, sink=known)) != UNKNOWN:
+        if known and session.run_with_retries(partial(read_state, sink=known)) != REQUEST_UNKNOWN:
             return
         logs = (checkpoints.read(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
         batch, done = map(checkpoints.newest, logs)

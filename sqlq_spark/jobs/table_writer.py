@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import checkpoints, functions
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import PATIENCE, Destinations
+from sqlq_spark.database.destinations import LOCK_PATIENCE, Destinations
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.jobs import streams
@@ -177,7 +177,7 @@ def send_to(source: str, queue: str, headers: list[str], options: SinkOptions) -
             received_from = connection.names.parse_address(source)
             connection.trusted = options.trusted.with_named([received_from])
             answered = Destinations(connection, source=received_from, by_header=True)
-            with transaction(connection, timeout=min(PATIENCE, options.query_timeout)):
+            with transaction(connection, timeout=min(LOCK_PATIENCE, options.query_timeout)):
                 Inserts(connection, options, answered).insert(answers)
     except SqlQueueError as error:
         log.warning("%s: retries cannot be acknowledged in %.200r: %s", source, queue, error)

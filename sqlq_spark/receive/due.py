@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.database import endpoint_zone, transaction
 from sqlq_spark.database.collisions import insert_past_taken
-from sqlq_spark.database.destinations import DELAYED
+from sqlq_spark.database.destinations import DELAYED_COLUMNS
 from sqlq_spark.database.trust import INSERT, Use, use, use_delayed
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
 from sqlq_spark.wire.address import delayed_of
@@ -86,7 +86,7 @@ class Mover:
         tables = {"delayed": self.delayed, "queue": self.queue}
         try:
             with transaction(connection):
-                use_delayed(connection, self.queue, Use("delete", DELAYED))
+                use_delayed(connection, self.queue, Use("delete", DELAYED_COLUMNS))
                 use(connection, [self.queue], INSERT)
                 zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
                 counts = insert_past_taken(

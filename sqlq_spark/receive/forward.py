@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 
 from sqlq_spark import errors
 from sqlq_spark.database import find_same, load_checked
-from sqlq_spark.database.destinations import PATIENCE, RETURNED, Destinations
+from sqlq_spark.database.destinations import LOCK_PATIENCE, RETURNED_COLUMNS, Destinations
 from sqlq_spark.options.fields import DEFAULT_HEADER_SIZE
 from sqlq_spark.receive.batch import TaskResult
 from sqlq_spark.receive.poison import store_in_error_queue
-from sqlq_spark.send.insert import failure_headers, list_reasons, rows_to_store
+from sqlq_spark.send.divert import failure_headers, list_reasons, rows_to_store
 from sqlq_spark.wire.header_columns import NAMED_IN_HEX, parse_headers
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
@@ -71,7 +71,7 @@ def forward(connection: Connection, task: Task, rows: pa.Table, failed: Reasons)
         size = pc.binary_length(rows["headers"])
         is_short = pc.fill_null(pc.less_equal(size, DEFAULT_HEADER_SIZE), fill_value=True)
         marked = pc.and_(marked, is_short)
-    connection.set_lock_timeout(PATIENCE)
+    connection.set_lock_timeout(LOCK_PATIENCE)
     work = Forwarding(connection, task, rows.filter(marked), failed)
     reasons = work.send() if work.away else {}
     connection.set_lock_timeout(None)
@@ -145,7 +145,7 @@ class Forwarding:
                 addresses[text] = self.connection.names.parse_address(text)
             except errors.BadAddress as error:
                 reasons[text] = error
-        failed = self.destinations.lock_each(addresses.values(), RETURNED)
+        failed = self.destinations.lock_each(addresses.values(), RETURNED_COLUMNS)
         for refusal in failed.values():  # such a table stops a stream that has no error queue
             is_refused = isinstance(refusal, errors.TableRefused)
             if is_refused and self.task.options.error_address is None:

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import TransactionUndone
 from sqlq_spark.database.collisions import insert_past_taken
-from sqlq_spark.database.destinations import SENT
+from sqlq_spark.database.destinations import SENT_COLUMNS
 from sqlq_spark.database.looks import SAMPLED
 from sqlq_spark.database.trust import Use, use
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
@@ -48,8 +48,8 @@ from sqlq_spark.wire.headers import (
     RETRIES,
     TIME_OF_FAILURE,
     dumps,
+    format_wire_time,
     host_headers,
-    wire_time,
 )
 from sqlq_spark.wire.rows import find_undecodable, id_texts, rising_ids, with_readable_texts
 
@@ -185,7 +185,7 @@ def failure_of_poison(connection: Connection, queue: QueueAddress) -> dict[str, 
         FAILED_Q: connection.canonical(queue),
         f"{EXCEPTION_INFO}ExceptionType": POISON_TYPE,
         f"{EXCEPTION_INFO}Message": UNREADABLE,
-        TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
+        TIME_OF_FAILURE: format_wire_time(datetime.now(UTC)),
     }
 
 
@@ -244,7 +244,7 @@ def store_in_error_queue(
         StatementFailed: the error queue takes them under no id; nothing was received.
         TableRefused.
     """
-    use(connection, [error_queue], Use("insert", SENT))
+    use(connection, [error_queue], Use("insert", SENT_COLUMNS))
     try:
         try:
             return insert_past_taken(connection, error_queue, store, rows=rows)

@@ -17,86 +17,67 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark.database import endpoint_zone
-from sqlq_spark.database.destinations import DELAYED, Destinations
+from sqlq_spark.database.destinations import DELAYED_COLUMNS, Destinations
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
+from sqlq_spark.send.chunk import CHUNK_DELAYS
 from sqlq_spark.send.frame import MOMENT
-from sqlq_spark.send.sender import CHUNK_DELAYS
+from sqlq_spark.send.routes import Route, TableKind, rows_by_queue
 from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.errors import SqlQueueError
-    from sqlq_spark.send.insert import Inserts
+    from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
 
 @dataclass(frozen=True, slots=True)
 class Dues:
-    """When messages are due, as the database computes it."""
+    """When messages are due, as the database computes it from each distinct delay and time."""
 
-    delays: tuple[datetime, ...]  # of messages with a delay
-    moments: tuple[datetime, ...]  # of messages with a time
-
-
-def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
-    """Return which rows of a chunk are delayed, as booleans; None where none is."""
-    marks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
-    if not marks:
-        return None
-    mask = marks[0] if len(marks) == 1 else pc.or_(*marks)
-    return mask if pc.any(mask).as_py() else None
+    delays: tuple[datetime, ...]  # for delays, in the order in which they were asked for
+    moments: tuple[datetime, ...]  # for times, in the same way
 
 
-def store_delayed(
-    inserts: Inserts, chunk: pa.Table, chosen: dict[QueueAddress, pa.ChunkedArray]
-) -> None:
+def delayed_routes(connection: Connection, options: SinkOptions, chunk: pa.Table) -> list[Route]:
     """
-    Insert delayed messages into the tables where they wait, Due by the database's clock.
+    Return the routes of delayed messages into the tables where they wait.
 
-    A time in the past is stored as the current time. The next mover takes it.
-
-    A message for a queue whose own table is missing can be set aside. The table of the option
-    `delayedQueue`, for all queues, must be there. `chosen` says which rows are for which queue.
+    Due is computed here, by the database's clock. A time in the past is stored as the current time,
+    and the next mover takes it.
 
     Raises:
-        DelayedQueueNotFound, TableRefused, BadOption, MissingOption.
+        BadOption, MissingOption.
     """
-    connection, options = inserts.connection, inserts.options
+    if not chunk.num_rows:
+        return []
+    masks = rows_by_queue(chunk, options)
     zone = endpoint_zone(connection, options.endpoint_time_zone)
-    rows = chunk.select(["headers", "body"])
-    rows = rows.append_column("due", _due_times(connection, chunk, zone))
+    due = _due_times(connection, chunk, zone)
+    rows = chunk.select(["headers", "body"]).append_column("due", due)
     common = options.delayed_address
     if common is not None:
-        try:
-            inserts.destinations.lock_and_check([common], DELAYED)
-        except (QueueNotFound, NotAQueue) as error:
-            raise _with_queue(connection, error, common, next(iter(chosen))) from None
-        connection.load(common, rows)
-        return
-    for queue, mine in chosen.items():
-        table = delayed_of(queue)
-        try:
-            reason = inserts.lock([table], DELAYED, source=queue).get(table)
-        except (QueueNotFound, NotAQueue) as error:
-            raise _with_queue(connection, error, table, queue) from None
-        if reason is None:
-            reason = inserts.copy_rows(table, rows.filter(mine))
-        else:
-            reason = _with_queue(connection, reason, table, queue)
-        if reason is not None:
-            inserts.set_aside(chunk.filter(mine), queue, reason)
+        return [Route(next(iter(masks)), common, TableKind.DELAYED_OF_OPTION, chunk, rows)]
+    return [
+        Route(queue, delayed_of(queue), TableKind.DELAYED_OF_QUEUE, chunk, rows, mask)
+        for queue, mask in masks.items()
+    ]
 
 
-def check_table(destinations: Destinations, table: QueueAddress) -> None:
+def check_delayed_table(destinations: Destinations, table: QueueAddress) -> None:
     """Raise why the table of the option `delayedQueue` cannot be used; lock nothing."""
-    for reason in destinations.find_refused([table], DELAYED).values():
-        raise _with_queue(destinations.connection, reason, table, None)
+    for reason in destinations.find_refused([table], DELAYED_COLUMNS).values():
+        raise why_not_delayed(destinations.connection, reason, table, None)
 
 
-def _with_queue(
+def why_not_delayed(
     connection: Connection, reason: SqlQueueError, table: QueueAddress, queue: QueueAddress | None
 ) -> SqlQueueError:
-    """Return why messages for a queue cannot wait in a table; None: in the option's table."""
+    """
+    Return why messages cannot wait in a table, in the words of delayed messages.
+
+    `queue` is the one that they are for. None: the table is that of the option `delayedQueue`.
+    """
     if not isinstance(reason, QueueNotFound | NotAQueue):
         return reason
     return DelayedQueueNotFound(
@@ -107,21 +88,21 @@ def _with_queue(
 
 
 def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
-    """Return when each row is due; the database computes each distinct delay or time once."""
-    coded = {
-        name: chunk[name].combine_chunks().dictionary_encode()
-        for name in CHUNK_DELAYS
-        if name in chunk.column_names
+    """Return when each message is due; the database computes each distinct delay or time once."""
+    columns = [name for name in CHUNK_DELAYS if name in chunk.column_names]
+    coded = {name: chunk[name].combine_chunks().dictionary_encode() for name in columns}
+    texts = {
+        name: column.dictionary.cast(pa.string()).to_pylist() for name, column in coded.items()
     }
-    texts = {name: each.dictionary.cast(pa.string()).to_pylist() for name, each in coded.items()}
+    moments = [text.replace(" ", "T") for text in texts.get("due", [])]
     dues = connection.rows(
         "dues",
         Dues,
         zone=zone,
         delays=json.dumps(texts.get("delay", [])),
-        moments=json.dumps([text.replace(" ", "T") for text in texts.get("due", [])]),
+        moments=json.dumps(moments),
     )[0]
-    known = {"delay": dues.delays, "due": dues.moments}
+    computed = {"delay": dues.delays, "due": dues.moments}
     return pc.coalesce(
-        *(pa.array(known[name], MOMENT).take(each.indices) for name, each in coded.items())
+        *(pa.array(computed[name], MOMENT).take(column.indices) for name, column in coded.items())
     )

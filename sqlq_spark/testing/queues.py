@@ -234,7 +234,7 @@ def _all_headers(message: Message) -> dict[str, str | None]:
         wire.CORRELATION_ID: message_id,
         wire.CONVERSATION_ID: str(uuid.uuid4()),
         wire.MESSAGE_INTENT: "Send",
-        wire.TIME_SENT: wire.wire_time(datetime.now(UTC)),
+        wire.TIME_SENT: wire.format_wire_time(datetime.now(UTC)),
         wire.ORIGINATING_ENDPOINT: "Test",
     }
     if message.message_type is not None:

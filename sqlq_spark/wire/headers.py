@@ -145,7 +145,7 @@ class BadTimeSpan(ValueError):
         )
 
 
-def wire_time(moment: datetime) -> str:
+def format_wire_time(moment: datetime) -> str:
     """Write a time in the headers' form; raise ValueError if it has no zone."""
     if moment.tzinfo is None:
         raise ValueError(f"time {moment} has no zone: give an aware datetime, as datetime.now(UTC)")

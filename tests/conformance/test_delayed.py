@@ -19,7 +19,7 @@ from sqlq_spark.errors import BadOption, DelayedQueueNotFound, MissingOption
 from sqlq_spark.receive.due import Moved, Mover
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
@@ -74,7 +74,7 @@ def chunk(*rows: dict[str, Any]) -> pa.Table:
 
 def dispatch(bench: Bench, *chunks: pa.Table, **raw: str) -> int:
     """Stage and send, exactly once."""
-    staged = send.stage(bench.session("stage"), chunks, sink=secrets.token_hex(4), batch=0)
+    staged = send.stage(bench.session("stage"), chunks, sink=secrets.token_hex(4), sink_batch=0)
     return send.dispatch(bench.desk, [staged], bench.sink(**raw))
 
 

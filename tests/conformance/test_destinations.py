@@ -15,8 +15,9 @@ from recorded_connection import HarshConnection, WaitingConnection
 from sqlq_spark import errors
 from sqlq_spark.database import destinations
 from sqlq_spark.send import dispatch, insert, subscriptions
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.insert import Inserts
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
+from sqlq_spark.send.sender import Sender
 from sqlq_spark.send.subscriptions import SubscriptionCache
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import (
@@ -29,7 +30,7 @@ from sqlq_spark.wire.headers import (
     parse_wire_time,
 )
 
-from .conftest import Bench, Clock, bodies
+from .conftest import Bench, Clock, Spied, bodies
 from .test_send import stage
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def test_it_comes_here_without_error_queue(bench: Bench, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("errors", [True, False])
 def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: bool) -> None:
-    """An attacker's many addresses do not make as many statements, also to put them aside."""
+    """An attacker's many addresses do not make as many statements, also to divert them."""
     for at in range(200):
         forward(bench, bench.address(f"absent {at}"))
     bench.watched = True
@@ -200,7 +201,7 @@ def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: boo
 
 def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages go to the error queue; all locked targets together are waited for once."""
-    monkeypatch.setattr("sqlq_spark.receive.forward.PATIENCE", 0.2)
+    monkeypatch.setattr("sqlq_spark.receive.forward.LOCK_PATIENCE", 0.2)
     locked = [bench.another(f"locked {at}") for at in range(3)]
     bench.another("billing")
     for queue in locked:
@@ -376,6 +377,31 @@ def failed_queue(bench: Bench, text: str | None) -> str | None:
         return text[:1000]
 
 
+def test_all_tables_are_locked_and_checked_before_a_row_is_inserted(bench: Bench) -> None:
+    """A queue that rows name and that is subscribed is one route: its rows keep their order."""
+    queue, mail = bench.another("orders"), bench.another("mail")
+    waits = delayed_of(queue)
+    bench.dotnet.create_delayed(waits)
+    bench.dotnet.create_subscriptions(routes(bench))
+    for endpoint, subscriber in (("orders", queue), ("mail", mail)):
+        bench.dotnet.subscribe(routes(bench), endpoint, PLACED, bench.desk.printed(subscriber))
+    chunk = rows(*[(bench.address("orders"), b"%d" % number) for number in range(4)], lifetime=None)
+    delays = [None, 3_600_000, None, None]
+    topics = [None, None, [PLACED], None]
+    chunk = chunk.append_column(CHUNK_DELAYS["delay"], pa.array(delays, pa.int64()))
+    chunk = chunk.append_column(CHUNK_TOPICS, pa.array(topics, CHUNK_TOPICS.type))
+    connection = Spied(bench.open("spied"), bench)
+    bench.said.clear()
+
+    insert.send_in_transaction(connection, sink(bench), partial(Inserts.insert, chunk=chunk))
+
+    assert bench.bodies("orders") == [b"0", b"2", b"3"]
+    assert bench.bodies("mail") == [b"2"]
+    assert [row.body for row in bench.dotnet.delayed_rows(waits)] == [b"1"]
+    said = bench.said[: bench.said.index("commit") + 1]
+    assert said[said.index("load") :] == ["load", "load", "load", "commit"]
+
+
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
     bench: Bench, delivery: str
@@ -501,7 +527,7 @@ def test_without_its_error_queue_nothing_is_sent(bench: Bench) -> None:
     assert bench.bodies() == []
 
 
-def test_a_delayed_message_whose_queue_is_gone_is_set_aside(bench: Bench) -> None:
+def test_a_delayed_message_whose_queue_is_gone_is_diverted(bench: Bench) -> None:
     """Its table is gone with it. That of the options takes all rows, so it is no fault of one."""
     bench.dotnet.create_delayed(bench.delayed)
     bad = [(bench.address("absent"), b"1"), (None, b"2"), ("", b"3")]

@@ -13,7 +13,7 @@ from sqlq_spark import errors
 from sqlq_spark.admin import inspect
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.batch import INITIAL, Offset, QueuePlan
-from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
+from sqlq_spark.wire.headers import TIME_SENT, dumps, format_wire_time
 from sqlq_spark.wire.rows import SparkBatch
 
 from .conftest import Bench, bodies
@@ -173,7 +173,7 @@ def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench
 @only("postgresql", "times beyond the year 9999")
 def test_a_time_beyond_all_calendars_stops_nothing(bench: Bench) -> None:
     """A time that Python has not: it is shown, received, diverted, and returned without it."""
-    sent = dumps({TIME_SENT: wire_time(datetime.now(UTC))})
+    sent = dumps({TIME_SENT: format_wire_time(datetime.now(UTC))})
     expires = ["infinity", "294276-12-31", "-infinity", "0044-03-15 BC"]
     for at, each in enumerate(expires):
         bench.dotnet.send(bench.queue, sent, b"good %d" % at, lives=3_600_000)

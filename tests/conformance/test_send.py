@@ -21,11 +21,11 @@ from sqlq_spark.datasource.write import BatchWriter, Written
 from sqlq_spark.options.connection import Trusted
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
+from sqlq_spark.send.chunk import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.dispatch import Staged
 from sqlq_spark.send.insert import Inserts
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import (
-    Names,
+    DestinationNames,
     check_source,
     find_backlog,
     wait_before_chunks,
@@ -51,7 +51,7 @@ def chunk(*bodies: bytes, queue: str | None = None, lives: int | None = None) ->
 
 def stage(bench: Bench, *chunks: pa.Table, sink: str = "sink", batch: int = 0) -> Staged:
     """Run one attempt of a task."""
-    return send.stage(bench.session("stage"), chunks, sink=sink, batch=batch)
+    return send.stage(bench.session("stage"), chunks, sink=sink, sink_batch=batch)
 
 
 def dispatch(
@@ -231,7 +231,7 @@ def test_what_the_dispatch_log_does_not_know_is_not_compared(
     assert [send.dispatch(two.desk, [staged], options) for options in (here, there)] == [1, 0]
     send.open_request(two.desk, "app:triage")
     send.give_up(two.desk, "app:triage")
-    staged = stage(two, chunk(b"r"), sink="app:triage", batch=send.GIVEN_UP)
+    staged = stage(two, chunk(b"r"), sink="app:triage", batch=send.REQUEST_GIVEN_UP)
     assert send.dispatch(two.desk, [staged], there) == 0
 
     stored = two.dotnet.state_rows("dispatch_log", "sink, destination")
@@ -348,7 +348,7 @@ def staged_for(bench: Bench, body: bytes, batch: int) -> Staged:
     """Stage a message in a micro-batch of the query."""
     spark_batch = replace(MICRO_BATCH, number=batch)
     return send.stage(
-        bench.session("stage"), [chunk(body)], sink="s", batch=batch, spark_batch=spark_batch
+        bench.session("stage"), [chunk(body)], sink="s", sink_batch=batch, spark_batch=spark_batch
     )
 
 
@@ -427,13 +427,13 @@ def wait(options: SinkOptions, spark_batch: SparkBatch = NO_SPARK_BATCH) -> None
     wait_before_dispatch(options, staged, 0, queues(None))
 
 
-def above(bench: Bench, names: Names, **raw: str) -> str | None:
+def above(bench: Bench, names: DestinationNames, **raw: str) -> str | None:
     """The queue that a look finds with a message in it."""
     text = find_backlog(bench.desk, bench.sink(pauseAboveBacklog="0", **raw), names)
     return text and text.partition("wait in ")[2].removesuffix(" (pauseAboveBacklog=0)")
 
 
-def queues(*names: str | None) -> Names:
+def queues(*names: str | None) -> DestinationNames:
     """Return names of queues; None is that of the options."""
     return {("queue", name) for name in names}
 
@@ -547,7 +547,7 @@ def test_which_queues_are_destinations(bench: Bench) -> None:
     """Those of subscribers to any of the topics too; a bad one is left to the dispatch."""
     table, error = bench.beside("Subscribed"), bench.address("error")
     raw = {"subscriptionTable": bench.desk.printed(table)}
-    named: Names = {("topic", PLACED), ("topic", "Shop.IEvent")}
+    named: DestinationNames = {("topic", PLACED), ("topic", "Shop.IEvent")}
     assert above(bench, named, **raw) is None  # there is no such table
 
     bench.dotnet.create_subscriptions(table)

@@ -367,7 +367,7 @@ def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
     bench.plan(stream, 1)
     bench.dotnet.send(bench.queue, "{}", b"received")
     session = bench.session("waits", **short)
-    stage_ = partial(send.stage, session, [chunk(b"sent")], sink="app:sink", batch=0)
+    stage_ = partial(send.stage, session, [chunk(b"sent")], sink="app:sink", sink_batch=0)
     staged, again = stage_(), session.run_with_retries
 
     def ack(connection: Connection) -> int:

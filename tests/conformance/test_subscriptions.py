@@ -14,7 +14,7 @@ from sqlq_spark import errors
 from sqlq_spark.admin import checks
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.send import dispatch, subscriptions
-from sqlq_spark.send.sender import CHUNK_TOPICS
+from sqlq_spark.send.chunk import CHUNK_TOPICS
 from sqlq_spark.send.subscriptions import Subscription, SubscriptionCache
 
 from .conftest import Bench, Clock

@@ -423,7 +423,7 @@ def work(bench: Bench, source: QueueAddress, login: Login) -> None:
                 receive(connection, task, spark_batch=SparkBatch())
             assert browse.split_queues(connection, [source], count=2) == []
             out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})
-            staged = send.stage(session, out, sink=login.name, batch=0)
+            staged = send.stage(session, out, sink=login.name, sink_batch=0)
             send.dispatch(connection, [staged], bench.sink(**to))
         loop.latest(end)
     finally:

@@ -34,7 +34,7 @@ from sqlq_spark.wire.headers import (
     TIME_OF_FAILURE,
     dumps,
     escape,
-    wire_time,
+    format_wire_time,
 )
 
 from .conftest import ON_DATABASE, TIMEOUT, Bench
@@ -86,7 +86,7 @@ def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
     sent = bare.dotnet.clock().replace(tzinfo=UTC) - timedelta(seconds=90)
     assert look(bare).oldest is None
 
-    bare.dotnet.send(bare.queue, dumps({"NServiceBus.TimeSent": wire_time(sent)}))
+    bare.dotnet.send(bare.queue, dumps({"NServiceBus.TimeSent": format_wire_time(sent)}))
     bare.dotnet.send(bare.queue, "{}")
 
     assert 85 < (look(bare).oldest or 0) < 120
@@ -102,7 +102,7 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
             "NServiceBus.ExceptionInfo.ExceptionType": kind,
             "NServiceBus.ExceptionInfo.Message": "no stock",
             "NServiceBus.FailedQ": "Shop",
-            "NServiceBus.TimeOfFailure": wire_time(moment),
+            "NServiceBus.TimeOfFailure": format_wire_time(moment),
         }
         bare.dotnet.send(bare.errors, dumps(failure))
     bare.dotnet.send(bare.errors)

@@ -147,7 +147,7 @@ def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str,
         seed=bytes(16),
         sent=datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
     )
-    staged = dispatch.stage(bench.session(), sender.chunks([frame]), sink="sink", batch=0)
+    staged = dispatch.stage(bench.session(), sender.chunks([frame]), sink="sink", sink_batch=0)
     dispatch.dispatch(bench.desk, [staged], bench.sink())
     return [(row.headers or "", row.body) for row in bench.dotnet.rows(bench.queue)]
 

@@ -22,7 +22,7 @@ from sqlq_spark.receive import task as receiving
 from sqlq_spark.receive.batch import INITIAL, Offset
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.sender import CHUNK_ROW
+from sqlq_spark.send.chunk import CHUNK_ROW
 from sqlq_spark.wire.rows import SparkBatch
 
 from .steps import FIGURES, Killed, Order, Work, expected
@@ -294,7 +294,7 @@ def stage_rows(sink: Sink, bodies: list[bytes], spark_batch: SparkBatch) -> send
     chunks = [pa.Table.from_pylist(rows[at : at + 2], CHUNK_ROW) for at in range(0, len(rows), 2)]
     name, batch = f"query:{spark_batch.query_id}", spark_batch.number
     with StateSession(sink.options, "sink") as session:
-        return send.stage(session, chunks, sink=name, batch=batch, spark_batch=spark_batch)
+        return send.stage(session, chunks, sink=name, sink_batch=batch, spark_batch=spark_batch)
 
 
 def unchecked(*_: object) -> None:

@@ -31,8 +31,8 @@ from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert, subscriptions
-from sqlq_spark.send.dispatch import NAMELESS
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.dispatch import NAMELESS_SINK
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.postgresql import POSTGRESQL
@@ -175,7 +175,7 @@ class Walk:
     def stage(self, sink: str, batch: int, rows: list[dict[str, Any]]) -> Staged:
         chunks = [pa.Table.from_pylist(rows, CHUNK)]
         with StateSession(self.options, "sink") as session:
-            return send.stage(session, chunks, sink=sink, batch=batch)
+            return send.stage(session, chunks, sink=sink, sink_batch=batch)
 
     def write(self, sink: str, batch: int, *parts: list[dict[str, Any]]) -> None:
         name = sink[:4]
@@ -239,7 +239,7 @@ def send_by_name(walk: Walk) -> None:
 
 def send_otherwise(walk: Walk) -> None:
     """Give one write up, which a later one without a name cleans up; send one at least once."""
-    world, (one, other) = walk.world, (f"{NAMELESS}{uuid.uuid4()}" for _ in range(2))
+    world, (one, other) = walk.world, (f"{NAMELESS_SINK}{uuid.uuid4()}" for _ in range(2))
     given_up = [{"queue": walk.names["billing"], "headers": "{}", "body": b"given up"}]
     walk.done("stage", partial(walk.stage, one, 0, given_up))
     with StateSession(walk.options, "abort") as session:
@@ -315,7 +315,7 @@ def test_a_dispatch_in_two_commits_is_found(walk: Walk, monkeypatch: pytest.Monk
             inserts = insert.Inserts(connection, options, isolate_failures=True)
             for each in send.read_chunks(connection, staged):
                 inserts.insert(each)
-        send.discard(connection, staged[0].sink, staged[0].batch, final=True)
+        send.discard(connection, staged[0].sink, staged[0].sink_batch, final=True)
 
     monkeypatch.setattr(send, "dispatch", dispatch)
 

@@ -84,7 +84,7 @@ class Writer:
         rows = pa.RecordBatch.from_pydict(values)
         with StateSession(self.options, f"sink {self.sink}") as session:
             chunks = Sender(options=self.options, partition=0).chunks([rows])
-            return send.stage(session, chunks, sink=self.sink, batch=batch)
+            return send.stage(session, chunks, sink=self.sink, sink_batch=batch)
 
     def dispatch(self, *staged: Staged) -> int:
         """Send what was staged; how many messages."""

@@ -32,7 +32,12 @@ from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.send.subscriptions import Subscription, check_table, list_subscriptions, unsubscribe
+from sqlq_spark.send.subscriptions import (
+    Subscription,
+    check_subscription_table,
+    list_subscriptions,
+    unsubscribe,
+)
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
 from .conftest import make_login
@@ -433,7 +438,7 @@ def test_subscriptions_of_others_are_not_read(
     with Session(options := SourceOptions.parse(given), "test") as session:
         checks.at_start(session.open(), options)
         for work in (
-            partial(check_table, session.open(), address),
+            partial(check_subscription_table, session.open(), address),
             partial(unsubscribe, session.open(), address, "Shop.Placed", "e"),
             partial(publish, place, place.superuser, table),
         ):

@@ -26,7 +26,7 @@ from sqlq_spark.receive.batch import Task
 from sqlq_spark.receive.due import Mover
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import insert, subscriptions
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.chunk import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.postgresql import POSTGRESQL

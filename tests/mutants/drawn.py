@@ -107,9 +107,9 @@ DRAWN = [
     ),
     Fault(
         id="send-1",
-        file="send/throttle.py",
-        old="if waiting is not None:",
-        new="if waiting is None:",
+        file="send/chunk.py",
+        old="if waiting is None:",
+        new="if waiting is not None:",
         tests=["send/test_refused.py::test_what_the_rows_of_a_chunk_name"],
     ),
     Fault(

@@ -64,7 +64,7 @@ HISTORY = [
     Fault(
         id="two-forward-destinations",
         file="send/sender.py",
-        old="own = own.without({wire.FORWARD_DESTINATION: forward})",
+        old="own_headers = own_headers.without({wire.FORWARD_DESTINATION: forward})",
         new="pass",
         tests=["send/test_messages.py::test_a_stored_message_has_one_destination"],
     ),

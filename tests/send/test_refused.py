@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 from sqlq_spark.datasource.write import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.frame import COLUMNS, check_frame
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import (
-    Names,
+    DestinationNames,
     names_of_chunk,
     names_of_options,
     record_names,
@@ -288,7 +288,7 @@ def test_what_the_rows_of_a_chunk_name() -> None:
     topics = {("topic", "T"), ("topic", "I")}
     assert names_of_chunk(chunk) == {NAMED, ("queue", "a"), *topics}
     assert names_of_chunk(chunk.slice(1, 1).select(CHUNK_ROW.names)) == {("queue", "a")}
-    recorded: Names = set()
+    recorded: DestinationNames = set()
     assert list(record_names([chunk.slice(0, 1), chunk.slice(2)], recorded)) != []
     assert recorded == {NAMED, *topics}
     assert names_of_options(sink(queue="q")) == {NAMED}

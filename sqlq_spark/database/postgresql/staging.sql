@@ -10,7 +10,7 @@ SELECT batch, messages,
    FOR SHARE
 
 -- name: sink_close
--- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
+-- Locks:   the sink's row, until commit. A driver and the tasks that stage wait for each other, and the
 --          second of two drivers waits for the first.
 -- Returns: login text, batch bigint, destination text; no row where the sink is new
 SELECT login::text AS login, batch, destination
@@ -26,7 +26,8 @@ VALUES (:sink::text)
     ON CONFLICT DO NOTHING
 
 -- name: stage
--- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there.
+-- Inserts nothing if the batch was sent or given up. After a lost answer the chunk may be there. Then it
+-- inserts nothing either.
 -- Returns: staged true if it was inserted, else no row
 INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
 SELECT :sink::text, :batch::bigint, :attempt::text, :chunk::bigint, :messages::bigint, :payload::bytea
@@ -46,8 +47,8 @@ UPDATE {state}.dispatch_log
 RETURNING batch
 
 -- name: settle
--- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
--- were returned or dropped are gone, see query_mark.
+-- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A receipt
+-- that was returned or dropped is gone. closed_high_water shows that.
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: settled true, for each receipt
 WITH held AS (
@@ -64,15 +65,16 @@ UPDATE {state}.receipt AS r
  WHERE r.stream = held.stream AND r.batch = held.batch AND r.task = held.task
 RETURNING true AS settled
 
--- name: query_mark
--- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
+-- name: closed_high_water
+-- Says, after settle, whether the micro-batch may be sent. Whoever closes a batch holds the stream's
+-- row, which settle locks.
 -- Index:   stream_query.
--- Returns: one row. closed_high_water bigint: the last batch of Spark's query that one of its streams
---          has closed; null where it has no stream here, or has closed none
+-- Returns: one row. closed_high_water bigint: the highest batch of Spark's query that any of its streams
+--          has closed; null where it has no stream here, or none has closed a batch
 SELECT max(query_batch) AS closed_high_water FROM {state}.stream WHERE query_id = :query_id::text
 
 -- name: query_queues
--- Which queues a query of Spark receives from now. Locks nothing.
+-- Returns the queues from which a query of Spark receives now. Locks nothing.
 -- Index:   receipt_query.
 -- Returns: queue text
 SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = :query_id::text
@@ -118,7 +120,7 @@ DELETE FROM {state}.staging_page AS p
  WHERE p.sink = gone.sink AND p.batch = gone.batch AND p.attempt = gone.attempt AND p.chunk = gone.chunk
 
 -- name: delete_old_sinks
--- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
--- nothing.
+-- Deletes the rows of writes without a name. They are kept for a week, so that a task that resumes late
+-- stages nothing.
 DELETE FROM {state}.dispatch_log
  WHERE sink LIKE 'write:%' AND dispatched < now() - make_interval(secs => :seconds::float8)

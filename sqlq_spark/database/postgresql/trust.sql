@@ -67,7 +67,7 @@ tables (place, id, what) AS (
 -- name: table_owners
 -- Whose tables they are, why they must not be used, and whether they are queues. A cast of a name to a table
 -- would fail without USAGE on the schema. :deletes says whether rows are deleted.
--- Returns: for each table that is there, what `Table` in trust.py says
+-- Returns: for each table that is there, what `TableFacts` in trust.py says
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, :deletes::boolean
 ), {trusted}, asked AS (

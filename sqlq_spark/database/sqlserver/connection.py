@@ -53,7 +53,7 @@ from sqlq_spark.database.sqlserver.rows import (
     plain_columns,
 )
 from sqlq_spark.database.sqlserver.url import Target
-from sqlq_spark.database.trust import READ, look
+from sqlq_spark.database.trust import READ, look_at_tables
 from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Connection(database.Connection):
         distinct = list(dict.fromkeys(whole))
         found: dict[QueueAddress, Hashable] = {}
         if len(distinct) > 1:
-            tables, _ = look(self, distinct, READ)
+            tables, _ = look_at_tables(self, distinct, READ)
             found = {queue: (its.catalog, its.identity) for queue, its in tables.items()}
         return [found.get(each, each) for each in whole]
 

@@ -11,7 +11,7 @@ SELECT batch, messages,
 
 -- name: sink_close
 -- An update that changes nothing, as in lock_stream.
--- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
+-- Locks:   the sink's row, until commit. A driver and the tasks that stage wait for each other, and the
 --          second of two drivers waits for the first.
 -- Returns: login, batch bigint, destination; no row where the sink is new
 UPDATE {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
@@ -36,8 +36,9 @@ BEGIN CATCH
 END CATCH
 
 -- name: stage
--- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there. If
--- the session whose answer was lost still inserts it, this one waits for its row.
+-- Inserts nothing if the batch was sent or given up. After a lost answer the chunk may be there. Then it
+-- inserts nothing either. If the session whose answer was lost still inserts it, this one waits for its
+-- row.
 -- Returns: staged, 1, if it was inserted, else no row
 INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
 OUTPUT CAST(1 AS bit) AS staged
@@ -60,8 +61,8 @@ OUTPUT inserted.batch
  WHERE sink = @sink AND (batch IS NULL OR batch < @batch)
 
 -- name: settle
--- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
--- were returned or dropped are gone, see query_mark.
+-- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A receipt
+-- that was returned or dropped is gone. closed_high_water shows that.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
 -- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
@@ -82,15 +83,16 @@ OUTPUT CAST(1 AS bit) AS settled
   JOIN @open AS o ON o.stream = r.stream
  WHERE r.query_id = @query_id AND r.query_batch = @spark_batch AND r.batch > o.acked
 
--- name: query_mark
--- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
+-- name: closed_high_water
+-- Says, after settle, whether the micro-batch may be sent. Whoever closes a batch holds the stream's
+-- row, which settle locks.
 -- Index:   stream_query.
--- Returns: one row. closed_high_water bigint: the last batch of Spark's query that one of its streams
---          has closed; null where it has no stream here, or has closed none
+-- Returns: one row. closed_high_water bigint: the highest batch of Spark's query that any of its streams
+--          has closed; null where it has no stream here, or none has closed a batch
 SELECT MAX(query_batch) AS closed_high_water FROM {state}.stream WHERE query_id = @query_id
 
 -- name: query_queues
--- Which queues a query of Spark receives from now.
+-- Returns the queues from which a query of Spark receives now.
 -- Index:   receipt_query.
 -- Returns: queue
 SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = @query_id
@@ -147,8 +149,8 @@ DELETE p
 OPTION (MAXDOP 1)
 
 -- name: delete_old_sinks
--- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
--- nothing.
+-- Deletes the rows of writes without a name. They are kept for a week, so that a task that resumes late
+-- stages nothing.
 DELETE FROM d
   FROM {state}.dispatch_log AS d WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE d.sink LIKE N'write:%'

@@ -26,7 +26,7 @@ SELECT t.id
 -- before the commit, because no right of a sender locks a table against a change. Who else may alter a table
 -- cannot be seen; that is its owner's choice. A right that cannot be looked up, because the name has more
 -- than 128 characters, counts as granted: the INSERT decides.
--- Returns: for each table that is there, what `Table` in trust.py says
+-- Returns: for each table that is there, what `TableFacts` in trust.py says
 SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_NAME(t.id) END, PARSENAME(t.name, 1)) AS [table],
