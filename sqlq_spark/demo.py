@@ -23,7 +23,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import state_tables
 from sqlq_spark.admin.formats import part, quantity
 from sqlq_spark.database import schema
 from sqlq_spark.errors import BadOption, MissingPackage, SqlQueueError
@@ -123,7 +123,7 @@ def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
                     break
                 kill(process)
                 kills += 1
-                held = quantity(inspect.streams(connection)[0].held, "message")
+                held = quantity(state_tables.list_streams(connection)[0].held, "message")
                 bars.console.print(
                     f"[red]✗[/] SIGKILL to Spark within batch {stream.batch + 1}; {held} had left "
                     "the queue"
@@ -135,11 +135,11 @@ def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
         return Result(left=len(queue.messages()), kills=kills, **figures)
 
 
-def looks(process: Popen[bytes], connection: Connection) -> Iterator[inspect.Stream]:
+def looks(process: Popen[bytes], connection: Connection) -> Iterator[state_tables.Stream]:
     """The stream's row, again and again until the process ends."""
     while process.poll() is None:
         time.sleep(POLL)
-        yield from inspect.streams(connection)
+        yield from state_tables.list_streams(connection)
 
 
 def check(keep: Path | None) -> None:

@@ -16,7 +16,7 @@ from sqlq_spark.errors import Deadlock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlq_spark.admin.inspect import Depth
+    from sqlq_spark.admin.queue_sizes import Depth
     from sqlq_spark.database import Connection, Value
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from sqlq_spark import errors
-from sqlq_spark.admin import formats, inspect, watch
-from sqlq_spark.admin.problems import CUT
+from sqlq_spark.admin import formats, queue_sizes, stats
+from sqlq_spark.admin.queue_checks import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.database.trust import READ, use
 from sqlq_spark.options.names import parse_table
@@ -55,7 +55,7 @@ FAILURE = (
 
 
 def find_failures(
-    connection: Connection, look: watch.Look, *, are_named: bool
+    connection: Connection, look: stats.Look, *, are_named: bool
 ) -> list[dict[str, Any]]:
     """
     Group the messages of each error queue by the type of their exception; no transaction is open.
@@ -68,7 +68,7 @@ def find_failures(
     """
     found = []
     for its in look.queues:
-        if its.kind == watch.ERRORS and its.depth.first is not None:
+        if its.kind == stats.ERRORS and its.depth.first is not None:
             with suppress(*() if are_named else LATER):
                 rows = [*read_headers(connection, its.depth, is_named=are_named)]
                 one = {"queue": its.queue, "messages": its.depth.messages, "read": len(rows)}
@@ -77,7 +77,7 @@ def find_failures(
 
 
 def read_headers(
-    connection: Connection, depth: inspect.Depth, *, is_named: bool
+    connection: Connection, depth: queue_sizes.Depth, *, is_named: bool
 ) -> Iterator[Texts]:
     """
     Read the headers FAILURE of a queue's lowest messages, each page in its own transaction.
@@ -89,7 +89,7 @@ def read_headers(
     for _ in range(0, MOST, PAGE):
         with transaction(connection):
             if not is_named:
-                connection.set_lock_timeout(inspect.LOCK_WAIT)
+                connection.set_lock_timeout(queue_sizes.UNNAMED_LOCK_WAIT)
             use(connection, [queue], READ)
             page = connection.arrow(
                 "browse_headers", tables={"queue": queue}, first=first, stop=stop, messages=PAGE
@@ -129,7 +129,7 @@ def group(rows: list[Texts]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- page
 
 
-def write_page(server: str, look: watch.Look, failures: list[dict[str, Any]]) -> str:
+def write_page(server: str, look: stats.Look, failures: list[dict[str, Any]]) -> str:
     """
     The page: escaped, without scripts and external resources.
 
@@ -142,7 +142,7 @@ def write_page(server: str, look: watch.Look, failures: list[dict[str, Any]]) ->
     for its in failures:
         for one in its["groups"]:
             failed[one["exception"]] += one["messages"]
-    waiting = {each.queue: each.depth.messages for each in look.queues if each.kind != watch.ERRORS}
+    waiting = {each.queue: each.depth.messages for each in look.queues if each.kind != stats.ERRORS}
     page = Environment(autoescape=True, undefined=StrictUndefined, finalize=shown)
     page.globals |= {"formats": formats, "shown": shown, "bars": BARS}
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
@@ -152,7 +152,7 @@ def write_page(server: str, look: watch.Look, failures: list[dict[str, Any]]) ->
         failures=failures,
         waiting=Counter(waiting),
         failed=failed,
-        columns={"queues": watch.QUEUE, "streams": watch.STREAM},
+        columns={"queues": stats.QUEUE, "streams": stats.STREAM},
     )
 
 

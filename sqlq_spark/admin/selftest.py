@@ -23,7 +23,7 @@ import pyarrow as pa
 import stamina
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin import doctor, state_tables
 from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
 from sqlq_spark.database import dialect_named, find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
@@ -137,7 +137,7 @@ class Bench:
     def batches(self, **more: str) -> Iterator[tasks.Task]:
         """Begin a stream; give the task of each batch, acknowledge it, and end with the queue."""
         options = self.options(SourceOptions, maxConcurrency="1", **more)
-        stream = driver.StreamDriver(options, time.monotonic, checks.at_start)
+        stream = driver.StreamDriver(options, time.monotonic, doctor.at_start)
         self.stack.callback(stream.close)
         end = offset.INITIAL
         while (following := stream.latest(end)) != end:
@@ -223,7 +223,7 @@ def facts(bench: Bench) -> Seen:
     yield "version", " ".join(bench.figures["version"].split())
     if "server_encoding" in bench.figures:
         yield "encoding", bench.figures["server_encoding"], "UTF8"
-    yield "errors", [each.found for each in checks.of_server(connection) if each.rank == 0], []
+    yield "errors", [each.found for each in doctor.of_server(connection) if each.rank == 0], []
 
 
 def statements(bench: Bench) -> Seen:
@@ -265,7 +265,7 @@ def new_task(bench: Bench) -> Seen:
     second, acknowledged = gave[0]
     yield "second", type(second.exception(WAIT)).__name__, "ReceiptExists"
     acknowledged.result(WAIT)
-    yield "receipts", inspect.receipts(connection, stream=task.stream), []
+    yield "receipts", state_tables.list_receipts(connection, stream=task.stream), []
     yield "later", type(bench.beside(bench.receive, task).exception(WAIT)).__name__, "StaleTask"
 
 
@@ -362,7 +362,7 @@ def roles(bench: Bench) -> Seen:
         with transaction(desk):
             yield "returned", receipts.return_(desk, task.key, queue), 2
         yield "purged", driver.purge(desk, [queue]), 2
-        yield "trail", len(inspect.trail(desk, entries=10)), 1
+        yield "trail", len(state_tables.read_trail(desk, entries=10)), 1
     except errors.RightMissing as error:
         yield "refused", str(error), "nothing"
 

@@ -16,7 +16,7 @@ app = Typer()
 
 
 @app.command("demo", cls=OfflineCommand)
-def demo_(
+def demo_command(
     context: Context,
     *,
     messages: Positive = 200_000,

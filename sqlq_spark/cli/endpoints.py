@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Typer
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import queue_sizes, state_tables
 from sqlq_spark.admin import script as scripts
-from sqlq_spark.admin.checks import subscriptions_of
+from sqlq_spark.admin.doctor import subscriptions_of
 from sqlq_spark.admin.formats import Column, quantity
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 app = Typer()
 
 
-@app.command(cls=cli.StateCommand)
-def install(context: Context, *, domain: str | None = None) -> None:
+@app.command("install", cls=cli.StateCommand)
+def install_command(context: Context, *, domain: str | None = None) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
     own = context.obj.state_schema or (domain and scripts.of_domain(domain)[0])
     options = replace(context.obj, state_schema=own).database()
@@ -74,8 +74,8 @@ def name_queues(shared: Shared, queue: str) -> scripts.Endpoint:
     )
 
 
-@app.command(cls=Command.having(*QUEUES))
-def create(context: Context, queue: str) -> None:
+@app.command("create", cls=Command.having(*QUEUES))
+def create_command(context: Context, queue: str) -> None:
     """
     Create an endpoint's missing queues, with the tables that the transport creates.
 
@@ -97,8 +97,8 @@ def create(context: Context, queue: str) -> None:
     context.answer(result, f"in {connection.server}: {places}")
 
 
-@app.command(cls=cli.OfflineCommand.having(*QUEUES, "state_schema", "trusted_owners"))
-def script(
+@app.command("script", cls=cli.OfflineCommand.having(*QUEUES, "state_schema", "trusted_owners"))
+def script_command(
     context: Context,
     queues: Annotated[
         list[str], Argument(help=f"{cli.HELP['queue']} Several have the same roles.")
@@ -168,8 +168,8 @@ COLUMNS = (Column("topic"), Column("endpoint"), Column("queue", "address"))
 Topics = Annotated[list[str], Argument(metavar="TOPIC...")]
 
 
-@app.command(cls=Command.having("subscription_table"))
-def subscribe(
+@app.command("subscribe", cls=Command.having("subscription_table"))
+def subscribe_command(
     context: Context,
     topics: Topics,
     *,
@@ -204,8 +204,8 @@ def subscribe(
             )
 
 
-@app.command(cls=AskingCommand.having("subscription_table"))
-def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> None:
+@app.command("unsubscribe", cls=AskingCommand.having("subscription_table"))
+def unsubscribe_command(context: Context, topics: Topics, *, endpoint: cli.Required) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     options = context.obj.sink()
     table, connection = options.subscription_address, context.connect(options)
@@ -229,8 +229,8 @@ def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> 
         cli.fail(f"{endpoint} is not subscribed to {missing}; {lists}")
 
 
-@app.command(cls=Command.having("subscription_table"))
-def subscribers(
+@app.command("subscribers", cls=Command.having("subscription_table"))
+def subscribers_command(
     context: Context,
     topic: Annotated[str | None, Argument(help="Show only this topic.")] = None,
 ) -> None:
@@ -247,8 +247,8 @@ def subscribers(
 # ---------------------------------------------------------------- retire
 
 
-@app.command(cls=AskingCommand.having("subscription_table", "state_schema"))
-def retire(context: Context, queue: str, *, discard_messages: bool = False) -> None:
+@app.command("retire", cls=AskingCommand.having("subscription_table", "state_schema"))
+def retire_command(context: Context, queue: str, *, discard_messages: bool = False) -> None:
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
 
@@ -336,15 +336,15 @@ def look_at(
     It ends the command if the queue is used, or if more than the expected messages would be lost;
     None expects any.
     """
-    name = inspect.delayed_name(connection, queue)
+    name = queue_sizes.delayed_name(connection, queue)
     tables = [queue]
     waiting = 0
-    depth = inspect.depth(connection, queue)
+    depth = queue_sizes.measure_queue(connection, queue)
     if name is not None and "due" in connection.columns(delayed_of(queue)):
         table_of_delayed = use_delayed(connection, queue, READ)
         (delayed,) = connection.rows(
             "stats_delayed",
-            inspect.Delayed,
+            queue_sizes.Delayed,
             tables={"queue": table_of_delayed},
             table_name=connection.names.quote_address(table_of_delayed),
             zone=None,
@@ -360,7 +360,7 @@ def look_at(
     for state in states:
         with schema.use_state(connection, state):
             schema.check_state_owners(connection)
-            receipts = inspect.receipts(connection)
+            receipts = state_tables.list_receipts(connection)
         same = find_same(connection, queue, {receipt.queue for receipt in receipts})
         reasons += [
             f"receipt {receipt.name} with {quantity(receipt.messages, 'message')} of it is open; "

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, FileBinaryRead, Option, Typer
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import state_tables
 from sqlq_spark.admin.formats import Column, ago, byte_size, quantity
+from sqlq_spark.admin.messages import list_messages, to_message
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import Command, Context, require
@@ -50,6 +51,7 @@ BODY = 200  # characters of one at most; the terminal's width cuts further
 
 
 @app.command(
+    "send",
     cls=Command.having(
         "topics",
         "message_type",
@@ -57,9 +59,9 @@ BODY = 200  # characters of one at most; the terminal's width cuts further
         "time_to_be_received",
         "as_received",
         "subscription_table",
-    )
+    ),
 )
-def send(
+def send_command(
     context: Context,
     queue: Annotated[str | None, Argument()] = None,
     source: Annotated[
@@ -116,8 +118,8 @@ def send(
     sending.insert(context, session.open(), options, chunks)
 
 
-@app.command(cls=Command.having("endpoint_time_zone"))
-def browse(
+@app.command("browse", cls=Command.having("endpoint_time_zone"))
+def browse_command(
     context: Context,
     queue: str,
     *,
@@ -131,7 +133,7 @@ def browse(
     """
     options = context.obj.source(queue)
     connection = context.connect(options)
-    found = inspect.messages(connection, options.address, limit=limit)
+    found = list_messages(connection, options.address, limit=limit)
     if context.obj.as_json:
         for each in found:
             screen.print_json(screen.message_as_json(each))
@@ -152,8 +154,8 @@ def browse(
 # ---------------------------------------------------------------- retry
 
 
-@app.command(cls=cli.AskingCommand.having("allowed_destinations"))
-def retry(
+@app.command("retry", cls=cli.AskingCommand.having("allowed_destinations"))
+def retry_command(
     context: Context,
     queue: str,
     ids: Annotated[list[str] | None, Argument(help="Messages, by message id or row id.")] = None,
@@ -185,7 +187,7 @@ def retry(
         copies: Return messages of a queue whose name ends in .log.
         batch: Messages per transaction.
     """
-    from sqlq_spark.admin.failed_messages import Choice, give_back, plan  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.return_to_source import Choice, give_back, plan  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.returning import is_copy  # noqa: PLC0415 - see cli
 
     options = context.obj.source(queue)
@@ -266,18 +268,20 @@ COLUMNS = (
 
 
 @receipts.command("list", cls=cli.StateCommand)
-def list_(context: Context, queue: cli.MaybeQueue = None, *, stream: str | None = None) -> None:
+def receipts_list_command(
+    context: Context, queue: cli.MaybeQueue = None, *, stream: str | None = None
+) -> None:
     """List receipts, the oldest first."""
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
     connection = context.connect(options, StateSession)
     with transaction(connection):
-        found = inspect.receipts(connection, stream=stream, queue=address)
+        found = state_tables.list_receipts(connection, stream=stream, queue=address)
     context.show(COLUMNS, found, "receipts")
 
 
-@receipts.command(cls=OneStreamCommand)
-def show(
+@receipts.command("show", cls=OneStreamCommand)
+def receipts_show_command(
     context: Context,
     stream: str,
     *,
@@ -295,7 +299,9 @@ def show(
     found, shared = 0, context.obj
     connection = context.connect(shared.database(), StateSession)
     with transaction(connection):
-        receipts = inspect.receipts(connection, stream=stream, batch=shared.batch, task=shared.task)
+        receipts = state_tables.list_receipts(
+            connection, stream=stream, batch=shared.batch, task=shared.task
+        )
     for receipt in receipts:
         with transaction(connection):
             stored = find_receipt(connection, receipt.key)
@@ -306,7 +312,7 @@ def show(
             rows = rows.filter(has_id(rows, [message]))
         for row in rows.to_pylist():
             found += 1
-            shown = {"receipt": receipt.name, **screen.message_as_json(inspect.message(row))}
+            shown = {"receipt": receipt.name, **screen.message_as_json(to_message(row))}
             if shared.as_json:
                 screen.print_json(shown)
                 continue
@@ -319,7 +325,9 @@ def show(
 
 
 @receipts.command("return", cls=OneStreamCommand.having("yes", "allowed_destinations"))
-def return_(context: Context, *, stream: cli.Required, without: list[str] | None = None) -> None:
+def receipts_return_command(
+    context: Context, *, stream: cli.Required, without: list[str] | None = None
+) -> None:
     """
     Return the messages of receipts to their queue, if the stream's checkpoint is lost.
 
@@ -352,7 +360,7 @@ def return_(context: Context, *, stream: cli.Required, without: list[str] | None
 
 
 @receipts.command("drop", cls=OneStreamCommand.having("yes"))
-def drop_(context: Context, *, stream: cli.Required) -> None:
+def receipts_drop_command(context: Context, *, stream: cli.Required) -> None:
     """Delete receipts with their messages. They cannot be restored."""
     from sqlq_spark.receive.receipts import drop  # noqa: PLC0415 - see cli
 
@@ -367,7 +375,9 @@ def choose(
     """Find and show the receipts that the options choose; the command ends if there is none."""
     connection, shared = context.connect(options, StateSession), context.obj
     with transaction(connection):
-        found = inspect.receipts(connection, stream=stream, batch=shared.batch, task=shared.task)
+        found = state_tables.list_receipts(
+            connection, stream=stream, batch=shared.batch, task=shared.task
+        )
     if not found:
         cli.fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
     if not shared.as_json:

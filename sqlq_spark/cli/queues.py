@@ -23,9 +23,9 @@ from rich.text import Text
 from typer import Option, Typer
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect, purge, watch
+from sqlq_spark.admin import doctor, purge, queue_sizes, state_tables, stats
 from sqlq_spark.admin.formats import Column, quantity, span, view, write_utf_8
-from sqlq_spark.admin.problems import Finding
+from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import Command, Context, StateCommand, require
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from sqlq_spark.admin.watch import Look
+    from sqlq_spark.admin.stats import Look
     from sqlq_spark.database.sessions import Session
     from sqlq_spark.options.connection import DatabaseOptions
 
@@ -61,8 +61,8 @@ PASSING = (
 # ---------------------------------------------------------------- stats
 
 
-@app.command(cls=StateCommand.having("endpoint_time_zone"))
-def stats(
+@app.command("stats", cls=StateCommand.having("endpoint_time_zone"))
+def stats_command(
     context: Context,
     queues: cli.Queues = None,
     *,
@@ -104,11 +104,11 @@ def stats(
     with screen.until_stopped() if watch_ else nullcontext(), live if on_screen else nullcontext():
         for done, now in enumerate(looks(session, queues or [], options, interval), 1):
             if openmetrics == "-":
-                sys.stdout.write(watch.to_metrics(now, state_schema))
+                sys.stdout.write(stats.to_metrics(now, state_schema))
             elif openmetrics:  # the collector's login may read the file
-                write(openmetrics, watch.to_metrics(now, state_schema), "--openmetrics", 0o644)
+                write(openmetrics, stats.to_metrics(now, state_schema), "--openmetrics", 0o644)
             elif as_json:
-                screen.print_json(watch.to_json(now))
+                screen.print_json(stats.to_json(now))
             else:
                 show(draw(now, state_schema, "watch" if watch_ else "once"))
             sys.stdout.flush()
@@ -124,7 +124,7 @@ def looks(
     while True:
         began = time.monotonic()
         try:
-            before = watch.add_rates(before, watch.look(session.open(), names, options))
+            before = stats.add_rates(before, stats.look(session.open(), names, options))
         except PASSING as error:
             if before is None:
                 raise
@@ -138,7 +138,7 @@ def looks(
 def draw(now: Look, state_schema: str, view_name: str) -> Group:
     """The tables of queues and of streams, with the columns of a view, and what is wrong."""
     parts: list[RenderableType] = [
-        screen.draw_rows(view(watch.QUEUE, view_name), now.queues, "queues")
+        screen.draw_rows(view(stats.QUEUE, view_name), now.queues, "queues")
         if now.queues
         else Text(screen.NO_QUEUES),
         Text(
@@ -146,7 +146,7 @@ def draw(now: Look, state_schema: str, view_name: str) -> Group:
             "(`sqlqueue install` creates them)"
         )
         if now.streams is None
-        else screen.draw_rows(view(watch.STREAM, view_name), now.streams, "streams"),
+        else screen.draw_rows(view(stats.STREAM, view_name), now.streams, "streams"),
     ]
     parts += [line for each in now.problems for line in screen.finding_lines(each)]
     if view_name == "watch":
@@ -157,8 +157,8 @@ def draw(now: Look, state_schema: str, view_name: str) -> Group:
 # ---------------------------------------------------------------- report
 
 
-@app.command(cls=StateCommand.having("endpoint_time_zone"))
-def report(
+@app.command("report", cls=StateCommand.having("endpoint_time_zone"))
+def report_command(
     context: Context,
     queues: cli.Queues = None,
     *,
@@ -175,20 +175,20 @@ def report(
     Options:
         html: Write the page to this file.
     """
-    from sqlq_spark.admin import report as its  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin import report  # noqa: PLC0415 - see cli
 
     if html is None and not context.obj.as_json:
         example = "a file for the page, or use --json to print the figures"
         raise errors.MissingOption(option="--html", example=example)
     options = context.obj.database()
     connection = context.connect(options)
-    found = watch.look(connection, queues or (), options)
-    failures = its.find_failures(connection, found, are_named=bool(queues))
+    found = stats.look(connection, queues or (), options)
+    failures = report.find_failures(connection, found, are_named=bool(queues))
     if html is not None:
         # the page names queues, logins and failures, and others may be able to read the folder
-        page = its.write_page(connection.server, found, failures)
+        page = report.write_page(connection.server, found, failures)
         write(str(html), page, "--html", 0o600)
-    figures = watch.to_json(found) | {"server": connection.server, "failures": failures}
+    figures = stats.to_json(found) | {"server": connection.server, "failures": failures}
     context.answer(figures, f"the report of {quantity(len(found.queues), 'queue')} is in {html}")
 
 
@@ -210,7 +210,7 @@ def write(name: str, text: str, option: str, mode: int) -> None:
 
 
 @app.command("purge", cls=StateCommand.having("yes"))
-def purge_(context: Context, queue: str) -> None:
+def purge_command(context: Context, queue: str) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
 
@@ -220,7 +220,7 @@ def purge_(context: Context, queue: str) -> None:
     options = context.obj.source(queue)
     connection = context.connect(options)
     with transaction(connection):
-        depth = inspect.depth(connection, options.address)
+        depth = queue_sizes.measure_queue(connection, options.address)
     messages = depth.messages
     if messages:
         context.confirm(f"delete {quantity(messages, 'message')} of {depth.queue} permanently")
@@ -231,13 +231,13 @@ def purge_(context: Context, queue: str) -> None:
     context.answer(result, f"{quantity(gone, 'message')} deleted")
 
 
-@app.command(cls=Command)
-def purge_expired(context: Context, queue: str) -> None:
+@app.command("purge-expired", cls=Command)
+def purge_expired_command(context: Context, queue: str) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
     options = context.obj.source(queue)
     connection = context.connect(options)
     with transaction(connection):
-        depth = inspect.depth(connection, options.address)
+        depth = queue_sizes.measure_queue(connection, options.address)
     batches = purge.purge_expired(connection, options.address)
     gone = context.follow(batches, "expired message", depth.expired or 0, "deleted")
     result = {"queue": depth.queue, "deleted": gone}
@@ -247,8 +247,8 @@ def purge_expired(context: Context, queue: str) -> None:
 # ---------------------------------------------------------------- move-due
 
 
-@app.command(cls=Command.having("endpoint_time_zone"))
-def move_due(
+@app.command("move-due", cls=Command.having("endpoint_time_zone"))
+def move_due_command(
     context: Context,
     queue: str,
     *,
@@ -296,8 +296,10 @@ def move_due(
 # ---------------------------------------------------------------- doctor
 
 
-@app.command(cls=Command.having("subscription_table", "state_schema"))
-def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool = True) -> None:
+@app.command("doctor", cls=Command.having("subscription_table", "state_schema"))
+def doctor_command(
+    context: Context, queues: cli.Queues = None, *, warn_if_shared: bool = True
+) -> None:
     """
     Check queues, subscriptions, streams and the server, and print the fix of each problem.
 
@@ -315,9 +317,9 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
     connection.trusted = options.trusted.with_named(asked)
     states, unread = ([], {}) if context.obj.state_schema else find_states(connection)
     states = states or ([] if unread else [options.state_schema])
-    unnamed, found = ([], []) if asked else checks.queues_of_streams(connection, states)
+    unnamed, found = ([], []) if asked else doctor.queues_of_streams(connection, states)
     if not asked:
-        there = [each.address for each in inspect.tables(connection)]
+        there = [each.address for each in queue_sizes.list_tables(connection)]
         unnamed = [*{connection.printed(each): each for each in (*there, *unnamed)}.values()]
     for state, reason in unread.items():
         problem = f"state schema {state} was not looked into: {reason}"
@@ -325,14 +327,14 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
             where=connection.server, name="state_unread", severity="note", found=problem, fix=""
         )
         found.append(note)
-    found += checks.run_all_checks(
+    found += doctor.run_all_checks(
         connection,
         [*asked, *unnamed],
         warn_if_shared=warn_if_shared,
         unnamed=unnamed,
         states=states,
     )
-    found += checks.of_subscriptions(connection, options.subscription_address)
+    found += doctor.of_subscriptions(connection, options.subscription_address)
     is_fine = not any(each.is_problem for each in found)
     if context.obj.as_json:
         for each in found:
@@ -350,11 +352,11 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
 
 # ---------------------------------------------------------------- trail
 
-TRAIL = [Column(field.name) for field in fields(inspect.TrailEntry)]
+TRAIL = [Column(field.name) for field in fields(state_tables.TrailEntry)]
 
 
-@app.command(cls=StateCommand)
-def trail(
+@app.command("trail", cls=StateCommand)
+def trail_command(
     context: Context,
     queue: cli.MaybeQueue = None,
     *,
@@ -373,5 +375,5 @@ def trail(
     address = cli.queue_or_none("queue", queue, options)
     connection = context.connect(options, StateSession)
     with transaction(connection):
-        entries = inspect.trail(connection, entries=last, queue=address)
+        entries = state_tables.read_trail(connection, entries=last, queue=address)
     context.show(TRAIL, entries, "entries")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sqlq_spark.admin.formats import Cell, Column
-    from sqlq_spark.admin.inspect import Message
-    from sqlq_spark.admin.problems import Finding
+    from sqlq_spark.admin.messages import StoredMessage
+    from sqlq_spark.admin.queue_checks import Finding
 
 # Ctrl-C raises one of these: while a statement runs, the database driver cancels the statement
 CTRL_C = (KeyboardInterrupt, Cancelled)
@@ -139,7 +139,7 @@ def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None,
     return short or None, (headers.get(TIME_SENT) or "")[:19] or None
 
 
-def message_as_json(message: Message) -> dict[str, Any]:
+def message_as_json(message: StoredMessage) -> dict[str, Any]:
     """A message as a JSON object, which `sqlqueue send` accepts."""
     shown: dict[str, Any] = {"id": message.id, "seq": message.seq, "expires": message.expires}
     if message.headers is None:

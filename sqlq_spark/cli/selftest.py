@@ -28,8 +28,8 @@ PACKAGES = {"sqlq-spark", "pyarrow", *DRIVERS}
 COLLATED = " or ".join(f"a {names.database}" for names in DIALECTS.values() if names.collations)
 
 
-@app.command(cls=AskingCommand)
-def selftest(
+@app.command("selftest", cls=AskingCommand)
+def selftest_command(
     context: Context,
     *,
     roles: bool = False,

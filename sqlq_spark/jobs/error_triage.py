@@ -36,7 +36,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import failed_messages
+from sqlq_spark.admin import return_to_source
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
@@ -83,7 +83,7 @@ LONGEST_TEXT = 64 << 10  # characters of a stack trace or a message in which pat
 
 # when a message failed; without such a header, when it was collected
 SEEN = "coalesce(timeOfFailure, collected)"
-MOST_QUEUES = failed_messages.MOST_SOURCES  # to which a run returns
+MOST_QUEUES = return_to_source.MOST_SOURCES  # to which a run returns
 IS_POISON = f"exceptionType <=> '{wire.POISON_TYPE}'"
 COLUMNS = (
     "id AS failureId",
@@ -338,8 +338,8 @@ class Retry:
 
     def stay(self, reason: str, messages: int) -> None:
         """Count failures that stay; senders choose what a reason quotes."""
-        if reason not in self.staying and len(self.staying) >= failed_messages.MOST_REASONS:
-            reason = failed_messages.OTHERS
+        if reason not in self.staying and len(self.staying) >= return_to_source.MOST_REASONS:
+            reason = return_to_source.OTHERS
         self.staying[reason] += messages
 
     def do(self, limit: int | None) -> None:
@@ -364,7 +364,7 @@ class Retry:
                 elif len(there) < MOST_QUEUES:
                     there[text] = found[text]
                 else:
-                    self.stay(failed_messages.TOO_MANY, messages)
+                    self.stay(return_to_source.TOO_MANY, messages)
         if there and left:
             request = str(uuid.uuid4())
             in_log(self.settings.write(request), dispatch.open_request)
@@ -437,7 +437,7 @@ class Retry:
         with Session(options, "triage") as session:
             connection = session.open()
             wanted = [text for text in texts if text]
-            found = failed_messages.sources(connection, source, wanted)
+            found = return_to_source.sources(connection, source, wanted)
             there, reasons = dict[str, str](), dict[str, str]()
             for text, each in found.items():
                 if isinstance(each, str):

@@ -24,8 +24,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect, purge
-from sqlq_spark.admin.problems import Finding, Severity, unreadable
+from sqlq_spark.admin import doctor, purge, state_tables
+from sqlq_spark.admin.queue_checks import Finding, Severity, unreadable
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.trust import READ, look
@@ -102,8 +102,8 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
                 )
                 findings.append(finding)
         work = partial(keep_state, days=settings.receipts_days)
-        receipts = [] if repeat(checks.of_state) else repeat(work)
-        check = partial(checks.run_all_checks, queues=[*queues])
+        receipts = [] if repeat(doctor.of_state) else repeat(work)
+        check = partial(doctor.run_all_checks, queues=[*queues])
         findings += repeat(partial(check, unnamed=() if named else queues))
     for finding in findings:
         fix = " ".join(finding.fix_lines)
@@ -131,7 +131,7 @@ def choose_queues(
     if isinstance(options, SourceOptions):
         return dict.fromkeys(options.addresses, ""), []
     there: dict[QueueAddress, str] = {}
-    queues, findings = checks.queues_of_streams(connection, [connection.state])
+    queues, findings = doctor.queues_of_streams(connection, [connection.state])
     found, _ = look(connection, queues, READ)
     for queue in queues:
         where = connection.printed(queue)
@@ -152,7 +152,7 @@ def maintain(connection: Connection, queue: QueueAddress, settings: Settings) ->
     return {"expired": expired, "moved": moved}
 
 
-def keep_state(connection: Connection, *, days: float) -> list[inspect.Stream]:
+def keep_state(connection: Connection, *, days: float) -> list[state_tables.Stream]:
     """
     Delete what killed writes left, if this login may.
 
@@ -162,7 +162,7 @@ def keep_state(connection: Connection, *, days: float) -> list[inspect.Stream]:
     with suppress(errors.RightMissing), transaction(connection):
         delete_abandoned(connection)
     with transaction(connection):
-        return inspect.unseen_streams(connection, days * 86_400)
+        return state_tables.unseen_streams(connection, days * 86_400)
 
 
 main = runner.Job(__doc__, Settings, run, spark=False)  # the entry point of the wheel

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, versions
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.admin.formats import escape_unencodable, write_utf_8
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.jobs.settings import BadSettings, Settings, load, show
@@ -136,7 +136,7 @@ def look(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
     for options in settings.options():
         check: Any = check_tables
         if isinstance(options, SourceOptions):
-            check, state = checks.at_start, options.transaction_mode != "none"
+            check, state = doctor.at_start, options.transaction_mode != "none"
         else:
             state = options.delivery == "exactlyOnce"
         with (StateSession if state else Session)(options, "dry run") as session:

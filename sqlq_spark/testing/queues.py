@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin.messages import StoredMessage, list_messages
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import redact
@@ -103,7 +103,7 @@ class Queue:
     def messages(self) -> list[Message]:
         """Return what waits now, in the order of seq; deletes nothing."""
         with self.database.connection() as connection:
-            found = inspect.messages(connection, self._address, limit=MOST)
+            found = list_messages(connection, self._address, limit=MOST)
             return [*map(_received, found)]
 
     @property
@@ -254,7 +254,7 @@ def _without_zone(moment: datetime | None) -> datetime | None:
     return moment.astimezone(UTC).replace(tzinfo=None)
 
 
-def _received(found: inspect.Message) -> Message:
+def _received(found: StoredMessage) -> Message:
     return Message(
         found.body,
         message_type=(found.headers or {}).get(wire.ENCLOSED_MESSAGE_TYPES),

@@ -14,9 +14,9 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect, problems
+from sqlq_spark.admin import queue_checks, queue_sizes, state_tables
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.admin.problems import Finding
+from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.destinations import LOST, Destinations
 from sqlq_spark.database.looks import SeqEnds
@@ -69,7 +69,7 @@ def run_all_checks(
     """
     found, shared = of_states(connection, [connection.state] if states is None else states)
     found += of_server(connection)
-    locks = problems.blockers(connection)
+    locks = queue_checks.blockers(connection)
     for each in queues:
         name = connection.printed(each)
         found += (locked := locks.get(name, []))
@@ -97,22 +97,22 @@ def of_any_queue(
     try:
         with transaction(connection):
             if not is_named:
-                connection.set_lock_timeout(inspect.LOCK_WAIT)
-            found = problems.of_queue(connection, queue)
+                connection.set_lock_timeout(queue_sizes.UNNAMED_LOCK_WAIT)
+            found = queue_checks.of_queue(connection, queue)
             (ends,) = connection.rows("top", SeqEnds, tables={"queue": queue})
-            found += problems.of_head(connection, queue, ends.first, ends.last)[1]
-            found += problems.of_owner(connection, queue) if is_shared else []
-            found += problems.of_trust(connection, queue)
-            found += problems.of_delayed(connection, queue)
+            found += queue_checks.of_head(connection, queue, ends.first, ends.last)[1]
+            found += queue_checks.of_owner(connection, queue) if is_shared else []
+            found += queue_checks.of_trust(connection, queue)
+            found += queue_checks.of_delayed(connection, queue)
     except errors.DatabaseFailure as error:
         if isinstance(error, LOST):
             raise
-        found = [problems.unreadable(printed, error)]
+        found = [queue_checks.unreadable(printed, error)]
         if isinstance(error, errors.RightMissing | errors.NotAQueue | errors.TableRefused):
             # the catalogue shows everything that is missing, the error only the first
             with transaction(connection):
-                all_found = problems.of_table(connection, queue)
-                all_found += problems.of_delayed(connection, queue)
+                all_found = queue_checks.of_table(connection, queue)
+                all_found += queue_checks.of_delayed(connection, queue)
             refused = isinstance(error, errors.TableRefused)
             found = [*found, *all_found] if refused else all_found or found
     if is_named:
@@ -142,11 +142,11 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
         for each in options.addresses:
             if options.error_address is not None:
                 Destinations(connection).check([options.error_address])
-            found += problems.of_queue(connection, each, peek_delay=options.peek_delay)
-            found += problems.of_delayed(connection, each) if options.delayed_delivery else []
-            found += problems.of_owner(connection, each) if options.warn_if_shared else []
+            found += queue_checks.of_queue(connection, each, peek_delay=options.peek_delay)
+            found += queue_checks.of_delayed(connection, each) if options.delayed_delivery else []
+            found += queue_checks.of_owner(connection, each) if options.warn_if_shared else []
     for one in found:
-        if one.name in problems.MOVED_INTO and one.severity == "error":
+        if one.name in queue_checks.MOVED_INTO and one.severity == "error":
             raise errors.MoveRefused(queue=one.where, reason=one.found, fix=one.fix)
         if one.name in {"table_kind", "delayed_type"}:
             columns = connection.names.queue_columns
@@ -223,7 +223,7 @@ def of_states(
                 continue
             try:
                 with transaction(connection):
-                    streams = inspect.streams(connection)
+                    streams = state_tables.list_streams(connection)
                     found += of_streams(connection)
                 names |= {name: state for each in streams for name in each.queues}
             except errors.RightMissing as error:
@@ -297,7 +297,7 @@ def of_streams(connection: Connection) -> list[Finding]:
     messages already: only the query itself can find that out.
     """
     found = []
-    for stream in inspect.unseen_streams(connection, UNSEEN):
+    for stream in state_tables.unseen_streams(connection, UNSEEN):
         problem = (
             f"stream {stream.stream} was last seen {stream.seen:%Y-%m-%d %H:%M} and holds "
             f"{quantity(stream.held, 'message')} in {quantity(stream.receipts, 'receipt')}"

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin.messages import read_pages
 from sqlq_spark.database import check_types, find_same, transaction
 from sqlq_spark.database.destinations import RETURNED, Destinations
 from sqlq_spark.database.trust import DELETE, use
@@ -210,7 +210,7 @@ def plan(
     """
     planned = Plan(choice)
     found: set[str | None] = set()  # of the ids that were asked for
-    for page in inspect.pages(connection, source):
+    for page in read_pages(connection, source):
         chosen = choose(connection, page, choice)
         found |= choice.ids.intersection(id_ for each in chosen for id_ in ids_of(each))
         places = find_places(connection, source, chosen, planned)

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin import doctor, queue_sizes, state_tables
 from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, rate, span
-from sqlq_spark.admin.problems import Finding, blockers, of_head, of_table, unreadable
+from sqlq_spark.admin.queue_checks import Finding, blockers, of_head, of_table, unreadable
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.destinations import LOST
 from sqlq_spark.database.looks import Sample
@@ -43,10 +43,10 @@ class QueueLook:
     """A queue at one moment."""
 
     at: datetime | None = None  # by the database's clock; None: it was not read
-    depth: inspect.Depth  # of a queue that was not read, an estimate of the catalogue
+    depth: queue_sizes.Depth  # of a queue that was not read, an estimate of the catalogue
     highest: int | None = None  # seq; None: none was used, or this login may not see the sequence
     oldest: float | None = None  # seconds since the lowest message was sent, by its header
-    delayed: inspect.Delayed | None = None
+    delayed: queue_sizes.Delayed | None = None
     receipts: int = 0
     held: int = 0  # messages in them
     kind: str = "queue"
@@ -83,7 +83,7 @@ class Look:
 
     at: datetime
     queues: list[QueueLook]
-    streams: list[inspect.Stream] | None  # None if this login sees no state tables
+    streams: list[state_tables.Stream] | None  # None if this login sees no state tables
     server_problems: Sequence[Finding] = ()
 
     @property
@@ -161,15 +161,18 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
     Raises:
         QueueNotFound, RightMissing, TableRefused: of a queue that was named.
     """
-    streams: list[inspect.Stream] | None = None  # this login may see no state tables
+    streams: list[state_tables.Stream] | None = None  # this login may see no state tables
     receipts: list[HeldReceipt] = []
     state_problems: list[Finding] = []
     try:
         check_state(connection)
         with transaction(connection):
-            streams, receipts = inspect.streams(connection), inspect.receipts(connection)
+            streams, receipts = (
+                state_tables.list_streams(connection),
+                state_tables.list_receipts(connection),
+            )
     except errors.StateOfOther as refused:
-        finding = checks.error_of_state(connection, "state_owner", refused, "do what is said there")
+        finding = doctor.error_of_state(connection, "state_owner", refused, "do what is said there")
         state_problems = [finding]
     except (errors.StateNotInstalled, errors.RightMissing):
         pass
@@ -191,7 +194,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         each.receipts, each.held = len(held), sum(held)
     waiting = {each.queue: each.depth.messages for each in queues}
     streams = streams and [with_lag(stream, waiting) for stream in streams]
-    server = [each for each in checks.of_server(connection) if each.is_problem] + state_problems
+    server = [each for each in doctor.of_server(connection) if each.is_problem] + state_problems
     return Look(at=read_clock(connection), queues=queues, streams=streams, server_problems=server)
 
 
@@ -200,8 +203,8 @@ def look_at_all(
 ) -> list[QueueLook]:
     """Look at all tables that the login may read; those that are not trusted are only listed."""
     found = []
-    tables = inspect.tables(connection)
-    refused = inspect.find_refused(connection, [each.address for each in tables])
+    tables = queue_sizes.list_tables(connection)
+    refused = queue_sizes.find_refused(connection, [each.address for each in tables])
     for table in tables:
         reason = refused.get(table.address)
         if reason is None:
@@ -212,16 +215,16 @@ def look_at_all(
     return found
 
 
-def with_lag(stream: inspect.Stream, waiting: Mapping[str, int]) -> inspect.Stream:
+def with_lag(stream: state_tables.Stream, waiting: Mapping[str, int]) -> state_tables.Stream:
     """Add the messages that wait in a stream's queues, by queue, and those that it holds."""
     messages = sum(waiting.get(queue, 0) for queue in stream.queues)
     return replace(stream, lag=messages + stream.held)
 
 
-def unread(name: str, table: inspect.Table | None, *problems: Finding) -> QueueLook:
+def unread(name: str, table: queue_sizes.QueueTable | None, *problems: Finding) -> QueueLook:
     """What the catalogue says of a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
-    depth = inspect.Depth(
+    depth = queue_sizes.Depth(
         queue=name,
         messages=messages,
         expired=None,
@@ -239,7 +242,7 @@ def look_at(
     options: DatabaseOptions,
     locks: Mapping[str, list[Finding]],
     *,
-    unnamed: inspect.Table | None = None,
+    unnamed: queue_sizes.QueueTable | None = None,
 ) -> QueueLook:
     """
     Look at a queue that is not locked and may be used.
@@ -253,8 +256,10 @@ def look_at(
     try:
         with transaction(connection):
             if unnamed:
-                connection.set_lock_timeout(inspect.LOCK_WAIT)
-            depth = inspect.depth(connection, queue, largest=inspect.LARGEST_COUNTED_TABLE)
+                connection.set_lock_timeout(queue_sizes.UNNAMED_LOCK_WAIT)
+            depth = queue_sizes.measure_queue(
+                connection, queue, largest=queue_sizes.LARGEST_COUNTED_TABLE
+            )
             found = of_table(connection, queue, last=depth.last)
             found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
             kind, poison = of_head(connection, queue, depth.first, depth.last)
@@ -267,10 +272,12 @@ def look_at(
                     "sample", Sample, tables={"queue": queue}, first=depth.first
                 )
                 sent = sample.sent
-            delayed = inspect.delayed_name(connection, queue)
+            delayed = queue_sizes.delayed_name(connection, queue)
             if delayed is not None:
                 try:
-                    its.delayed = inspect.delayed(connection, queue, options.endpoint_time_zone)
+                    its.delayed = queue_sizes.measure_delayed(
+                        connection, queue, options.endpoint_time_zone
+                    )
                 except errors.TableRefused as error:
                     refused = unreadable(delayed, error)
                     found.append(replace(refused, name="delayed_not_read"))

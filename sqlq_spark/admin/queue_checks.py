@@ -15,7 +15,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import queue_sizes
 from sqlq_spark.admin.formats import part
 from sqlq_spark.database import StateSchema, check_types
 from sqlq_spark.database.trust import DELETE, READ, look, use
@@ -210,7 +210,7 @@ def of_table(
 
 def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """Check a queue's table of delayed messages in the catalogue; no findings if it is missing."""
-    printed = inspect.delayed_name(connection, queue)
+    printed = queue_sizes.delayed_name(connection, queue)
     if printed is None:
         return []
     tables = {"delayed": delayed_of(queue), "queue": queue}
