@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads it at run time
+from typing import Annotated
 
 from rich.progress import Progress, TextColumn
-from typer import Typer
+from typer import Option, Typer
 
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, Positive, fail
+from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, fail
 
 app = Typer()
 
@@ -19,16 +20,12 @@ app = Typer()
 def demo_command(
     context: Context,
     *,
-    messages: Positive = 200_000,
-    keep: Path | None = None,
+    messages: Annotated[int, Option(min=1, help="Messages to send.")] = 200_000,
+    keep: Annotated[
+        Path | None, Option(help="Keep table, checkpoint and logs in this new folder.")
+    ] = None,
 ) -> None:
-    """
-    Send messages, receive them, kill the stream twice within a batch, and count; needs Java.
-
-    Options:
-        messages: Messages to send.
-        keep: Keep table, checkpoint and logs in this new folder.
-    """
+    """Send messages, receive them, kill the stream twice within a batch, and count; needs Java."""
     from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
 
     for number in (signal.SIGTERM, signal.SIGHUP):

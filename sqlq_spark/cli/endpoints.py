@@ -16,9 +16,9 @@ import time
 from dataclasses import asdict, replace
 from functools import partial
 from operator import gt
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
-from typer import Argument, Typer
+from typer import Argument, Option, Typer
 
 from sqlq_spark.admin import queue_sizes, state_tables
 from sqlq_spark.admin import script as scripts
@@ -47,7 +47,7 @@ app = Typer()
 
 
 @app.command("install", cls=cli.StateCommand)
-def install_command(context: Context, *, domain: str | None = None) -> None:
+def install_command(context: Context, *, domain: cli.Domain = None) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
     own = context.obj.state_schema or (domain and scripts.of_domain(domain)[0])
     options = replace(context.obj, state_schema=own).database()
@@ -56,10 +56,6 @@ def install_command(context: Context, *, domain: str | None = None) -> None:
     state = options.state_schema
     result = {"stateSchema": state, "server": connection.server}
     context.answer(result, f"the state tables are in schema {state} of {connection.server}")
-
-
-# what `create` and `script` make beside an endpoint's queue
-QUEUES = ("instance", "qualifier", "error", "audit", "delayed", "body_string")
 
 
 def name_queues(shared: Shared, queue: str) -> scripts.Endpoint:
@@ -74,8 +70,14 @@ def name_queues(shared: Shared, queue: str) -> scripts.Endpoint:
     )
 
 
-@app.command("create", cls=Command.having(*QUEUES))
-def create_command(context: Context, queue: str) -> None:
+class CreateCommand(Command):
+    """The options of `create`."""
+
+    shared = (*cli.ENDPOINT_QUEUES, *Command.shared)
+
+
+@app.command("create", cls=CreateCommand)
+def create_command(context: Context, queue: cli.QueueName) -> None:
     """
     Create an endpoint's missing queues, with the tables that the transport creates.
 
@@ -97,35 +99,50 @@ def create_command(context: Context, queue: str) -> None:
     context.answer(result, f"in {connection.server}: {places}")
 
 
-@app.command("script", cls=cli.OfflineCommand.having(*QUEUES, "state_schema", "trusted_owners"))
+class ScriptCommand(cli.OfflineCommand):
+    """The options of `script`."""
+
+    shared = (
+        *cli.ENDPOINT_QUEUES,
+        "state_schema",
+        "trusted_owners",
+        *cli.OfflineCommand.shared,
+    )
+
+
+@app.command("script", cls=ScriptCommand)
 def script_command(
     context: Context,
-    queues: Annotated[
-        list[str], Argument(help=f"{cli.HELP['queue']} Several have the same roles.")
-    ],
+    queues: Annotated[list[str], Argument(help=f"{cli.QUEUE_HELP} Several have the same roles.")],
     *,
-    dialect: str = DEFAULT_DIALECT,
-    domain: str | None = None,
-    reader: str | None = None,
-    sender: str | None = None,
-    no_sender: bool = False,
-    operator: str | None = None,
-    producer: str | None = None,
-    subscription_table: str | None = None,
-    database: str | None = None,
+    dialect: Annotated[str, Option(help=" or ".join(DIALECTS))] = DEFAULT_DIALECT,
+    domain: cli.Domain = None,
+    reader: Annotated[
+        str | None, Option(help="The role that receives. Needs --domain or --state-schema.")
+    ] = None,
+    sender: Annotated[
+        str | None, Option(help="The role that sends. Needs --domain or --state-schema.")
+    ] = None,
+    no_sender: Annotated[
+        bool, Option("--no-sender", help="No role that sends, for a team that only reads.")
+    ] = False,
+    operator: Annotated[
+        str | None, Option(help="Also create a role that may run these commands.")
+    ] = None,
+    producer: Annotated[
+        str | None,
+        Option(help="Also create a role that only sends, for endpoints and ServiceControl."),
+    ] = None,
+    subscription_table: Annotated[
+        str | None,
+        Option(help="Also create this table, and let the sender publish with it."),
+    ] = None,
+    database: Annotated[
+        str | None,
+        Option(help="The database it is for. In another one the script does nothing."),
+    ] = None,
 ) -> None:
-    """
-    Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect.
-
-    Options:
-        reader: The role that receives. Needs --domain or --state-schema.
-        sender: The role that sends. Needs --domain or --state-schema.
-        no_sender: No role that sends, for a team that only reads.
-        operator: Also create a role that may run these commands.
-        producer: Also create a role that only sends, for endpoints and ServiceControl.
-        subscription_table: Also create this table, and let the sender publish with it.
-        database: The database it is for. In another one the script does nothing.
-    """
+    """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
     cli.require(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
     state, own_reader, own_sender = scripts.of_domain(domain)
     own = context.obj.state_schema
@@ -165,25 +182,37 @@ def script_command(
 
 PATIENCE = 5  # seconds for which an endpoint keeps the subscribers that it has read
 COLUMNS = (Column("topic"), Column("endpoint"), Column("queue", "address"))
-Topics = Annotated[list[str], Argument(metavar="TOPIC...")]
+Topics = Annotated[
+    list[str],
+    Argument(metavar="TOPIC...", help="A type's full name, for example Shop.OrderPlaced."),
+]
 
 
-@app.command("subscribe", cls=Command.having("subscription_table"))
+class SubscriptionCommand(Command):
+    """A command on the subscription table."""
+
+    shared = ("subscription_table", *Command.shared)
+
+
+class UnsubscribeCommand(AskingCommand):
+    """The options of `unsubscribe`."""
+
+    shared = ("subscription_table", *AskingCommand.shared)
+
+
+@app.command("subscribe", cls=SubscriptionCommand)
 def subscribe_command(
     context: Context,
     topics: Topics,
     *,
-    endpoint: cli.Required,
-    queue: cli.Required,
+    endpoint: cli.EndpointName,
+    queue: Annotated[str, Option(help="The endpoint's queue, which must exist.")],
 ) -> None:
     """
     Subscribe an endpoint to topics. Creates the subscription table if it is missing.
 
     An endpoint has one queue for each topic. If it had another one, the answer
     shows it as replaced: that queue gets no copy any more.
-
-    Options:
-        queue: The endpoint's queue, which must exist.
     """
     options = context.obj.sink()
     address = parse_queue("--queue", queue, options.naming)
@@ -204,8 +233,8 @@ def subscribe_command(
             )
 
 
-@app.command("unsubscribe", cls=AskingCommand.having("subscription_table"))
-def unsubscribe_command(context: Context, topics: Topics, *, endpoint: cli.Required) -> None:
+@app.command("unsubscribe", cls=UnsubscribeCommand)
+def unsubscribe_command(context: Context, topics: Topics, *, endpoint: cli.EndpointName) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     options = context.obj.sink()
     table, connection = options.subscription_address, context.connect(options)
@@ -229,7 +258,7 @@ def unsubscribe_command(context: Context, topics: Topics, *, endpoint: cli.Requi
         cli.fail(f"{endpoint} is not subscribed to {missing}; {lists}")
 
 
-@app.command("subscribers", cls=Command.having("subscription_table"))
+@app.command("subscribers", cls=SubscriptionCommand)
 def subscribers_command(
     context: Context,
     topic: Annotated[str | None, Argument(help="Show only this topic.")] = None,
@@ -247,8 +276,22 @@ def subscribers_command(
 # ---------------------------------------------------------------- retire
 
 
-@app.command("retire", cls=AskingCommand.having("subscription_table", "state_schema"))
-def retire_command(context: Context, queue: str, *, discard_messages: bool = False) -> None:
+class RetireCommand(AskingCommand):
+    """The options of `retire`."""
+
+    shared = ("subscription_table", "state_schema", *AskingCommand.shared)
+    meanings: ClassVar[dict[str, str]] = {"state_schema": cli.ALL_STATES}
+
+
+@app.command("retire", cls=RetireCommand)
+def retire_command(
+    context: Context,
+    queue: cli.QueueName,
+    *,
+    discard_messages: Annotated[
+        bool, Option("--discard-messages", help="Also delete the messages that are left.")
+    ] = False,
+) -> None:
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
 
@@ -257,10 +300,6 @@ def retire_command(context: Context, queue: str, *, discard_messages: bool = Fal
     If CacheInvalidationPeriod is longer, unsubscribe and wait first.
     Drops nothing while a stream has receipts of the queue, or while messages
     are left. Stop the endpoint first. Use a login that owns the tables.
-
-    Options:
-        discard_messages: Also delete the messages that are left.
-        state_schema: Look at this schema only; by default at all that you may enter.
     """
     options, state_schema = context.obj.sink(), context.obj.state_schema
     address = parse_table("QUEUE", queue, options.naming)

@@ -50,27 +50,34 @@ ONE_TOPIC = (
 BODY = 200  # characters of one at most; the terminal's width cuts further
 
 
-@app.command(
-    "send",
-    cls=Command.having(
+class SendCommand(Command):
+    """The options of `send`."""
+
+    shared = (
         "topics",
         "message_type",
         "content_type",
         "time_to_be_received",
         "as_received",
         "subscription_table",
-    ),
-)
+        *Command.shared,
+    )
+
+
+@app.command("send", cls=SendCommand)
 def send_command(
     context: Context,
-    queue: Annotated[str | None, Argument()] = None,
+    queue: Annotated[str | None, Argument(help=cli.QUEUE_HELP)] = None,
     source: Annotated[
         FileBinaryRead | None,
         Argument(metavar="FILE", help="A file of JSON lines; default: standard input."),
     ] = None,
     *,
-    file: Annotated[FileBinaryRead | None, Option(metavar="FILE")] = None,
-    header: list[str] | None = None,
+    file: Annotated[
+        FileBinaryRead | None,
+        Option(metavar="FILE", help="Send one message with this file as its body."),
+    ] = None,
+    header: Annotated[list[str] | None, Option(help="KEY=VALUE, added to each message.")] = None,
 ) -> None:
     """
     Send messages in one transaction: each line is a JSON object with the field body.
@@ -88,15 +95,6 @@ def send_command(
     {"body": "later", "delay": "00:30:00"}
     {"body": "then", "deliverAt": "2026-06-30T17:05:09Z"}
     {"body": "published", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
-
-    Options:
-        topics: Publish to this topic; then omit QUEUE. Most derived type first.
-        file: Send one message with this file as its body.
-        message_type: The .NET type's full name.
-        content_type: Content type, for example application/json.
-        time_to_be_received: hh:mm:ss, after which the message expires.
-        as_received: Keep headers and the remaining time to live of lines of browse --json.
-        header: KEY=VALUE, added to each message.
     """
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
 
@@ -118,19 +116,20 @@ def send_command(
     sending.insert(context, session.open(), options, chunks)
 
 
-@app.command("browse", cls=Command.having("endpoint_time_zone"))
+class BrowseCommand(Command):
+    """The options of `browse`."""
+
+    shared = ("endpoint_time_zone", *Command.shared)
+
+
+@app.command("browse", cls=BrowseCommand)
 def browse_command(
     context: Context,
-    queue: str,
+    queue: cli.QueueName,
     *,
-    limit: cli.Positive = 20,
+    limit: Annotated[int, Option(min=1, help="Messages to show.")] = 20,
 ) -> None:
-    """
-    Show the messages that wait, lowest seq first. Deletes and locks nothing.
-
-    Options:
-        limit: Messages to show.
-    """
+    """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
     options = context.obj.source(queue)
     connection = context.connect(options)
     found = list_messages(connection, options.address, limit=limit)
@@ -154,20 +153,44 @@ def browse_command(
 # ---------------------------------------------------------------- retry
 
 
-@app.command("retry", cls=cli.AskingCommand.having("allowed_destinations"))
+class RetryCommand(cli.AskingCommand):
+    """The options of `retry`."""
+
+    shared = ("allowed_destinations", *cli.AskingCommand.shared)
+
+
+@app.command("retry", cls=RetryCommand)
 def retry_command(
     context: Context,
-    queue: str,
+    queue: cli.QueueName,
     ids: Annotated[list[str] | None, Argument(help="Messages, by message id or row id.")] = None,
     *,
-    everything: Annotated[bool, Option("--all")] = False,
-    exception: list[str] | None = None,
-    failed_queue: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
-    limit: Annotated[int | None, Option(min=1)] = None,
-    copies: bool = False,
-    batch: cli.Positive = 1000,
+    everything: Annotated[
+        bool, Option("--all", help="Return all messages of the error queue.")
+    ] = False,
+    exception: Annotated[
+        list[str] | None,
+        Option(help="Only failures of this exception type: its full name or its last part."),
+    ] = None,
+    failed_queue: Annotated[
+        str | None, Option(help="Only messages that failed in this queue.")
+    ] = None,
+    since: Annotated[
+        str | None, Option(help="Only messages that failed at this time or later.")
+    ] = None,
+    until: Annotated[str | None, Option(help="Only messages that failed before this time.")] = None,
+    limit: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Only the oldest so many of them, to try a fix before the rest.",
+        ),
+    ] = None,
+    copies: Annotated[
+        bool,
+        Option("--copies", help="Return messages of a queue whose name ends in .log."),
+    ] = False,
+    batch: Annotated[int, Option(min=1, help="Messages per transaction.")] = 1000,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.
@@ -176,16 +199,6 @@ def retry_command(
     must match), or use --all. With --limit the oldest of them are returned.
     A message that cannot be returned stays in the error queue. The command
     reports it and exits with 1.
-
-    Options:
-        everything: Return all messages of the error queue.
-        exception: Only failures of this exception type: its full name or its last part.
-        failed_queue: Only messages that failed in this queue.
-        since: Only messages that failed at this time or later.
-        until: Only messages that failed before this time.
-        limit: Only the oldest so many of them, to try a fix before the rest.
-        copies: Return messages of a queue whose name ends in .log.
-        batch: Messages per transaction.
     """
     from sqlq_spark.admin.return_to_source import Choice, give_back, plan  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.returning import is_copy  # noqa: PLC0415 - see cli
@@ -252,7 +265,6 @@ receipts = Typer(
     no_args_is_help=True,
 )
 
-OneStreamCommand = cli.StateCommand.having("batch", "task")
 AGAIN = (
     "Messages that the stream has already written will be received a second time, and its "
     "checkpoint can no longer be used for these batches"
@@ -267,9 +279,30 @@ COLUMNS = (
 )
 
 
+class OneStreamCommand(cli.StateCommand):
+    """The options of a command on the receipts of one stream."""
+
+    shared = ("batch", "task", *cli.StateCommand.shared)
+
+
+class DropReceiptsCommand(OneStreamCommand):
+    """The options of `receipts drop`."""
+
+    shared = ("yes", *OneStreamCommand.shared)
+
+
+class ReturnReceiptsCommand(OneStreamCommand):
+    """The options of `receipts return`."""
+
+    shared = ("yes", "allowed_destinations", *OneStreamCommand.shared)
+
+
 @receipts.command("list", cls=cli.StateCommand)
 def receipts_list_command(
-    context: Context, queue: cli.MaybeQueue = None, *, stream: str | None = None
+    context: Context,
+    queue: cli.MaybeQueue = None,
+    *,
+    stream: Annotated[str | None, Option(help=cli.STREAM_HELP)] = None,
 ) -> None:
     """List receipts, the oldest first."""
     options = context.obj.database()
@@ -283,16 +316,14 @@ def receipts_list_command(
 @receipts.command("show", cls=OneStreamCommand)
 def receipts_show_command(
     context: Context,
-    stream: str,
+    stream: Annotated[str, Argument(help=cli.STREAM_HELP)],
     *,
-    message: str | None = None,
+    message: Annotated[
+        str | None,
+        Option(help="Only this one: a row's id, or the header NServiceBus.MessageId."),
+    ] = None,
 ) -> None:
-    """
-    Show headers and bodies of messages that a stream has received and not acknowledged.
-
-    Options:
-        message: Only this one: a row's id, or the header NServiceBus.MessageId.
-    """
+    """Show headers and bodies of messages that a stream has received and not acknowledged."""
     from sqlq_spark.receive.receipts import find_receipt  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
 
@@ -324,16 +355,17 @@ def receipts_show_command(
         cli.fail(f"no receipt of stream {stream} holds {which}")
 
 
-@receipts.command("return", cls=OneStreamCommand.having("yes", "allowed_destinations"))
+@receipts.command("return", cls=ReturnReceiptsCommand)
 def receipts_return_command(
-    context: Context, *, stream: cli.Required, without: list[str] | None = None
+    context: Context,
+    *,
+    stream: cli.StreamId,
+    without: Annotated[
+        list[str] | None,
+        Option(help="Delete this message instead of returning it: a row's id, or the header."),
+    ] = None,
 ) -> None:
-    """
-    Return the messages of receipts to their queue, if the stream's checkpoint is lost.
-
-    Options:
-        without: Delete this message instead of returning it: a row's id, or the header.
-    """
+    """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
     from sqlq_spark.receive.receipts import return_ as give_back  # noqa: PLC0415 - see cli
 
     options = context.obj.database()
@@ -359,8 +391,8 @@ def receipts_return_command(
         context.exit(cli.FOUND)
 
 
-@receipts.command("drop", cls=OneStreamCommand.having("yes"))
-def receipts_drop_command(context: Context, *, stream: cli.Required) -> None:
+@receipts.command("drop", cls=DropReceiptsCommand)
+def receipts_drop_command(context: Context, *, stream: cli.StreamId) -> None:
     """Delete receipts with their messages. They cannot be restored."""
     from sqlq_spark.receive.receipts import drop  # noqa: PLC0415 - see cli
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from rich.console import Group
 from rich.live import Live
@@ -61,15 +61,24 @@ PASSING = (
 # ---------------------------------------------------------------- stats
 
 
-@app.command("stats", cls=StateCommand.having("endpoint_time_zone"))
+class LookCommand(StateCommand):
+    """The options of the commands that look at queues and streams."""
+
+    shared = ("endpoint_time_zone", *StateCommand.shared)
+
+
+@app.command("stats", cls=LookCommand)
 def stats_command(
     context: Context,
     queues: cli.Queues = None,
     *,
-    watch_: Annotated[bool, Option("--watch")] = False,
-    interval: Annotated[float, Option(min=0.1)] = 2.0,
-    count: Annotated[int | None, Option(min=1)] = None,
-    openmetrics: Annotated[str | None, Option(metavar="FILE")] = None,
+    watch: Annotated[bool, Option("--watch", help="Continue until Ctrl-C.")] = False,
+    interval: Annotated[float, Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
+    count: Annotated[int | None, Option(min=1, help="End --watch after so many looks.")] = None,
+    openmetrics: Annotated[
+        str | None,
+        Option(metavar="FILE", help="Write gauges for Prometheus; - is the standard output."),
+    ] = None,
 ) -> None:
     """
     Show the depth of queues, delayed messages and streams, and what is wrong.
@@ -80,19 +89,13 @@ def stats_command(
     in/s is the growth of the highest seq. out/s is in/s less the change of the
     backlog. lag is waiting and held messages.
     --openmetrics replaces the file at once, also at each look of --watch.
-
-    Options:
-        watch_: Continue until Ctrl-C.
-        interval: Seconds between two looks of --watch.
-        count: End --watch after so many looks.
-        openmetrics: Write gauges for Prometheus; - is the standard output.
     """
     as_json, options = context.obj.as_json, context.obj.database()
-    require(count is None or watch_, "--count", count, "--watch with it")
+    require(count is None or watch, "--count", count, "--watch with it")
     require(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
     if openmetrics == "-":
         write_utf_8()
-    on_screen = watch_ and not openmetrics and not as_json and sys.stdout.isatty()
+    on_screen = watch and not openmetrics and not as_json and sys.stdout.isatty()
     # an error is shown below it until the next look
     live = Live(console=screen.out(), screen=True, auto_refresh=False, redirect_stderr=False)
     show = (
@@ -101,7 +104,7 @@ def stats_command(
         else partial(live.console.print, soft_wrap=True)
     )
     session, state_schema = context.session(options), options.state_schema
-    with screen.until_stopped() if watch_ else nullcontext(), live if on_screen else nullcontext():
+    with screen.until_stopped() if watch else nullcontext(), live if on_screen else nullcontext():
         for done, now in enumerate(looks(session, queues or [], options, interval), 1):
             if openmetrics == "-":
                 sys.stdout.write(stats.to_metrics(now, state_schema))
@@ -110,9 +113,9 @@ def stats_command(
             elif as_json:
                 screen.print_json(stats.to_json(now))
             else:
-                show(draw(now, state_schema, "watch" if watch_ else "once"))
+                show(draw(now, state_schema, "watch" if watch else "once"))
             sys.stdout.flush()
-            if not watch_ or done == count:
+            if not watch or done == count:
                 return
 
 
@@ -157,12 +160,12 @@ def draw(now: Look, state_schema: str, view_name: str) -> Group:
 # ---------------------------------------------------------------- report
 
 
-@app.command("report", cls=StateCommand.having("endpoint_time_zone"))
+@app.command("report", cls=LookCommand)
 def report_command(
     context: Context,
     queues: cli.Queues = None,
     *,
-    html: Path | None = None,
+    html: Annotated[Path | None, Option(help="Write the page to this file.")] = None,
 ) -> None:
     """
     Write one page: what waits, what failed, what is wrong.
@@ -171,9 +174,6 @@ def report_command(
     The page has no script and loads nothing.
     With --json the command prints the figures, with or without a page.
     It reads headers, not bodies, and deletes and locks nothing.
-
-    Options:
-        html: Write the page to this file.
     """
     from sqlq_spark.admin import report  # noqa: PLC0415 - see cli
 
@@ -209,8 +209,14 @@ def write(name: str, text: str, option: str, mode: int) -> None:
 # ---------------------------------------------------------------- purge
 
 
-@app.command("purge", cls=StateCommand.having("yes"))
-def purge_command(context: Context, queue: str) -> None:
+class PurgeCommand(StateCommand):
+    """The options of `purge`."""
+
+    shared = ("yes", *StateCommand.shared)
+
+
+@app.command("purge", cls=PurgeCommand)
+def purge_command(context: Context, queue: cli.QueueName) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
 
@@ -232,7 +238,7 @@ def purge_command(context: Context, queue: str) -> None:
 
 
 @app.command("purge-expired", cls=Command)
-def purge_expired_command(context: Context, queue: str) -> None:
+def purge_expired_command(context: Context, queue: cli.QueueName) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
     options = context.obj.source(queue)
     connection = context.connect(options)
@@ -247,23 +253,25 @@ def purge_expired_command(context: Context, queue: str) -> None:
 # ---------------------------------------------------------------- move-due
 
 
-@app.command("move-due", cls=Command.having("endpoint_time_zone"))
+class MoveDueCommand(Command):
+    """The options of `move-due`."""
+
+    shared = ("endpoint_time_zone", *Command.shared)
+
+
+@app.command("move-due", cls=MoveDueCommand)
 def move_due_command(
     context: Context,
-    queue: str,
+    queue: cli.QueueName,
     *,
-    watch: bool = False,
-    batch: cli.Positive = DUE_BATCH,
+    watch: Annotated[bool, Option("--watch", help="Continue until Ctrl-C.")] = False,
+    batch: Annotated[int, Option(min=1, help="Messages per transaction.")] = DUE_BATCH,
 ) -> None:
     """
     Move the delayed messages that are due into their queue. The receiver forwards them.
 
     With --watch the command looks again after 1 s, then 2 s, up to 60 s, and
     no later than the next due time. It prints each look that moved messages.
-
-    Options:
-        watch: Continue until Ctrl-C.
-        batch: Messages per transaction.
     """
     from sqlq_spark.send.delayed import Moved, Mover, pause  # noqa: PLC0415 - see cli
 
@@ -296,9 +304,21 @@ def move_due_command(
 # ---------------------------------------------------------------- doctor
 
 
-@app.command("doctor", cls=Command.having("subscription_table", "state_schema"))
+class DoctorCommand(Command):
+    """The options of `doctor`."""
+
+    shared = ("subscription_table", "state_schema", *Command.shared)
+    meanings: ClassVar[dict[str, str]] = {"state_schema": cli.ALL_STATES}
+
+
+@app.command("doctor", cls=DoctorCommand)
 def doctor_command(
-    context: Context, queues: cli.Queues = None, *, warn_if_shared: bool = True
+    context: Context,
+    queues: cli.Queues = None,
+    *,
+    warn_if_shared: Annotated[
+        bool, Option(help="Warn if an endpoint seems to own the queue of a stream.")
+    ] = True,
 ) -> None:
     """
     Check queues, subscriptions, streams and the server, and print the fix of each problem.
@@ -306,10 +326,6 @@ def doctor_command(
     Without a name it checks all queues that this login may read. Without
     --state-schema it names the state schemas that it did not look into.
     Changes nothing. The exit code is 1 if there is an error or a warning.
-
-    Options:
-        warn_if_shared: Warn if an endpoint seems to own the queue of a stream.
-        state_schema: Look at this schema only; by default at all that you may enter.
     """
     options = context.obj.sink()
     asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
@@ -360,16 +376,13 @@ def trail_command(
     context: Context,
     queue: cli.MaybeQueue = None,
     *,
-    last: cli.Positive = 100,
+    last: Annotated[int, Option(min=1, help="How many entries.")] = 100,
 ) -> None:
     """
     Show the audit trail, the latest entry first.
 
     An entry says who purged, returned, dropped or retired, when, and how many
     messages. Each transaction of a command has one.
-
-    Options:
-        last: How many entries.
     """
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)

@@ -9,10 +9,11 @@ from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
+from typer import Option
 
 from sqlq_spark.cli.options import FOUND, AskingCommand, Context, require
 from sqlq_spark.wire.dialects import DIALECTS
@@ -32,10 +33,22 @@ COLLATED = " or ".join(f"a {names.database}" for names in DIALECTS.values() if n
 def selftest_command(
     context: Context,
     *,
-    roles: bool = False,
-    databases: bool = False,
-    only: list[str] | None = None,
-    file: Path = Path("sqlqueue-selftest.json"),
+    roles: Annotated[
+        bool, Option("--roles", help="Also make roles and logins, and do their work.")
+    ] = False,
+    databases: Annotated[
+        bool,
+        Option(
+            "--databases",
+            help="Also make databases of other collations, if the server has them.",
+        ),
+    ] = False,
+    only: Annotated[
+        list[str] | None, Option(help="Only the check of this name; may be repeated.")
+    ] = None,
+    file: Annotated[
+        Path, Option(help="The report, for an issue; without password and host.")
+    ] = Path("sqlqueue-selftest.json"),
 ) -> None:
     """
     Check whether everything works on this server, and write a report. Asks first.
@@ -43,12 +56,6 @@ def selftest_command(
     Use a database for tests. It makes schemas, sends and receives 100,000
     messages in a minute or two, and drops all that it made. What this login
     may not do is not checked. The exit code is 1 if a check failed.
-
-    Options:
-        roles: Also make roles and logins, and do their work.
-        databases: Also make databases of other collations, if the server has them.
-        only: Only the check of this name; may be repeated.
-        file: The report, for an issue; without password and host.
     """
     from sqlq_spark.admin import selftest as its  # noqa: PLC0415 - imports pyarrow
 
