@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -52,11 +53,14 @@ except ImportError:
     class ReadLimit:  # type: ignore[no-redef]
         """Stands for Spark 4.2's class, which this Spark does not ask for."""
 
+    @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """Stands for Spark 4.2's class."""
+        """Stands for Spark 4.2's class, and is built as that one."""
+
+        max_rows: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands for Spark 4.2's class."""
+        """Stands for Spark 4.2's class, which has no state of its own."""
 
 
 if TYPE_CHECKING:
