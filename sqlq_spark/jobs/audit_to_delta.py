@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
-    DatabaseSettings,
+    OneDatabaseSettings,
     StreamSettings,
     days,
     pairs,
@@ -61,7 +61,7 @@ COMPUTED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings, StreamSettings):
+class AuditSettings(OneDatabaseSettings, StreamSettings):
     """What this job takes."""
 
     queue: str = setting("The audit queue.", default="audit")
@@ -80,10 +80,10 @@ class Settings(DatabaseSettings, StreamSettings):
 
     def read(self) -> dict[str, str]:
         """Options of the data source; headers are a map, because many columns read them."""
-        return self.raw_options("source", queue=self.queue, headersFormat="map")
+        return self.raw_options("source", self, queue=self.queue, headersFormat="map")
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def run(spark: SparkSession, settings: AuditSettings) -> dict[str, Any]:
     columns = partial(audit_rows, body_limit=settings.body_limit)
     return table_writer.keep(spark, settings, columns, delete_old, "date")
 
@@ -108,7 +108,7 @@ def audit_rows(received: DataFrame, body_limit: int | None) -> DataFrame:
     return made.withColumn("body", F.expr(f"if(bodySize <= {body_limit}, body, NULL)"))
 
 
-def delete_old(spark: SparkSession, settings: Settings) -> dict[str, int]:
+def delete_old(spark: SparkSession, settings: AuditSettings) -> dict[str, int]:
     """
     Delete old rows in one commit; nothing without a table.
 
@@ -122,4 +122,4 @@ def delete_old(spark: SparkSession, settings: Settings) -> dict[str, int]:
     return {"deletedMessages": streams.delete_rows(spark, settings.table, old)}
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, AuditSettings, run)  # the entry point of the wheel

@@ -21,7 +21,7 @@ from typing import Any
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
-    DatabaseSettings,
+    OneDatabaseSettings,
     Opened,
     StreamSettings,
     pairs,
@@ -46,7 +46,7 @@ NOT_OURS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings, StreamSettings):
+class DeltaToQueueSettings(OneDatabaseSettings, StreamSettings):
     """What this job takes."""
 
     table: str = setting("The Delta table: a name, or a path, with a slash in it.")
@@ -86,7 +86,7 @@ class Settings(DatabaseSettings, StreamSettings):
                 raise BadSettings(reason=f"setting {each} in [columns]: expected one of {known}")
 
     def write(self) -> dict[str, str]:
-        raw = self.raw_options("sink", queue=self.queue, topics=self.topics)
+        raw = self.raw_options("sink", self, queue=self.queue, topics=self.topics)
         return {"contentType": "application/json", **raw}
 
     def options(self) -> Opened:
@@ -106,7 +106,7 @@ class Settings(DatabaseSettings, StreamSettings):
         return rows.select(*(F.expr(text).alias(name) for name, text in columns.items()))
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def run(spark: SparkSession, settings: DeltaToQueueSettings) -> dict[str, Any]:
     options = settings.write()
     streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
     writer = settings.frame(spark).writeStream.format("sqlqueue").options(**options)
@@ -115,4 +115,4 @@ def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return {"messages": tally.messages, "batches": tally.batches}
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, DeltaToQueueSettings, run)  # the entry point of the wheel

@@ -41,7 +41,7 @@ from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
-    DatabaseSettings,
+    OneDatabaseSettings,
     Opened,
     StreamSettings,
     days,
@@ -115,7 +115,7 @@ GROUPS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings, StreamSettings):
+class TriageSettings(OneDatabaseSettings, StreamSettings):
     """What this job takes."""
 
     error_queue: str = setting("The error queue.")
@@ -164,6 +164,7 @@ class Settings(DatabaseSettings, StreamSettings):
         given = {name.lower(): text for name, text in self.source.items()}
         return self.raw_options(
             "source",
+            self,
             queue=self.error_queue,
             headersFormat="json",
             maxHeaderBytes=given.get("maxmessagebytes", str(SourceOptions.max_message_bytes)),
@@ -174,6 +175,7 @@ class Settings(DatabaseSettings, StreamSettings):
         """Options of the sink; a request is sent only once."""
         return self.raw_options(
             "sink",
+            self,
             asReceived=True,
             delivery="exactlyOnce",
             transactionMode=None,
@@ -197,13 +199,13 @@ class Settings(DatabaseSettings, StreamSettings):
         return self.mode == "retry"
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def run(spark: SparkSession, settings: TriageSettings) -> dict[str, Any]:
     if settings.mode == "retry":
         return retry(spark, settings)
     return table_writer.keep(spark, settings, failures, tidy)
 
 
-def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def retry(spark: SparkSession, settings: TriageSettings) -> dict[str, Any]:
     """Finish the requests of earlier runs, then return the chosen failures."""
     if not has_table(spark, settings.table):
         raise BadSettings(
@@ -218,7 +220,7 @@ def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return {**work.totals, **found, "found": any(found.values())}
 
 
-def tidy(spark: SparkSession, settings: Settings) -> dict[str, int]:
+def tidy(spark: SparkSession, settings: TriageSettings) -> dict[str, int]:
     """
     Delete settled failures that are old, and overwrite the table of groups, each in one commit.
 
@@ -299,7 +301,7 @@ def failures(received: DataFrame) -> DataFrame:
 class Retry:
     """Returns the failures of one table, and counts them in `totals` and, by reason, `staying`."""
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+    def __init__(self, spark: SparkSession, settings: TriageSettings) -> None:
         self.spark = spark
         self.settings = settings
         self.totals = Counter(returned=0, resumed=0, freed=0)
@@ -484,4 +486,4 @@ def in_log(sink: Mapping[str, str], work: Callable[..., Any]) -> Any:  # noqa: A
         return session.run_with_retries(partial(work, sink=f"{dispatch.NAMED}{options.txn_app_id}"))
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, TriageSettings, run)  # the entry point of the wheel

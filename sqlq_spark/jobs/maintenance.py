@@ -30,7 +30,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.database.trust import READ, look
 from sqlq_spark.jobs import runner
-from sqlq_spark.jobs.settings import DatabaseSettings, Opened, days, pairs, setting
+from sqlq_spark.jobs.settings import OneDatabaseSettings, Opened, days, pairs, setting
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.send.delayed import Mover
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings):
+class MaintenanceSettings(OneDatabaseSettings):
     """What this job takes."""
 
     queues: str | None = setting(
@@ -61,7 +61,7 @@ class Settings(DatabaseSettings):
     def database(self) -> DatabaseOptions:
         """The options of the database, and of the named queues if there are any."""
         kind = SourceOptions if self.queues else DatabaseOptions
-        return kind.parse(self.raw_options("source", queues=self.queues))
+        return kind.parse(self.raw_options("source", self, queues=self.queues))
 
     def options(self) -> Opened:
         """What a dry run looks at: the named queues."""
@@ -69,7 +69,7 @@ class Settings(DatabaseSettings):
         return [database] if isinstance(database, SourceOptions) else []
 
 
-def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
+def run(_: SparkSession | None, settings: MaintenanceSettings) -> dict[str, Any]:
     """
     Do the steps, one after the other.
 
@@ -118,7 +118,7 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
 
 
 def choose_queues(
-    connection: Connection, settings: Settings
+    connection: Connection, settings: MaintenanceSettings
 ) -> tuple[dict[QueueAddress, str], list[Finding]]:
     """
     Choose the named queues, or those of all streams; without state tables there are none.
@@ -143,7 +143,9 @@ def choose_queues(
     return there, findings
 
 
-def maintain(connection: Connection, queue: QueueAddress, settings: Settings) -> dict[str, int]:
+def maintain(
+    connection: Connection, queue: QueueAddress, settings: MaintenanceSettings
+) -> dict[str, int]:
     """Do the steps on a queue, a batch a transaction; a lost answer loses only their counts."""
     expired, moved = sum(purge.purge_expired(connection, queue)), 0
     mover = Mover(queue, settings.database)
@@ -165,4 +167,4 @@ def keep_state(connection: Connection, *, days: float) -> list[state_tables.Stre
         return state_tables.unseen_streams(connection, days * 86_400)
 
 
-main = runner.Job(__doc__, Settings, run, spark=False)  # the entry point of the wheel
+main = runner.Job(__doc__, MaintenanceSettings, run, spark=False)  # the entry point of the wheel

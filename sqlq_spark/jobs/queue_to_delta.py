@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
-    LOGIN,
+    LOGIN_OPTIONS,
     BadSettings,
-    DatabaseSettings,
+    OneDatabaseSettings,
     Opened,
     StreamSettings,
     pairs,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # options of the read and the sinks
-SHARED = (*LOGIN, "trustedOwners", "allowedDestinations", "queryTimeout", "stateSchema")
+SHARED = (*LOGIN_OPTIONS, "trustedOwners", "allowedDestinations", "queryTimeout", "stateSchema")
 LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
 OTHER = "other"  # the table of the types without their own
 STEM = 60  # the last characters of a type's name that its table's name contains
@@ -58,7 +58,7 @@ MOST_TYPES = 50  # of a batch that get a table, beside those that the settings n
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings, StreamSettings):
+class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
     """What this job takes."""
 
     queues: str = setting("The queues, separated by commas.")
@@ -134,6 +134,7 @@ class Settings(DatabaseSettings, StreamSettings):
     def read(self) -> dict[str, str]:
         return self.raw_options(
             "source",
+            self,
             queues=self.queues,
             errorQueue=self.error_queue,
             headersFormat=self.form,
@@ -186,7 +187,7 @@ def read_ddl(message_type: str, given: str) -> str:
         raise BadSettings(reason=reason) from None
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def run(spark: SparkSession, settings: QueueToDeltaSettings) -> dict[str, Any]:
     appender = Appender(settings)
     return table_writer.receive(spark, settings, appender.add_columns, appender.write)
 
@@ -200,7 +201,7 @@ class Appender:
     them is done once. The names of the writes contain the rules that share a batch among them.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: QueueToDeltaSettings) -> None:
         self.settings = settings
         self.schemas = list[bodies.Schema]()
         self.schema: bodies.Schema | None = None  # of all messages
@@ -302,7 +303,7 @@ def place_of(table: str, name: str) -> str:
     return f"{table.rstrip('/')}/{name}" if is_path(table) else f"{table}_{name}"
 
 
-def application(query: str, name: str, settings: Settings) -> str:
+def application(query: str, name: str, settings: QueueToDeltaSettings) -> str:
     """
     The txnAppId by which Delta recognises a write: the query, the table, and the rules of sharing.
 
@@ -320,4 +321,4 @@ def application(query: str, name: str, settings: Settings) -> str:
     return f"{query}:{name}:{hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]}"
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, QueueToDeltaSettings, run)  # the entry point of the wheel

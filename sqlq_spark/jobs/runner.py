@@ -27,7 +27,7 @@ from sqlq_spark import errors, versions
 from sqlq_spark.admin import doctor
 from sqlq_spark.admin.formats import escape_unencodable, write_utf_8
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.jobs.settings import BadSettings, Settings, load, show
+from sqlq_spark.jobs.settings import BadSettings, Settings, load_settings, show_value, values_of
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.send.insert import check_tables
 
@@ -75,7 +75,7 @@ class Job:
         try:
             if self.spark:
                 versions.check("pyspark", "pyarrow")
-            settings, dry_run = load(self.doc, self.kind, words)
+            settings, dry_run = load_settings(self.doc, self.kind, words)
             level = settings.log_level
             settings.options()
             session: Any = nullcontext()
@@ -131,8 +131,8 @@ def look(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
         SqlQueueError: something cannot be reached or used.
         BadSettings: a table that must exist does not.
     """
-    for name, given in vars(settings).items():
-        print_line(f"{name} = {show(name, given)}")
+    for name, given in values_of(settings).items():
+        print_line(f"{name} = {show_value(name, given)}")
     for options in settings.options():
         check: Any = check_tables
         if isinstance(options, SourceOptions):

@@ -142,7 +142,7 @@ def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
     elsewhere = f'"{FORWARD_DESTINATION}":"nowhere"'
     put(place, f"'{{{elsewhere},' || {TINY} || '}}'", "'tiny'", table="error")
     put(place, f"'{{{elsewhere}}}'", "'small'", table="error")
-    settings = error_triage.Settings(
+    settings = error_triage.TriageSettings(
         url=bench.source().url, error_queue=bench.address("error"), table="t", checkpoint="c"
     )
     options = settings.read() | {"stateSchema": place.state}
@@ -162,7 +162,7 @@ def test_the_only_limit_of_error_triage_is_that_of_messages(
     given: dict[str, str], limit: int
 ) -> None:
     """Also where its table of options raises that one, in any case."""
-    settings = error_triage.Settings(
+    settings = error_triage.TriageSettings(
         url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
     )
     options = SourceOptions.parse(settings.read())

@@ -34,7 +34,7 @@ def receiving(queue: SparkQueue, **more: Any) -> tuple[Any, Any]:
     """The module queue_to_delta, and its settings."""
     made = module("queue_to_delta")
     given = settings("queue_to_delta", queue, queue.folder, **{"error_queue": None} | more)
-    return made, made.Settings(**given)
+    return made, made.main.kind(**given)
 
 
 def guid(number: int) -> str:
@@ -244,11 +244,11 @@ def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
     now = "current_timestamp() - make_dt_interval"
     frame = ages.selectExpr("*", f"{now}(arrived) AS received", f"to_date({now}(ended)) AS date")
     given: dict[str, Any] = {"url": "postgresql:///", "table": table, "checkpoint": "c"}
-    settings = audit_to_delta.Settings(**given, retention_days=30)
+    settings = audit_to_delta.AuditSettings(**given, retention_days=30)
 
     before = audit_to_delta.delete_old(spark, settings)
     frame.coalesce(1).write.format("delta").partitionBy("date").save(table)
-    without = audit_to_delta.delete_old(spark, audit_to_delta.Settings(**given))
+    without = audit_to_delta.delete_old(spark, audit_to_delta.AuditSettings(**given))
     after = audit_to_delta.delete_old(spark, settings)
 
     assert [before, without, after] == [{}, {}, {"deletedMessages": 1}]
@@ -268,7 +268,7 @@ def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
     queue.put("{}")
 
     with sigterm_when((commits / "2").exists):
-        totals = audit_to_delta.run(queue.spark, audit_to_delta.Settings(**given))
+        totals = audit_to_delta.run(queue.spark, audit_to_delta.AuditSettings(**given))
 
     assert totals == {"messages": 3, "batches": 3, "deletedMessages": 2}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

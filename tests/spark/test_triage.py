@@ -196,7 +196,7 @@ def retry(queue: SparkQueue, options: dict[str, str]) -> Start:
     failures(queue.spark, *rows).write.format("delta").save(table)
 
     def start(*ids: str, **more: Any) -> triage.Retry:
-        settings = triage.Settings(
+        settings = triage.TriageSettings(
             url=queue.place.url,
             error_queue=errors.name,
             table=table,
