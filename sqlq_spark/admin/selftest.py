@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.statements import StatementName
 
 Seen: TypeAlias = "Iterator[tuple[Any, ...]]"  # what, the value found, and the promised one if any
 Check: TypeAlias = "Callable[[Bench], Seen]"
@@ -149,20 +148,23 @@ class Bench:
 
 
 def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:
-    """Work before each commit, or after it and commit again; return what the work will give."""
-    run_now = connection.run
-    gave: list[Any] = []
+    """
+    Work before each commit of a connection, or after it, and then commit again.
 
-    def run_paused(statement: StatementName, **more: Any) -> None:  # noqa: ANN401
-        if statement == "commit":
-            if after:
-                run_now(statement)
-            gave.append(work())
-            time.sleep(PAUSE)  # until a session that was ended is gone
-        run_now(statement, **more)
+    Returns:
+        The list to which each work adds its result.
+    """
+    results: list[Any] = []
 
-    vars(connection)["run"] = run_paused
-    return gave
+    def commit_beside_work(commit: Callable[[], None]) -> None:
+        if after:
+            commit()
+        results.append(work())
+        time.sleep(PAUSE)  # until a session that was ended is gone
+        commit()
+
+    connection.around_commit = commit_beside_work
+    return results
 
 
 def run(given: dict[str, Any], chosen: Sequence[Check]) -> Generator[dict[str, Any], None, None]:
