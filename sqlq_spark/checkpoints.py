@@ -30,12 +30,12 @@ def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
         BadOption: the folder has no folder `offsets`, so it is no checkpoint.
     """
     folder = checkpoint.rstrip("/")
-    planned = read(spark, f"{folder}/offsets")
+    planned = read_files(spark, f"{folder}/offsets")
     if planned is None:
         expected = "the checkpointLocation of a query, which has a folder offsets"
         raise BadOption(option="checkpoint", found=checkpoint, expected=expected)
     last = newest(planned)
-    return last if last > newest(read(spark, f"{folder}/commits")) else None
+    return last if last > newest(read_files(spark, f"{folder}/commits")) else None
 
 
 def newest(files: list[str] | None) -> int:
@@ -44,12 +44,12 @@ def newest(files: list[str] | None) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
-def text(spark: SparkSession, path: str) -> str:
+def read_text(spark: SparkSession, path: str) -> str:
     """Read the text of a file, or of a folder; "" if it does not exist or is unfinished."""
-    return "".join(read(spark, path, "text", "value") or ()).strip()
+    return "".join(read_files(spark, path, "text", "value") or ()).strip()
 
 
-def read(
+def read_files(
     spark: SparkSession, path: str, kind: str = "binaryFile", column: str = "path"
 ) -> list[str] | None:
     """

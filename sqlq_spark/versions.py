@@ -27,7 +27,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
 
 
-def check(*packages: str) -> None:
+def check_versions(*packages: str) -> None:
     """
     Compare Python and these packages with what is needed.
 

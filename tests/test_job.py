@@ -168,11 +168,11 @@ def test_an_error_is_one_sentence() -> None:
     )
     named = RuntimeError("see sqlq_spark.options.parse: it fails\nmore")
 
-    assert job.sentence(ours) == job.sentence(spark) == str(ours)
-    assert job.sentence(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
+    assert job.describe_failure(ours) == job.describe_failure(spark) == str(ours)
+    assert job.describe_failure(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
     java = RuntimeError("An error occurred while calling o1.start.\n: a.B: [LOG] no\n\tat a.C")
-    assert job.sentence(java) == "RuntimeError: a.B: [LOG] no"
-    assert job.sentence(KeyError()) == "KeyError: without a message"
+    assert job.describe_failure(java) == "RuntimeError: a.B: [LOG] no"
+    assert job.describe_failure(KeyError()) == "KeyError: without a message"
 
 
 def test_the_totals_are_the_last_line(

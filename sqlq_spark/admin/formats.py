@@ -28,8 +28,8 @@ def part(how_many: int, total: int, what: str) -> str:
     return f"{how_many:,} of {quantity(total, what)}"
 
 
-def span(seconds: float) -> str:
-    """A time span in its two largest units: `2 h 5 min`."""
+def show_span(seconds: float) -> str:
+    """A time show_span in its two largest units: `2 h 5 min`."""
     for unit, length, small, less in (
         ("d", 86400, "h", 3600),
         ("h", 3600, "min", 60),
@@ -57,7 +57,7 @@ def rate(value: float) -> str:
 
 def ago(moment: datetime) -> str:
     """How long ago, by this machine's clock: `5 min 3 s ago`."""
-    return f"{span(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
+    return f"{show_span(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
 
 
 def plain(value: object) -> str:
@@ -126,7 +126,7 @@ def make_cell(
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ShownColumn:
     """A figure of a row, and who shows it."""
 
     name: str
@@ -155,10 +155,10 @@ def follow(row: object, path: str) -> Any:  # noqa: ANN401 - as above
     return row
 
 
-def view(columns: Iterable[Column], name: str) -> list[Column]:
+def view(columns: Iterable[ShownColumn], name: str) -> list[ShownColumn]:
     """The columns that a view shows."""
     return [each for each in columns if not each.only or name in each.only.split()]
 
 
-def json_row(columns: Iterable[Column], row: object) -> dict[str, Any]:
+def json_row(columns: Iterable[ShownColumn], row: object) -> dict[str, Any]:
     return {each.key or each.name: each.value(row) for each in columns if each.only != "metrics"}

@@ -43,7 +43,7 @@ BARS = 12  # of one chart
 NONE = "(none)"
 # what may have happened to a queue that nobody named since the look; it stops no other
 LATER = (errors.QueueNotFound, errors.RightMissing, errors.TableRefused, errors.TimedOut)
-FAILURE = (
+GROUPED_HEADERS = (
     f"{wire.EXCEPTION_INFO}ExceptionType",
     f"{wire.EXCEPTION_INFO}Message",
     wire.FAILED_Q,
@@ -80,7 +80,7 @@ def read_headers(
     connection: Connection, depth: queue_sizes.Depth, *, is_named: bool
 ) -> Iterator[Texts]:
     """
-    Read the headers FAILURE of a queue's lowest messages, each page in its own transaction.
+    Read the headers GROUPED_HEADERS of a queue's lowest messages, each page in its own transaction.
 
     It raises TableRefused if the queue's table must no longer be used.
     """
@@ -98,7 +98,7 @@ def read_headers(
             return
         texts = with_readable_texts(page)["headers"].combine_chunks()
         read = Headers(texts.filter(pc.less(pc.fill_null(pc.utf8_length(texts), 0), CUT)))
-        columns = (pc.utf8_slice_codeunits(read.text(name), 0, LONGEST) for name in FAILURE)
+        columns = (pc.utf8_slice_codeunits(read.text(name), 0, LONGEST) for name in GROUPED_HEADERS)
         yield from zip(*(each.to_pylist() for each in columns), strict=True)
         first = page["seq"][-1].as_py() + 1
 
@@ -152,7 +152,7 @@ def write_page(server: str, look: stats.Look, failures: list[dict[str, Any]]) ->
         failures=failures,
         waiting=Counter(waiting),
         failed=failed,
-        columns={"queues": stats.QUEUE, "streams": stats.STREAM},
+        columns={"queues": stats.QUEUE_COLUMNS, "streams": stats.STREAM_COLUMNS},
     )
 
 

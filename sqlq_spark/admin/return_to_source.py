@@ -1,7 +1,7 @@
 """
 Failed messages: those of an error queue that were chosen, and their return to where they failed.
 
-`plan` reads without locks. It counts which messages can be returned, which cannot, and why.
+`plan_return` reads without locks. It counts which messages can be returned, which cannot, and why.
 
 `give_back` reads them again and returns them batch by batch. Each batch goes to one destination in
 one transaction: it deletes messages that are not locked from the error queue, and inserts them
@@ -54,7 +54,7 @@ MOST_REASONS = 100  # why messages stay
 FIRST_IDS = 5  # of messages that stay for one reason
 LONGEST_KEPT = 1000  # characters of a text
 # headers of a failure, as the fields of `Failed`
-COLUMNS = (
+CHOICE_HEADERS = (
     wire.MESSAGE_ID,
     wire.FAILED_Q,
     returning.EXCEPTION_TYPE,
@@ -62,7 +62,7 @@ COLUMNS = (
 )
 
 TOO_MANY = f"a run returns messages to {MOST_SOURCES} queues at most. Run it again for the others"
-OTHERS = "(others)"  # groups and reasons beyond those that are kept
+OTHER_GROUPS = "(others)"  # groups and reasons beyond those that are kept
 
 # errors of a destination that another attempt would raise again
 REFUSALS = (
@@ -130,7 +130,7 @@ def read_failures(page: pa.Table) -> list[Failed]:
     sizes = pc.add(*(pc.fill_null(pc.binary_length(each), 0) for each in (texts, page["body"])))
     headers = Headers(texts)
     ids = id_texts(page["id"].combine_chunks())
-    columns = (page["seq"], ids, sizes, *map(headers.text, COLUMNS))
+    columns = (page["seq"], ids, sizes, *map(headers.text, CHOICE_HEADERS))
     return [*map(Failed, *(each.to_pylist() for each in columns))]
 
 
@@ -151,7 +151,7 @@ class Staying:
 
 
 @dataclass
-class Plan:
+class ReturnPlan:
     """How many of the chosen messages can be returned and how many cannot; none of them is kept."""
 
     choice: Choice
@@ -178,37 +178,37 @@ class Plan:
         """Count a message that can be returned."""
         self.messages += 1
         self.stop = failed.seq + 1
-        group = cut(failed.failed_queue), cut(failed.exception)
+        group = shorten(failed.failed_queue), shorten(failed.exception)
         if group not in self.counted and len(self.counted) >= MOST_GROUPS:
-            group = OTHERS, OTHERS
+            group = OTHER_GROUPS, OTHER_GROUPS
         self.counted[group] += 1
 
     def leave(self, failed: Failed, reason: str) -> None:
         """Count a message that cannot be returned."""
         if reason not in self.staying and len(self.staying) >= MOST_REASONS:
-            reason = OTHERS
+            reason = OTHER_GROUPS
         self.staying.setdefault(reason, Staying()).add(failed.id)
 
 
-def cut(text: str | None) -> str | None:
+def shorten(text: str | None) -> str | None:
     """Return the beginning of a text that is too long to keep."""
     return text if text is None or len(text) <= LONGEST_KEPT else text[:LONGEST_KEPT] + "…"
 
 
-def plan(
+def plan_return(
     connection: Connection,
     source: QueueAddress,
     choice: Choice,
     *,
     limit: int | None = None,
-) -> Plan:
+) -> ReturnPlan:
     """
     Count the chosen messages of an error queue, and find whether they can be returned.
 
     Locks and changes nothing; no transaction is open. With a `limit` only so many can be returned,
     those with the lowest seq, and nothing is read beyond them.
     """
-    planned = Plan(choice)
+    planned = ReturnPlan(choice)
     found: set[str | None] = set()  # of the ids that were asked for
     for page in read_pages(connection, source):
         chosen = choose(connection, page, choice)
@@ -240,12 +240,12 @@ def ids_of(failed: Failed) -> tuple[str, str | None]:
 
 
 def find_places(
-    connection: Connection, source: QueueAddress, chosen: Iterable[Failed], planned: Plan
+    connection: Connection, source: QueueAddress, chosen: Iterable[Failed], planned: ReturnPlan
 ) -> dict[str, QueueAddress | str]:
     """Find where the messages of a page go, by FailedQ, or why they stay; the plan gets the new."""
     texts = dict.fromkeys(each.failed_queue for each in chosen if each.failed_queue)
     new = [text for text in texts if text not in planned.destinations]
-    places = sources(connection, source, new)
+    places = find_sources(connection, source, new)
     for text, place in places.items():
         if isinstance(place, QueueAddress):
             if len(planned.destinations) < MOST_SOURCES:
@@ -255,7 +255,7 @@ def find_places(
     return {**places, **planned.destinations}
 
 
-def sources(
+def find_sources(
     connection: Connection, source: QueueAddress, texts: Collection[str]
 ) -> dict[str, QueueAddress | str]:
     """
@@ -309,21 +309,21 @@ class Returned:
 
 
 def give_back(
-    session: Session, source: QueueAddress, planned: Plan, *, batch: int
+    session: Session, source: QueueAddress, planned: ReturnPlan, *, batch: int
 ) -> Iterator[Returned]:
     """
     Return the planned messages, each batch in one transaction. A lost connection is retried.
 
     The error queue is read again, up to the last message of the plan. Nothing goes to a queue that
     the plan does not have, and no more messages than it has. The session's options are those of
-    `plan`. `batch` is how many messages one transaction returns at most.
+    `plan_return`. `batch` is how many messages one transaction returns at most.
 
     Returns:
         The result of each batch, after its commit. If a destination refuses a batch for a reason
         that will not change, its later batches are not tried.
     """
     refused: dict[QueueAddress, errors.SqlQueueError] = {}
-    for destination, part in batches(session, source, planned, batch):
+    for destination, part in cut_batches(session, source, planned, batch):
         done: int | errors.SqlQueueError
         if destination in refused:
             done = refused[destination]
@@ -337,8 +337,8 @@ def give_back(
             yield Returned(destination, done, skipped=len(part) - done)
 
 
-def batches(
-    session: Session, source: QueueAddress, planned: Plan, most: int
+def cut_batches(
+    session: Session, source: QueueAddress, planned: ReturnPlan, most: int
 ) -> Iterator[tuple[QueueAddress, list[Failed]]]:
     """
     Cut the planned messages into batches of one destination, by their number and their bytes.
@@ -361,7 +361,7 @@ def batches(
 
 
 def read_again(
-    session: Session, source: QueueAddress, planned: Plan, most: int
+    session: Session, source: QueueAddress, planned: ReturnPlan, most: int
 ) -> Iterator[Failed]:
     """Read the planned messages, in pages of about `most`, with the texts that a return needs."""
     first = LOWEST_SEQ

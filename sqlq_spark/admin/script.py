@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BEGIN: tuple[StatementName, ...] = ("script_begin", "script_check", "install_state")
 # role → kind of table → its rights; the first statement begins with the comment above them
-RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
+ROLE_RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     "reader": {
         "state": ("script_reader",),
         "own": ("script_receive",),
@@ -87,7 +87,7 @@ def of_domain(name: str | None) -> tuple[str, str, str]:
     return f"sqlqueue_{name}", f"{name}_reader", f"{name}_sender"
 
 
-def script(
+def write_script(
     *endpoints: Endpoint,
     state: str,
     subscriptions: QueueAddress | None = None,
@@ -173,11 +173,11 @@ def script(
     missing = ";\n".join(write(bare["script_role"], role=role) for role in used.values())
     parts.append(write(commented["script_roles"], roles=missing))
     for use, role in used.items():
-        (first, *_), *_ = RIGHTS[use].values()
+        (first, *_), *_ = ROLE_RIGHTS[use].values()
         comment = commented[first].removesuffix(bare[first])
         grants = [
             write(grant, its, role=role)
-            for kind, rights in RIGHTS[use].items()
+            for kind, rights in ROLE_RIGHTS[use].items()
             for its, right in product(tables[kind], rights)
             for grant in bare[right].split(";\n")
         ]

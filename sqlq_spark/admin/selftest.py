@@ -24,7 +24,7 @@ import stamina
 
 from sqlq_spark import errors
 from sqlq_spark.admin import doctor, state_tables
-from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
+from sqlq_spark.admin.script import ROLE_RIGHTS, Endpoint, Roles, write_script
 from sqlq_spark.database import dialect_named, find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -167,7 +167,9 @@ def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = 
     return results
 
 
-def run(given: dict[str, Any], chosen: Sequence[Check]) -> Generator[dict[str, Any], None, None]:
+def run_checks(
+    given: dict[str, Any], chosen: Sequence[Check]
+) -> Generator[dict[str, Any], None, None]:
     """Run checks, one after the other, in schemas of their own; yield what became of each."""
     now = int(time.time())
     mark = f"{MARK}{now:08x}_{secrets.token_hex(2)}"
@@ -176,8 +178,8 @@ def run(given: dict[str, Any], chosen: Sequence[Check]) -> Generator[dict[str, A
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)  # of what is made to happen
         with suppress(Exception):  # what another login has left
-            drop(bench.open(), MARK, f"{MARK}{now - LONGEST:08x}")
-        stack.callback(lambda: drop(bench.open(), mark, f"{mark}~"))
+            drop_remains(bench.open(), MARK, f"{MARK}{now - LONGEST:08x}")
+        stack.callback(lambda: drop_remains(bench.open(), mark, f"{mark}~"))
         yield from (run_check(check, bench) for check in chosen)
 
 
@@ -204,7 +206,7 @@ def run_check(check: Check, bench: Bench) -> dict[str, Any]:
     return result | {"seen": ", ".join(seen), "seconds": seconds, "figures": its.figures}
 
 
-def drop(connection: Connection, lowest: str, highest: str) -> None:
+def drop_remains(connection: Connection, lowest: str, highest: str) -> None:
     """Drop what runs have made, by its names; a login is kept by a session that is just ending."""
     for attempt in stamina.retry_context(on=Exception, attempts=5, wait_initial=PAUSE):
         with attempt:
@@ -336,8 +338,8 @@ def roles(bench: Bench) -> Seen:
     connection, mark, topics = bench.open(), bench.queue.schema, ["Shop.Event"]
     team = replace(bench, queue=replace(bench.queue, schema=f"{mark}_team"))
     queue, bad, events = team.queue, team.table("error"), team.table("events")
-    made = {use: f"{mark}_{use}" for use in RIGHTS}
-    text = script(
+    made = {use: f"{mark}_{use}" for use in ROLE_RIGHTS}
+    text = write_script(
         Endpoint([queue], [bad]),
         state=str(queue.schema),
         subscriptions=events,
@@ -379,7 +381,9 @@ def databases(bench: Bench) -> Seen:
         name, text = scripts[collation]
         bench.open().run_script(text)
         url = urlsplit(bench.given["url"])._replace(path=f"/{name}").geturl()
-        bench.figures[collation] = results = [*run({**bench.given, "url": url}, IN_EACH_DATABASE)]
+        bench.figures[collation] = results = [
+            *run_checks({**bench.given, "url": url}, IN_EACH_DATABASE)
+        ]
         yield collation, [each["check"] for each in results if each["outcome"] == "failed"], []
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
 from sqlq_spark.admin import doctor, queue_sizes, state_tables
-from sqlq_spark.admin.formats import Column, ago, byte_size, json_row, rate, span
+from sqlq_spark.admin.formats import ShownColumn, ago, byte_size, json_row, rate, show_span
 from sqlq_spark.admin.queue_checks import Finding, blockers, of_head, of_table, unreadable
 from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.destinations import LOST
@@ -96,28 +96,28 @@ class Look:
 # ---------------------------------------------------------------- columns
 
 # The last column of a view names the row.
-QUEUE = (
-    Column("backlog", "depth.messages", key="messages", estimated="depth.estimated"),
-    Column("oldest", form=span),
-    Column("in/s", "incoming", rate, only="watch", key="inPerSecond"),
-    Column("out/s", "outgoing", rate, only="watch", key="outPerSecond"),
-    Column("expired", "depth.expired"),
-    Column("delayed", "delayed.messages", estimated="delayed.estimated"),
-    Column("due", "delayed.due"),
-    Column("receipts"),
-    Column("held"),
-    Column("size", "depth.bytes", byte_size, key="bytes"),
-    Column("first seq", "depth.first", only="once", key="first"),
-    Column("last seq", "depth.last", only="once", key="last"),
-    Column("kind"),
-    Column("state", mark="worst.severity"),
-    Column("queue"),
-    Column("highest seq", "highest", only="json", key="seq"),
-    Column("estimated", "depth.estimated", only="json"),
-    Column("delayed size", "delayed.bytes", only="json", key="delayedBytes"),
-    Column("delayed estimated", "delayed.estimated", only="json", key="delayedEstimated"),
-    Column("read", "is_read", only="json"),
-    Column("problems", "faults", only="metrics"),
+QUEUE_COLUMNS = (
+    ShownColumn("backlog", "depth.messages", key="messages", estimated="depth.estimated"),
+    ShownColumn("oldest", form=show_span),
+    ShownColumn("in/s", "incoming", rate, only="watch", key="inPerSecond"),
+    ShownColumn("out/s", "outgoing", rate, only="watch", key="outPerSecond"),
+    ShownColumn("expired", "depth.expired"),
+    ShownColumn("delayed", "delayed.messages", estimated="delayed.estimated"),
+    ShownColumn("due", "delayed.due"),
+    ShownColumn("receipts"),
+    ShownColumn("held"),
+    ShownColumn("size", "depth.bytes", byte_size, key="bytes"),
+    ShownColumn("first seq", "depth.first", only="once", key="first"),
+    ShownColumn("last seq", "depth.last", only="once", key="last"),
+    ShownColumn("kind"),
+    ShownColumn("state", mark="worst.severity"),
+    ShownColumn("queue"),
+    ShownColumn("highest seq", "highest", only="json", key="seq"),
+    ShownColumn("estimated", "depth.estimated", only="json"),
+    ShownColumn("delayed size", "delayed.bytes", only="json", key="delayedBytes"),
+    ShownColumn("delayed estimated", "delayed.estimated", only="json", key="delayedEstimated"),
+    ShownColumn("read", "is_read", only="json"),
+    ShownColumn("problems", "faults", only="metrics"),
 )
 # a column's metric: its name after `sqlqueue_`, and its help
 GAUGES = {
@@ -132,26 +132,26 @@ GAUGES = {
     "highest seq": ("highest_seq", "The highest seq; it grows by one for each message sent."),
     "problems": ("problems", "Errors and warnings that `sqlqueue stats` reports."),
 }
-STREAM = (
-    Column("lag"),
-    Column("batch", only="once"),
-    Column("messages", only="once page"),
-    Column("expired", only="once"),
-    Column("diverted", only="once"),
-    Column("forwarded", only="once"),
-    Column("receipts"),
-    Column("held"),
-    Column("seen", form=ago),
-    Column("created", only="json"),
-    Column("stream"),
-    Column("queue"),
+STREAM_COLUMNS = (
+    ShownColumn("lag"),
+    ShownColumn("batch", only="once"),
+    ShownColumn("messages", only="once page"),
+    ShownColumn("expired", only="once"),
+    ShownColumn("diverted", only="once"),
+    ShownColumn("forwarded", only="once"),
+    ShownColumn("receipts"),
+    ShownColumn("held"),
+    ShownColumn("seen", form=ago),
+    ShownColumn("created", only="json"),
+    ShownColumn("stream"),
+    ShownColumn("queue"),
 )
 
 
 # ---------------------------------------------------------------- look
 
 
-def look(connection: Connection, names: Sequence[str], options: DatabaseOptions) -> Look:
+def take_look(connection: Connection, names: Sequence[str], options: DatabaseOptions) -> Look:
     """
     Look at queues, each in its own transaction. Locks nothing.
 
@@ -178,7 +178,7 @@ def look(connection: Connection, names: Sequence[str], options: DatabaseOptions)
         pass
     locks = blockers(connection)
     if names:
-        named = dict.fromkeys(parse_queue("QUEUE", name, options.naming) for name in names)
+        named = dict.fromkeys(parse_queue("QUEUE_COLUMNS", name, options.naming) for name in names)
         connection.trusted = options.trusted.with_named(named)
         queues = [look_at(connection, each, options, locks) for each in named]
         asked = {each.queue for each in queues}
@@ -323,16 +323,16 @@ def to_json(now: Look) -> dict[str, Any]:
     """A look as a JSON object; figures per second are null at the first look."""
     return {
         "at": now.at,
-        "queues": [json_row(QUEUE, each) for each in now.queues],
+        "queues": [json_row(QUEUE_COLUMNS, each) for each in now.queues],
         "problems": [asdict(each) for each in now.problems],
-        "streams": [json_row(STREAM, each) for each in now.streams or ()],
+        "streams": [json_row(STREAM_COLUMNS, each) for each in now.streams or ()],
     }
 
 
 def to_metrics(now: Look, state_schema: str) -> str:
     """The figures that are known as gauges, in the format of Prometheus and OpenMetrics."""
     lines = []
-    for column in QUEUE:
+    for column in QUEUE_COLUMNS:
         if column.name in GAUGES:
             name, text = GAUGES[column.name]
             lines += [f"# HELP sqlqueue_{name} {text}", f"# TYPE sqlqueue_{name} gauge"]

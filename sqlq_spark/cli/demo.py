@@ -11,7 +11,7 @@ from rich.progress import Progress, TextColumn
 from typer import Option, Typer
 
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, fail
+from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, fail_command
 
 app = Typer()
 
@@ -33,15 +33,15 @@ def demo_command(
     columns = *Progress.get_default_columns(), TextColumn("{task.fields[count]}")
     bars = Progress(*columns, console=screen.out(quiet=context.obj.as_json))
     try:
-        result = demo.run(bars, messages=messages, keep=keep)
+        result = demo.run_demo(bars, messages=messages, keep=keep)
     except demo.JobFailed as error:
-        fail(str(error))
+        fail_command(str(error))
     figures = asdict(result) | {"good": result.good}
     if context.obj.as_json:
         screen.print_json(figures)
     else:
         counted = [(value, name.replace("_", " ")) for name, value in figures.items()]
-        screen.show(("", "counted by message id"), counted, "figures")
+        screen.show_table(("", "counted by message id"), counted, "figures")
         if keep is not None:
             screen.say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
     if not result.good:

@@ -5,7 +5,7 @@ The commands that make what an endpoint needs, and end it.
 subscriptions. `retire` drops a queue that is no longer used.
 
 `retire` loses no message that arrives meanwhile. First the queue is unsubscribed. Endpoints keep
-the subscribers that they have read for a moment, so the command waits for PATIENCE. Then one
+the subscribers that they have read for a moment, so the command waits for that time. Then one
 transaction locks the tables, counts again, and drops them. A sender that waits for the lock fails
 when the table is gone, so its message is not lost.
 """
@@ -23,7 +23,7 @@ from typer import Argument, Option, Typer
 from sqlq_spark.admin import queue_sizes, state_tables
 from sqlq_spark.admin import script as scripts
 from sqlq_spark.admin.doctor import subscriptions_of
-from sqlq_spark.admin.formats import Column, quantity
+from sqlq_spark.admin.formats import ShownColumn, quantity
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import AskingCommand, Command, Context
@@ -143,20 +143,22 @@ def script_command(
     ] = None,
 ) -> None:
     """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
-    cli.require(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
+    cli.require_option(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
     state, own_reader, own_sender = scripts.of_domain(domain)
     own = context.obj.state_schema
     shared = replace(
         context.obj, url=f"{DIALECTS[dialect].schemes[0]}://", state_schema=own or state
     )
     is_one = len(queues) == 1 or not (shared.instance or shared.qualifier)
-    cli.require(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
+    cli.require_option(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
     team = "--domain or --state-schema with it, because all roles of one state schema are one team"
     named = "--reader" if reader else "--sender"
-    cli.require(not (reader or sender) or domain or own, named, reader or sender, team)
-    cli.require(not no_sender or sender is None, "--sender", sender, "no --no-sender with it")
+    cli.require_option(not (reader or sender) or domain or own, named, reader or sender, team)
+    cli.require_option(
+        not no_sender or sender is None, "--sender", sender, "no --no-sender with it"
+    )
     options = shared.database()
-    text = scripts.script(
+    text = scripts.write_script(
         *(name_queues(shared, queue) for queue in queues),
         state=options.state_schema,
         subscriptions=cli.queue_or_none("--subscription-table", subscription_table, options),
@@ -180,8 +182,12 @@ def script_command(
 
 # ---------------------------------------------------------------- subscriptions
 
-PATIENCE = 5  # seconds for which an endpoint keeps the subscribers that it has read
-COLUMNS = (Column("topic"), Column("endpoint"), Column("queue", "address"))
+SUBSCRIBERS_KEPT = 5  # seconds for which an endpoint keeps the subscribers that it has read
+SUBSCRIPTION_COLUMNS = (
+    ShownColumn("topic"),
+    ShownColumn("endpoint"),
+    ShownColumn("queue", "address"),
+)
 Topics = Annotated[
     list[str],
     Argument(metavar="TOPIC...", help="A type's full name, for example Shop.OrderPlaced."),
@@ -223,7 +229,7 @@ def subscribe_command(
         endpoint=endpoint,
         queue=address,
     )
-    context.show((*COLUMNS, Column("replaced")), made, "subscriptions")
+    context.show((*SUBSCRIPTION_COLUMNS, ShownColumn("replaced")), made, "subscriptions")
     for each in made:
         if each.replaced is not None:
             say_error(
@@ -248,14 +254,14 @@ def unsubscribe_command(context: Context, topics: Topics, *, endpoint: cli.Endpo
     if queues:
         names = ", ".join(sorted({*queues.values()}))
         context.confirm(f"end the subscription of {endpoint} with {names} to {', '.join(queues)}")
-    stop = f"publishers stop within {quantity(PATIENCE, 'second')}"
+    stop = f"publishers stop within {quantity(SUBSCRIBERS_KEPT, 'second')}"
     for topic in queues:
         subscriptions.unsubscribe(connection, table, topic, endpoint)
         result = {"topic": topic, "endpoint": endpoint, "unsubscribed": True}
         context.answer(result, f"{endpoint} is no longer subscribed to {topic}; {stop}")
     if missing := ", ".join(sorted({*topics} - {*queues})):
         lists = "`sqlqueue subscribers` lists who is"
-        cli.fail(f"{endpoint} is not subscribed to {missing}; {lists}")
+        cli.fail_command(f"{endpoint} is not subscribed to {missing}; {lists}")
 
 
 @app.command("subscribers", cls=SubscriptionCommand)
@@ -270,7 +276,7 @@ def subscribers_command(
         found = subscriptions.list_subscriptions(
             connection, options.subscription_address, None if topic is None else [topic]
         )
-    context.show(COLUMNS, found, "subscriptions")
+    context.show(SUBSCRIPTION_COLUMNS, found, "subscriptions")
 
 
 # ---------------------------------------------------------------- retire
@@ -311,13 +317,13 @@ def retire_command(
         ended = subscriptions_of(connection, table, address)
     if ended:
         if not context.obj.as_json:
-            context.show(COLUMNS, ended, "subscriptions")
+            context.show(SUBSCRIPTION_COLUMNS, ended, "subscriptions")
         context.confirm(f"end {quantity(len(ended), 'subscription')} of {name}")
         for each in ended:
             subscriptions.unsubscribe(connection, table, each.topic, each.endpoint)
         keep = "endpoints keep the subscribers that they have read for so long"
-        context.note(f"waiting {quantity(PATIENCE, 'second')}: {keep}")
-        time.sleep(PATIENCE)
+        context.note(f"waiting {quantity(SUBSCRIBERS_KEPT, 'second')}: {keep}")
+        time.sleep(SUBSCRIBERS_KEPT)
     states, unread = ([state_schema], {}) if state_schema else schema.find_states(connection)
     for state, why in unread.items():
         say_error(f"receipts in state schema {state} are not looked for: {why}")
@@ -414,5 +420,5 @@ def look_at(
         )
     if reasons:
         printed = connection.printed(queue)
-        cli.fail(f"queue {printed} was not dropped: {'; '.join(reasons)}")
+        cli.fail_command(f"queue {printed} was not dropped: {'; '.join(reasons)}")
     return left

@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 for each in (endpoints, messages, queues, selftest, demo):
     app.add_typer(each.app)
-app.add_typer(messages.receipts, name="receipts")
+app.add_typer(messages.receipts_app, name="receipts")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, FileBinaryRead, Option, Typer
 
 from sqlq_spark.admin import state_tables
-from sqlq_spark.admin.formats import Column, ago, byte_size, quantity
+from sqlq_spark.admin.formats import ShownColumn, ago, byte_size, quantity
 from sqlq_spark.admin.messages import list_messages, to_message
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import Command, Context, require
+from sqlq_spark.cli.options import Command, Context, require_option
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
@@ -47,7 +47,7 @@ ONE_TOPIC = (
     "a type's full name, as Shop.OrderPlaced. Give each type a --topic of its own. A name with its "
     "assembly, as 'Shop.OrderPlaced, Shop', is for --message-type"
 )
-BODY = 200  # characters of one at most; the terminal's width cuts further
+LONGEST_SHOWN_BODY = 200  # characters of one at most; the terminal's width cuts further
 
 
 class SendCommand(Command):
@@ -99,20 +99,22 @@ def send_command(
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
 
     fits = file is None or source is None
-    require(fits, "--file", file and file.name, "no file of JSON lines with it")
+    require_option(fits, "--file", file and file.name, "no file of JSON lines with it")
     headers = {}
     for text in header or ():
         key, equals, headers[key] = text.partition("=")
         is_utf_8 = text.encode(errors="replace").decode() == text
-        require(key and equals and is_utf_8, "--header", text, "KEY=VALUE, in UTF-8")
+        require_option(key and equals and is_utf_8, "--header", text, "KEY=VALUE, in UTF-8")
     for topic in context.obj.topics or ():
-        require(full_name(topic) == topic and not has_blank(topic), "--topic", topic, ONE_TOPIC)
+        require_option(
+            full_name(topic) == topic and not has_blank(topic), "--topic", topic, ONE_TOPIC
+        )
     alone = "no --as-received with it, which adds no header"
-    require(not (header and context.obj.as_received), "--header", header, alone)
+    require_option(not (header and context.obj.as_received), "--header", header, alone)
     options = context.obj.sink(queue)
     session = context.session(options)
     stream = file or source or sys.stdin.buffer
-    chunks = sending.read(session, options, stream, headers, is_body=file is not None)
+    chunks = sending.read_lines(session, options, stream, headers, is_body=file is not None)
     sending.insert(context, session.open(), options, chunks)
 
 
@@ -143,11 +145,11 @@ def browse_command(
             *screen.type_and_time(each.headers),
             each.expires,
             byte_size(len(each.body or b"")),
-            None if each.body is None else each.body[:BODY].decode(errors="replace"),
+            None if each.body is None else each.body[:LONGEST_SHOWN_BODY].decode(errors="replace"),
         )
         for each in found
     )
-    screen.show(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
+    screen.show_table(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
 # ---------------------------------------------------------------- retry
@@ -200,11 +202,11 @@ def retry_command(
     A message that cannot be returned stays in the error queue. The command
     reports it and exits with 1.
     """
-    from sqlq_spark.admin.return_to_source import Choice, give_back, plan  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.return_to_source import Choice, give_back, plan_return  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.returning import is_copy  # noqa: PLC0415 - see cli
 
     options = context.obj.source(queue)
-    require(copies or not is_copy(options.address.table), "QUEUE", queue, COPIES)
+    require_option(copies or not is_copy(options.address.table), "QUEUE", queue, COPIES)
     choice = Choice(
         ids=frozenset(ids or ()),
         exceptions=frozenset(exception or ()),
@@ -213,17 +215,17 @@ def retry_command(
         until=cli.read_moment("--until", until),
     )
     expected = "either this, or the messages by ID, --exception, --failed-queue or time"
-    require(everything == (choice == Choice()), "--all", str(everything).lower(), expected)
+    require_option(everything == (choice == Choice()), "--all", str(everything).lower(), expected)
     session = context.session(options)
     connection = session.open()
     name = connection.printed(options.address)
-    planned = plan(connection, options.address, choice, limit=limit)
+    planned = plan_return(connection, options.address, choice, limit=limit)
     groups = [
         {"messages": messages, "failedQueue": failed, "exception": kind}
         for failed, kind, messages in planned.groups
     ]
     if not context.obj.as_json:
-        screen.show(GROUP, (each.values() for each in groups), "messages to return")
+        screen.show_table(GROUP, (each.values() for each in groups), "messages to return")
         for reason, some in planned.staying.items():
             stay = quantity(some.messages, "message")
             say_error(f"{stay} cannot be returned: {reason} ({', '.join(some.ids)})")
@@ -260,7 +262,7 @@ def retry_command(
 
 # ---------------------------------------------------------------- receipts
 
-receipts = Typer(
+receipts_app = Typer(
     help="List, show, return or drop what streams received and have not acknowledged.",
     no_args_is_help=True,
 )
@@ -269,13 +271,13 @@ AGAIN = (
     "Messages that the stream has already written will be received a second time, and its "
     "checkpoint can no longer be used for these batches"
 )
-COLUMNS = (
-    *map(Column, ("stream", "batch", "task", "messages")),
-    Column("size", "bytes", byte_size),
-    Column("settled"),
-    Column("created", form=ago),
-    Column("stream seen", "seen", ago),
-    *map(Column, ("login", "queue")),
+RECEIPT_COLUMNS = (
+    *map(ShownColumn, ("stream", "batch", "task", "messages")),
+    ShownColumn("size", "bytes", byte_size),
+    ShownColumn("settled"),
+    ShownColumn("created", form=ago),
+    ShownColumn("stream seen", "seen", ago),
+    *map(ShownColumn, ("login", "queue")),
 )
 
 
@@ -297,7 +299,7 @@ class ReturnReceiptsCommand(OneStreamCommand):
     shared = ("yes", "allowed_destinations", *OneStreamCommand.shared)
 
 
-@receipts.command("list", cls=cli.StateCommand)
+@receipts_app.command("list", cls=cli.StateCommand)
 def receipts_list_command(
     context: Context,
     queue: cli.MaybeQueue = None,
@@ -310,10 +312,10 @@ def receipts_list_command(
     connection = context.connect(options, StateSession)
     with transaction(connection):
         found = state_tables.list_receipts(connection, stream=stream, queue=address)
-    context.show(COLUMNS, found, "receipts")
+    context.show(RECEIPT_COLUMNS, found, "receipts")
 
 
-@receipts.command("show", cls=OneStreamCommand)
+@receipts_app.command("show", cls=OneStreamCommand)
 def receipts_show_command(
     context: Context,
     stream: Annotated[str, Argument(help=cli.STREAM_HELP)],
@@ -352,10 +354,10 @@ def receipts_show_command(
                     say(f"{key}: {text}")
     if not found:
         which = "a message" if message is None else f"message {message}"
-        cli.fail(f"no receipt of stream {stream} holds {which}")
+        cli.fail_command(f"no receipt of stream {stream} holds {which}")
 
 
-@receipts.command("return", cls=ReturnReceiptsCommand)
+@receipts_app.command("return", cls=ReturnReceiptsCommand)
 def receipts_return_command(
     context: Context,
     *,
@@ -391,7 +393,7 @@ def receipts_return_command(
         context.exit(cli.FOUND)
 
 
-@receipts.command("drop", cls=DropReceiptsCommand)
+@receipts_app.command("drop", cls=DropReceiptsCommand)
 def receipts_drop_command(context: Context, *, stream: cli.StreamId) -> None:
     """Delete receipts with their messages. They cannot be restored."""
     from sqlq_spark.receive.receipts import drop  # noqa: PLC0415 - see cli
@@ -411,9 +413,9 @@ def choose(
             connection, stream=stream, batch=shared.batch, task=shared.task
         )
     if not found:
-        cli.fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
+        cli.fail_command(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
     if not shared.as_json:
-        context.show(COLUMNS, found, "receipts")
+        context.show(RECEIPT_COLUMNS, found, "receipts")
     return connection, found
 
 

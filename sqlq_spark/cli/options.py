@@ -38,7 +38,7 @@ from sqlq_spark.wire.dialects import DIALECTS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sqlq_spark.admin.formats import Column
+    from sqlq_spark.admin.formats import ShownColumn
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
@@ -227,7 +227,7 @@ class Context(typer.Context):
         sys.stderr.write("Continue? [y/N]: ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-            fail("nothing was done; --yes answers the question")
+            fail_command("nothing was done; --yes answers the question")
 
     def follow(self, batches: Iterable[int], what: str, total: int, done: str) -> int:
         """
@@ -259,7 +259,7 @@ class Context(typer.Context):
         else:
             say(text)
 
-    def show(self, columns: Sequence[Column], rows: Sequence[Any], title: str) -> None:
+    def show(self, columns: Sequence[ShownColumn], rows: Sequence[Any], title: str) -> None:
         """Print rows, which are dataclasses, as JSON lines or as a table of some columns."""
         if not self.obj.as_json:
             screen.out().print(screen.draw_rows(columns, rows, title))
@@ -321,7 +321,9 @@ class Command(TyperCommand):
         if its.as_json:
             write_utf_8()
         may_ask = "yes" not in self.shared or its.yes or not its.as_json
-        require(may_ask, "--json", "true", "--yes with it, because a program cannot be asked")
+        require_option(
+            may_ask, "--json", "true", "--yes with it, because a program cannot be asked"
+        )
         return super().invoke(ctx)
 
 
@@ -351,7 +353,7 @@ ALL_STATES = "Look at this schema only; by default at all that you may enter."
 # ---------------------------------------------------------------- options of one command
 
 
-def require(fits: object, option: str, found: object, expected: str) -> None:
+def require_option(fits: object, option: str, found: object, expected: str) -> None:
     """Raise BadOption for an option that does not fit the others."""
     if not fits:
         raise errors.BadOption(option=option, found=str(found), expected=expected)
@@ -393,7 +395,7 @@ def end_by(error: errors.SqlQueueError) -> NoReturn:
     sys.exit(USAGE if bad else DATABASE)
 
 
-def fail(text: str) -> NoReturn:
+def fail_command(text: str) -> NoReturn:
     """Print what the command found, or why it did nothing, and end with FOUND."""
     say_error(text)
     raise typer.Exit(FOUND)

@@ -24,11 +24,11 @@ from typer import Option, Typer
 
 from sqlq_spark import errors
 from sqlq_spark.admin import doctor, purge, queue_sizes, state_tables, stats
-from sqlq_spark.admin.formats import Column, quantity, span, view, write_utf_8
+from sqlq_spark.admin.formats import ShownColumn, quantity, show_span, view, write_utf_8
 from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import Command, Context, StateCommand, require
+from sqlq_spark.cli.options import Command, Context, StateCommand, require_option
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import find_states
@@ -49,7 +49,7 @@ app = Typer()
 
 SHARE = 4.0  # --watch pauses at least so many times as long as a look took, which counts rows
 # --watch continues after these
-PASSING = (
+TEMPORARY_ERRORS = (
     errors.ConnectionLost,
     errors.CredentialsFailed,
     errors.Deadlock,
@@ -91,8 +91,8 @@ def stats_command(
     --openmetrics replaces the file at once, also at each look of --watch.
     """
     as_json, options = context.obj.as_json, context.obj.database()
-    require(count is None or watch, "--count", count, "--watch with it")
-    require(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
+    require_option(count is None or watch, "--count", count, "--watch with it")
+    require_option(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
     if openmetrics == "-":
         write_utf_8()
     on_screen = watch and not openmetrics and not as_json and sys.stdout.isatty()
@@ -127,8 +127,8 @@ def looks(
     while True:
         began = time.monotonic()
         try:
-            before = stats.add_rates(before, stats.look(session.open(), names, options))
-        except PASSING as error:
+            before = stats.add_rates(before, stats.take_look(session.open(), names, options))
+        except TEMPORARY_ERRORS as error:
             if before is None:
                 raise
             session.close()
@@ -141,7 +141,7 @@ def looks(
 def draw(now: Look, state_schema: str, view_name: str) -> Group:
     """The tables of queues and of streams, with the columns of a view, and what is wrong."""
     parts: list[RenderableType] = [
-        screen.draw_rows(view(stats.QUEUE, view_name), now.queues, "queues")
+        screen.draw_rows(view(stats.QUEUE_COLUMNS, view_name), now.queues, "queues")
         if now.queues
         else Text(screen.NO_QUEUES),
         Text(
@@ -149,7 +149,7 @@ def draw(now: Look, state_schema: str, view_name: str) -> Group:
             "(`sqlqueue install` creates them)"
         )
         if now.streams is None
-        else screen.draw_rows(view(stats.STREAM, view_name), now.streams, "streams"),
+        else screen.draw_rows(view(stats.STREAM_COLUMNS, view_name), now.streams, "streams"),
     ]
     parts += [line for each in now.problems for line in screen.finding_lines(each)]
     if view_name == "watch":
@@ -182,7 +182,7 @@ def report_command(
         raise errors.MissingOption(option="--html", example=example)
     options = context.obj.database()
     connection = context.connect(options)
-    found = stats.look(connection, queues or (), options)
+    found = stats.take_look(connection, queues or (), options)
     failures = report.find_failures(connection, found, are_named=bool(queues))
     if html is not None:
         # the page names queues, logins and failures, and others may be able to read the folder
@@ -291,7 +291,7 @@ def move_due_command(
             elif moved.next_due <= 0:
                 then = "more are due, but another process is moving them"
             else:
-                then = f"the next is due in {span(moved.next_due)}"
+                then = f"the next is due in {show_span(moved.next_due)}"
             if messages or not watch:
                 shown = {"queue": name, "moved": messages, "nextDueSeconds": moved.next_due}
                 context.answer(shown, f"{quantity(messages, 'message')} moved into {name}; {then}")
@@ -368,7 +368,7 @@ def doctor_command(
 
 # ---------------------------------------------------------------- trail
 
-TRAIL = [Column(field.name) for field in fields(state_tables.TrailEntry)]
+TRAIL_COLUMNS = [ShownColumn(field.name) for field in fields(state_tables.TrailEntry)]
 
 
 @app.command("trail", cls=StateCommand)
@@ -389,4 +389,4 @@ def trail_command(
     connection = context.connect(options, StateSession)
     with transaction(connection):
         entries = state_tables.read_trail(connection, entries=last, queue=address)
-    context.show(TRAIL, entries, "entries")
+    context.show(TRAIL_COLUMNS, entries, "entries")

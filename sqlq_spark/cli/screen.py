@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from sqlq_spark.admin.formats import Cell, Column
+    from sqlq_spark.admin.formats import Cell, ShownColumn
     from sqlq_spark.admin.messages import StoredMessage
     from sqlq_spark.admin.queue_checks import Finding
 
@@ -84,14 +84,14 @@ def finding_lines(its: Finding) -> list[Text]:
 # ---------------------------------------------------------------- tables
 
 
-def show(names: Sequence[str], rows: Iterable[Iterable[object]], title: str) -> None:
+def show_table(names: Sequence[str], rows: Iterable[Iterable[object]], title: str) -> None:
     """Print a table of values."""
     columns = zip(*rows, strict=True)
     cells = ([*map(make_cell, column)] for column in columns)
     out().print(draw([*zip(names, cells, strict=False)], title))
 
 
-def draw_rows(columns: Iterable[Column], rows: Sequence[object], title: str) -> RenderableType:
+def draw_rows(columns: Iterable[ShownColumn], rows: Sequence[object], title: str) -> RenderableType:
     """Draw a table of some columns of rows."""
     return draw([(each.name, [*map(each.cell, rows)]) for each in columns], title)
 

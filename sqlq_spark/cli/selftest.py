@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import typer
 from typer import Option
 
-from sqlq_spark.cli.options import FOUND, AskingCommand, Context, require
+from sqlq_spark.cli.options import FOUND, AskingCommand, Context, require_option
 from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def selftest_command(
 
     shared, names = context.obj, {check.__name__: check for check in its.CHECKS}
     for name in only or ():
-        require(name in names, "--only", name, ", ".join(names))
+        require_option(name in names, "--only", name, ", ".join(names))
     asked = {"roles": roles, "databases": databases}
     chosen = [names[name] for name in only or names if only or asked.get(name, True)]
     given = {"url": shared.location, "queryTimeout": shared.query_timeout}
@@ -69,10 +69,10 @@ def selftest_command(
     connection = context.connect(shared.database())
     server = connection.server
     fits = its.databases not in chosen or connection.names.collations != ()
-    require(fits, "--databases", server, COLLATED)
+    require_option(fits, "--databases", server, COLLATED)
     context.confirm(f"make schemas {its.MARK}… in {server}, work in them, and drop them")
     results = list[dict[str, object]]()
-    for each in context.with_resource(closing(its.run(given, chosen))):
+    for each in context.with_resource(closing(its.run_checks(given, chosen))):
         results.append(each)
         # before the clean-up, which may fail
         file.write_text(report_text(results, server), "utf-8")

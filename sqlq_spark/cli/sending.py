@@ -71,7 +71,7 @@ class BadLine(BadInput):
     template = "line {line} cannot be sent: {reason}. Nothing was sent."
 
 
-def read(
+def read_lines(
     session: Session,
     options: SinkOptions,
     source: BinaryIO,

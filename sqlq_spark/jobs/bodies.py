@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-UNFIT = "unfitBody"  # a column of the stream: the name of the schema that a body does not fit
+UNFIT_BODY = "unfitBody"  # a column of the stream: the name of the schema that a body does not fit
 EXCEPTION = "sqlq_spark.UnfitBody"
 BODY, CORRUPT = "body", "corrupt"  # fields of the object around a body
 # An exponent that no double has. For a DECIMAL Spark writes out such a number before it checks the
@@ -48,7 +48,7 @@ class Schema(NamedTuple):
 
 def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
     """
-    Add the parsed bodies and UNFIT to the rows of a stream.
+    Add the parsed bodies and UNFIT_BODY to the rows of a stream.
 
     A parsed body is null for a message of another type, or if it is not one value.
     """
@@ -63,7 +63,7 @@ def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
         body = F.when(applies & F.expr(ONE_VALUE), parse_safely(each.columns))
         parsed.append(body.alias(each.name))
         unfit.append(F.when(applies & ~F.expr(" AND ".join(rules)), each.name))
-    return frame.select("*", *parsed).select("*", F.coalesce(*unfit).alias(UNFIT))
+    return frame.select("*", *parsed).select("*", F.coalesce(*unfit).alias(UNFIT_BODY))
 
 
 def reason(schema: Schema) -> Column:
@@ -86,7 +86,7 @@ def reason(schema: Schema) -> Column:
     ]
     kinds, nulls = (F.nullif(F.concat_ws(", ", *each), F.lit("")) for each in (wrong, absent))
     return F.when(
-        F.col(UNFIT) == schema.name,
+        F.col(UNFIT_BODY) == schema.name,
         F.when(F.expr("coalesce(octet_length(body), 0) = 0"), "the body is empty")
         .when(~F.expr(UTF8), "the body is not UTF-8")
         .when(

@@ -108,7 +108,7 @@ class DeltaToQueueSettings(OneDatabaseSettings, StreamSettings):
 
 def run(spark: SparkSession, settings: DeltaToQueueSettings) -> dict[str, Any]:
     options = settings.write()
-    streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
+    streams.bind_checkpoint(spark, settings.checkpoint, SinkOptions.parse(options))
     writer = settings.frame(spark).writeStream.format("sqlqueue").options(**options)
     with streams.sigterm() as asked:
         tally = streams.watch(streams.start(writer, settings), asked)

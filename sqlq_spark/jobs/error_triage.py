@@ -341,7 +341,7 @@ class Retry:
     def stay(self, reason: str, messages: int) -> None:
         """Count failures that stay; senders choose what a reason quotes."""
         if reason not in self.staying and len(self.staying) >= return_to_source.MOST_REASONS:
-            reason = return_to_source.OTHERS
+            reason = return_to_source.OTHER_GROUPS
         self.staying[reason] += messages
 
     def do(self, limit: int | None) -> None:
@@ -439,7 +439,7 @@ class Retry:
         with Session(options, "triage") as session:
             connection = session.open()
             wanted = [text for text in texts if text]
-            found = return_to_source.sources(connection, source, wanted)
+            found = return_to_source.find_sources(connection, source, wanted)
             there, reasons = dict[str, str](), dict[str, str]()
             for text, each in found.items():
                 if isinstance(each, str):

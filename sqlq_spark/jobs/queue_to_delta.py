@@ -166,7 +166,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows to write; with split without the columns of bodies."""
         appender = Appender(self)
-        rows = appender.add_columns(streams.load(spark, self.read()))
+        rows = appender.add_columns(streams.load_stream(spark, self.read()))
         return appender.columns(rows, appender.schema)
 
 
@@ -189,7 +189,7 @@ def read_ddl(message_type: str, given: str) -> str:
 
 def run(spark: SparkSession, settings: QueueToDeltaSettings) -> dict[str, Any]:
     appender = Appender(settings)
-    return table_writer.receive(spark, settings, appender.add_columns, appender.write)
+    return table_writer.receive_into(spark, settings, appender.add_columns, appender.write)
 
 
 class Appender:
@@ -226,7 +226,7 @@ class Appender:
 
     def columns(self, rows: DataFrame, schema: bodies.Schema | None) -> DataFrame:
         """The columns of a table: those of a message, and those of its body."""
-        own = {bodies.UNFIT, *(each.name for each in self.schemas)}
+        own = {bodies.UNFIT_BODY, *(each.name for each in self.schemas)}
         columns = [F.col(each) for each in rows.columns if each not in own]
         if schema is not None:
             body = F.col(schema.name)[bodies.BODY]
@@ -242,7 +242,7 @@ class Appender:
             batch.persist()
         try:
             good, unfit = (
-                batch.where(f"{bodies.UNFIT} IS {null}") for null in ("NULL", "NOT NULL")
+                batch.where(f"{bodies.UNFIT_BODY} IS {null}") for null in ("NULL", "NOT NULL")
             )
             for name, rows, schema in self.shares(good):
                 table = place_of(settings.table, name) if settings.split else settings.table
@@ -254,7 +254,7 @@ class Appender:
                 options = settings.failures(application(query, "failed", settings), number)
                 failed.write.format("sqlqueue").mode("append").options(**options).save()
             if settings.acknowledge_retries:
-                table_writer.acknowledge(good, settings.answers(), json=settings.json)
+                table_writer.report_retries(good, settings.answers(), json=settings.json)
         finally:
             with suppress(PySparkException):
                 batch.unpersist()

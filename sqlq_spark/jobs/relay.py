@@ -82,10 +82,10 @@ class RelaySettings(StreamSettings):
 
     def frame(self, spark: SparkSession) -> None:  # noqa: ARG002
         """Let a dry run check both databases."""
-        check(self)
+        find_routes(self)
 
 
-def check(settings: RelaySettings) -> dict[str, str]:
+def find_routes(settings: RelaySettings) -> dict[str, str]:
     """
     Check that messages can be sent, before any are received.
 
@@ -125,15 +125,15 @@ def check(settings: RelaySettings) -> dict[str, str]:
 
 
 def run(spark: SparkSession, settings: RelaySettings) -> dict[str, Any]:
-    routes, options = check(settings), settings.write()
-    streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
+    routes, options = find_routes(settings), settings.write()
+    streams.bind_checkpoint(spark, settings.checkpoint, SinkOptions.parse(options))
     target = F.create_map(*map(F.lit, chain(*routes.items())))[F.col("queue")]
 
     def send(received: DataFrame) -> StreamingQuery:
         frame = received.select(*forward(target, json=True), "expires")
         return streams.start(frame.writeStream.format("sqlqueue").options(**options), settings)
 
-    return streams.receive(spark, settings, send)
+    return streams.receive_queues(spark, settings, send)
 
 
 main = runner.Job(__doc__, RelaySettings, run)  # the entry point of the wheel

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-GOOD, FOUND, USAGE, FAILED = 0, 1, 2, 3  # exit codes
+GOOD, FOUND_PROBLEMS, USAGE, FAILED = 0, 1, 2, 3  # exit codes
 # errors that need a change before the next run
 UNUSABLE = (
     errors.BadInput,
@@ -74,7 +74,7 @@ class Job:
         escape_unencodable()
         try:
             if self.spark:
-                versions.check("pyspark", "pyarrow")
+                versions.check_versions("pyspark", "pyarrow")
             settings, dry_run = load_settings(self.doc, self.kind, words)
             level = settings.log_level
             settings.options()
@@ -85,20 +85,20 @@ class Job:
                 session = streams.session(name, settings)
             with session as spark:
                 begun = time.monotonic()
-                totals = look(spark, settings) if dry_run else self.run(spark, settings)
+                totals = do_dry_run(spark, settings) if dry_run else self.run(spark, settings)
                 totals["seconds"] = round(time.monotonic() - begun, 3)
         except Exception as error:  # noqa: BLE001 - the only place that reports a job's failure
-            for line in sentence(error).splitlines() or [""]:
+            for line in describe_failure(error).splitlines() or [""]:
                 print_line(f"{name}: {line}", sys.stderr)
             if level not in {"OFF", "FATAL"}:
                 traceback.print_exc()
             return USAGE if isinstance(error, UNUSABLE) else FAILED
         write_utf_8()
         print(json.dumps({"job": name, **totals}, ensure_ascii=False, default=str), flush=True)  # noqa: T201
-        return FOUND if totals.get("found") else GOOD
+        return FOUND_PROBLEMS if totals.get("found") else GOOD
 
 
-def sentence(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """
     The text to report of an error: our own message, if one of our errors is the cause.
 
@@ -123,7 +123,7 @@ def print_line(line: str, file: TextIO | None = None) -> None:
 # ---------------------------------------------------------------- dry run
 
 
-def look(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
+def do_dry_run(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
     """
     Print what the job would do, and check it as streams and writes do at their start.
 

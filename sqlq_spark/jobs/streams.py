@@ -229,7 +229,7 @@ def start(writer: DataStreamWriter, settings: StreamSettings) -> StreamingQuery:
     return writer.option("checkpointLocation", settings.checkpoint).trigger(**when).start()
 
 
-def receive(
+def receive_queues(
     spark: SparkSession, settings: StreamSettings, write: Callable[[DataFrame], StreamingQuery]
 ) -> dict[str, Any]:
     """
@@ -249,9 +249,9 @@ def receive(
     stops: list[int | None] = []  # the last seq of each queue after the first run
     with sigterm() as asked:
         while True:
-            tally = watch(write(load(spark, read)), asked)
+            tally = watch(write(load_stream(spark, read)), asked)
             totals.update(messages=tally.messages, batches=tally.batches)
-            ends = look(SourceOptions.parse(read)) if again else []
+            ends = find_ends(SourceOptions.parse(read)) if again else []
             stops = stops or [end.last for end in ends]  # of delayed messages that were due, too
             if not any_waits(ends, stops) or asked.is_set() or not tally.worked:
                 return dict(totals)  # later messages may wait
@@ -266,7 +266,7 @@ def any_waits(ends: Sequence[SeqEnds], stops: Sequence[int | None]) -> bool:
     )
 
 
-def look(source: SourceOptions) -> list[SeqEnds]:
+def find_ends(source: SourceOptions) -> list[SeqEnds]:
     """Return the lowest and the highest seq of each queue."""
     with Session(source, "job") as session:
         connection = session.open()
@@ -278,7 +278,7 @@ def look(source: SourceOptions) -> list[SeqEnds]:
             ]
 
 
-def load(spark: SparkSession, read: dict[str, str]) -> DataFrame:
+def load_stream(spark: SparkSession, read: dict[str, str]) -> DataFrame:
     """The stream of a read."""
     return spark.readStream.format("sqlqueue").options(**read).load()
 
@@ -341,7 +341,7 @@ def watch(query: StreamingQuery, asked: threading.Event) -> Tally:
 # ---------------------------------------------------------------- the database of a stream
 
 
-def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
+def bind_checkpoint(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     """
     Bind a stream's checkpoint to the database that it sends to, before the stream starts.
 
@@ -358,12 +358,14 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
         return
     # a folder of one file, because Spark writes only folders
     note = f"{checkpoint.rstrip('/')}/sqlqueue_target"
-    known, _, was = checkpoints.text(spark, note).partition("\n")
+    known, _, was = checkpoints.read_text(spark, note).partition("\n")
     with StateSession(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
         if known and session.run_with_retries(partial(read_state, sink=known)) != UNKNOWN:
             return
-        logs = (checkpoints.read(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
+        logs = (
+            checkpoints.read_files(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits")
+        )
         batch, done = map(checkpoints.newest, logs)
         if known and batch > done:
             raise BadSettings(

@@ -40,14 +40,14 @@ LONGEST = 1000  # characters of an answer's headers, and of its address
 APPLICATION, BATCH = "sqlqueue.application", "sqlqueue.batch"
 
 
-def receive(
+def receive_into(
     spark: SparkSession,
     settings: StreamSettings,
     columns: Callable[[DataFrame], DataFrame],
     write: Callable[[DataFrame, str, int], None],
 ) -> dict[str, Any]:
     """
-    Run a stream from queues as `streams.receive`, and return its totals.
+    Run a stream from queues as `streams.receive_queues`, and return its totals.
 
     `columns` makes the rows of what is read. `write` gets each micro-batch of them, the stream's id
     and the number of the batch. With Spark Connect it is pickled, and runs in a process of the
@@ -59,13 +59,13 @@ def receive(
         nonlocal query
         if not query:  # the id is the same for the life of its checkpoint
             file = f"{settings.checkpoint.rstrip('/')}/metadata"
-            query = str(json.loads(checkpoints.text(batch.sparkSession, file))["id"])
+            query = str(json.loads(checkpoints.read_text(batch.sparkSession, file))["id"])
         write(batch, query, number)
 
     def begin(received: DataFrame) -> StreamingQuery:
         return streams.start(columns(received).writeStream.foreachBatch(write_batch), settings)
 
-    return streams.receive(spark, settings, begin)
+    return streams.receive_queues(spark, settings, begin)
 
 
 def keep(
@@ -88,7 +88,7 @@ def keep(
         if settings.trigger != "availableNow":
             done.update(tidy(batch.sparkSession, settings))
 
-    totals = receive(spark, settings, columns, write)
+    totals = receive_into(spark, settings, columns, write)
     done.update(tidy(spark, settings))
     return totals | done
 
@@ -137,7 +137,7 @@ def append_iceberg(rows: DataFrame, table: str, name: str, number: int) -> None:
     rows.writeTo(table).options(**options, **mark).append()
 
 
-def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> None:
+def report_retries(processed: DataFrame, options: SinkOptions, *, json: bool) -> None:
     """
     Report to ServiceControl the messages that it returned, after their batch was written.
 

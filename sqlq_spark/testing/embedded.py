@@ -145,7 +145,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Server]:
+def run_server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Server]:
     """
     Run a private PostgreSQL until the block or this process ends.
 

@@ -150,7 +150,7 @@ def server() -> Iterator[str]:
     if named := os.environ.get(VARIABLE):
         yield named
     else:
-        with embedded.server(tcp=True) as running:
+        with embedded.run_server(tcp=True) as running:
             yield running.url
 
 

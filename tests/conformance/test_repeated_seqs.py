@@ -138,7 +138,7 @@ def test_a_failed_message_is_returned_and_its_twin_stays(twins: Bench) -> None:
     chosen = send_at(twins, 5, b"chosen", headers, queue=twins.errors)
     send_at(twins, 5, b"twin", headers, queue=twins.errors)
     choice = return_to_source.Choice(ids=frozenset({chosen}))
-    planned = return_to_source.plan(twins.desk, twins.errors, choice)
+    planned = return_to_source.plan_return(twins.desk, twins.errors, choice)
 
     (done,) = return_to_source.give_back(twins.session("retry"), twins.errors, planned, batch=9)
 
@@ -154,7 +154,7 @@ def test_both_twins_can_be_returned(twins: Bench) -> None:
     for body in (b"a", b"b"):
         send_at(twins, 5, body, headers, queue=twins.errors)
     choice = return_to_source.Choice()
-    planned = return_to_source.plan(twins.desk, twins.errors, choice)
+    planned = return_to_source.plan_return(twins.desk, twins.errors, choice)
 
     (done,) = return_to_source.give_back(twins.session("retry"), twins.errors, planned, batch=9)
 

@@ -189,7 +189,7 @@ def clock(session: Session) -> int:
 def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFixture) -> None:
     """Also by a new session of the process, with a line in the log; another url fails at once."""
     with (
-        embedded.server() as server,
+        embedded.run_server() as server,
         stamina.set_testing(testing=True, attempts=10 * ATTEMPTS, cap=True),
     ):
         options = SourceOptions.parse({"url": server.url, "queue": "orders"})
@@ -241,7 +241,7 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
         got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
         found = doctor.run_all_checks(pooled, [bench.queue])
-        look = stats.look(pooled, [bench.printed], bench.source(url=url))
+        look = stats.take_look(pooled, [bench.printed], bench.source(url=url))
         absent = bench.open("absent", url=url, stateSchema="nowhere")
         with pytest.raises(errors.StateNotInstalled):
             absent.value("version")

@@ -307,7 +307,7 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
         lambda: bench.receive(bench.task(None)),
         lambda: browsed(bench, queue),
         lambda: list(purge_expired(desk, queue)),
-        lambda: return_to_source.plan(desk, queue, return_to_source.Choice()),
+        lambda: return_to_source.plan_return(desk, queue, return_to_source.Choice()),
         lambda: bench.loop(queue=bench.address("error"), errorQueue=bench.printed).latest(INITIAL),
     ):
         with pytest.raises(errors.NotAQueue, match="is not a queue: "):

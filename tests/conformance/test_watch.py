@@ -20,7 +20,7 @@ from wire import golden
 
 from sqlq_spark.admin import report, return_to_source, stats
 from sqlq_spark.admin.purge import purge_expired, purge_parts
-from sqlq_spark.admin.return_to_source import Choice, Plan, Returned
+from sqlq_spark.admin.return_to_source import Choice, Returned, ReturnPlan
 from sqlq_spark.errors import Deadlock, MessageChanged, QueueNotFound, QueueNotWritable
 from sqlq_spark.receive import browse
 from sqlq_spark.wire import returning
@@ -107,7 +107,7 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
         bare.dotnet.send(bare.errors, dumps(failure))
     bare.dotnet.send(bare.errors)
 
-    look = stats.look(bare.desk, [bare.printed, bare.desk.printed(bare.errors)], bare.source())
+    look = stats.take_look(bare.desk, [bare.printed, bare.desk.printed(bare.errors)], bare.source())
     (found,) = report.find_failures(bare.desk, look, are_named=True)
 
     x, y, none = found["groups"]
@@ -261,13 +261,13 @@ def fail(bench: Bench, body: bytes = b"{}", /, **headers: str | None) -> uuid.UU
     return bench.dotnet.send(bench.errors, dumps(whole), body)
 
 
-def planned(bench: Bench, **choice: Any) -> Plan:
+def planned(bench: Bench, **choice: Any) -> ReturnPlan:
     """Look at the error queue."""
-    return return_to_source.plan(bench.desk, bench.errors, Choice(**choice))
+    return return_to_source.plan_return(bench.desk, bench.errors, Choice(**choice))
 
 
 def give_back(
-    bench: Bench, found: Plan, application: str = "retry", batch: int = 2
+    bench: Bench, found: ReturnPlan, application: str = "retry", batch: int = 2
 ) -> Iterator[Returned]:
     """Return what can be returned, batch by batch."""
     session = bench.session(application)
@@ -464,7 +464,7 @@ def test_a_return_keeps_no_text_that_a_sender_chose(
     groups = [(len(str(kind)), messages) for _, kind, messages in found.groups]
     assert sorted(groups) == [(8, 2), (10, 1), (1001, 1)]
     assert sum(each.messages for each in done) == found.messages == 4
-    assert [*found.staying][-1] == return_to_source.OTHERS
+    assert [*found.staying][-1] == return_to_source.OTHER_GROUPS
     assert sum(each.messages for each in found.staying.values()) == len(waiting(bare)) == 5
     assert sum(len(each.ids) for each in found.staying.values()) == 5
 
@@ -476,7 +476,9 @@ def test_a_return_holds_a_page(bare: Bench) -> None:
         tracemalloc.start()
         try:
             found = planned(bare)
-            parts = [*return_to_source.batches(bare.session("retry"), bare.errors, found, most=99)]
+            parts = [
+                *return_to_source.cut_batches(bare.session("retry"), bare.errors, found, most=99)
+            ]
             _, largest = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -274,7 +274,7 @@ def retry(walk: Walk) -> None:
     def give_back() -> None:
         with Session(world.source, "retry") as session:
             choice = return_to_source.Choice()
-            planned = return_to_source.plan(session.open(), errors, choice)
+            planned = return_to_source.plan_return(session.open(), errors, choice)
             returned = return_to_source.give_back(session, errors, planned, batch=2)
             assert not [each for each in returned if each.reason]
 

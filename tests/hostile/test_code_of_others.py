@@ -304,7 +304,7 @@ def test_a_look_costs_the_same_with_many_tables_of_others(place: Place, mallory:
             for each in range(9):
                 mallory.sql(QUEUE.format(mallory.login, f"{some}{each}"))
             counted = Counting(session.open())
-            look = stats.look(counted, (), options)
+            look = stats.take_look(counted, (), options)
             assert len([each for each in look.queues if each.state == "not read"]) >= 9
             counts.append(counted.statements)
 

@@ -620,7 +620,7 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     scene.put(scene.table("error"), **{FAILED_Q: audit})
     errors = POSTGRESQL.parse_address(scene.table("error"))
     with Session(scene.source(scene.place.superuser), "retry") as session:
-        planned = return_to_source.plan(session.open(), errors, return_to_source.Choice())
+        planned = return_to_source.plan_return(session.open(), errors, return_to_source.Choice())
         assert planned.messages == 1
         scene.place.sql(f"ALTER TABLE {audit} OWNER TO {scene.mallory.login}")
 

@@ -74,7 +74,7 @@ def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Ben
     put(place, f"'{TYPED}}}'", "'next'")
     options = bench.source(errorQueue=bench.address("error"))
 
-    look = stats.look(bench.desk, [bench.printed], options)
+    look = stats.take_look(bench.desk, [bench.printed], options)
     rows = [*report.read_headers(bench.desk, look.queues[0].depth, is_named=True)]
     findings = doctor.run_all_checks(bench.desk, [bench.queue])
 
@@ -243,7 +243,7 @@ def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) 
     assert bench.receive(task).equals(rows)
     for headers, body in ((BAD, "bad"), (GOOD, "good"), (b"[]", "poison"), (sent, "sent")):
         put_bytes(bench, headers, body)
-    look = stats.look(bench.desk, [bench.printed], bench.source())
+    look = stats.take_look(bench.desk, [bench.printed], bench.source())
     list(report.read_headers(bench.desk, look.queues[0].depth, is_named=True))
     doctor.run_all_checks(bench.desk, [bench.queue])
     shown = [*list_messages(bench.desk, bench.queue, limit=9)]

@@ -58,7 +58,7 @@ def test_targets_of_a_relay_are_checked(queue: Queue) -> None:
             relay.RelaySettings, submit.settings("relay", queue, Path("/"), **more)
         )
         made.options()
-        relay.check(made)
+        relay.find_routes(made)
 
     for more, expected in (
         ({"targets": {queue.name: "absent"}}, r'"public"\."absent" in'),

@@ -239,8 +239,8 @@ DRAWN = [
     Fault(
         id="jobs-6",
         file="jobs/runner.py",
-        old='return FOUND if totals.get("found") else GOOD',
-        new='return FOUND if not (totals.get("found")) else GOOD',
+        old='return FOUND_PROBLEMS if totals.get("found") else GOOD',
+        new='return FOUND_PROBLEMS if not (totals.get("found")) else GOOD',
         tests=["test_job.py::test_the_totals_are_the_last_line"],
     ),
     Fault(

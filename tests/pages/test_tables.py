@@ -139,7 +139,7 @@ def test_the_page_of_jobs_has_their_names_and_codes() -> None:
     codes = [int(each) for each in table("docs/jobs.md", "exit-codes").column()]
 
     assert set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", read("docs/jobs.md"))) - known == set()
-    assert codes == [runner.GOOD, runner.FOUND, runner.USAGE, runner.FAILED]
+    assert codes == [runner.GOOD, runner.FOUND_PROBLEMS, runner.USAGE, runner.FAILED]
     assert {name.strip("`") for name, answer in acknowledging if answer.startswith("yes")} == {
         name for name, job in JOBS.items() if hasattr(job.main.kind, "acknowledge_retries")
     }
@@ -157,7 +157,7 @@ def test_the_airflow_task_tries_again_only_where_that_helps(
     sdk.AirflowFailException = fail
     names: dict[str, Any] = {}
     exec(task.text, names)  # noqa: S102
-    kinds = {runner.FOUND: fail, runner.USAGE: fail, runner.FAILED: RuntimeError}
+    kinds = {runner.FOUND_PROBLEMS: fail, runner.USAGE: fail, runner.FAILED: RuntimeError}
 
     for code, kind in kinds.items():
         names["JOB"] = ["sh", "-c", f"exit {code}"]

@@ -159,7 +159,7 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     for place, name in (
         (table_writer, "append_delta"),
         (made.bodies, "reason"),
-        (table_writer, "acknowledge"),
+        (table_writer, "report_retries"),
     ):
         done = getattr(place, name)
 
@@ -309,19 +309,19 @@ def test_an_open_batch_is_not_sent_to_another_dispatch_log(queue: SparkQueue) ->
     second = replace(first, state_schema=f"{queue.place.state}_2")
     replace(queue, place=replace(queue.place, state=second.state_schema)).install()
 
-    streams.bind(queue.spark, place, first)
+    streams.bind_checkpoint(queue.spark, place, first)
     for log, batch in (("offsets", 10), ("commits", 9)):
         (queue.checkpoint / log).mkdir()
         (queue.checkpoint / log / f"{batch}").write_text("v1\n", encoding="utf-8")
     same = replace(first, url=first.url.replace("127.0.0.1", "localhost"))
-    streams.bind(queue.spark, place, same)
+    streams.bind_checkpoint(queue.spark, place, same)
     with pytest.raises(BadSettings, match=rf"batch 10 is open.*Schema {first.state_schema}\."):
-        streams.bind(queue.spark, place, second)
-    streams.bind(queue.spark, place, replace(second, delivery="atLeastOnce"))
+        streams.bind_checkpoint(queue.spark, place, second)
+    streams.bind_checkpoint(queue.spark, place, replace(second, delivery="atLeastOnce"))
     (queue.checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
-    streams.bind(queue.spark, place, second)
+    streams.bind_checkpoint(queue.spark, place, second)
 
-    noted = checkpoints.text(queue.spark, f"{place}/sqlqueue_target")
+    noted = checkpoints.read_text(queue.spark, f"{place}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 
