@@ -360,19 +360,11 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
     The table may be absent, and not every login may read it; no transaction is open.
     """
     where = connection.printed(table)
-    topics: dict[tuple[str, str], list[str]] = {}
-    parsed: dict[str, QueueAddress] = {}
-    reasons: dict[str, errors.SqlQueueError] = {}
     try:
         with transaction(connection):
-            for each in list_subscriptions(connection, table) if connection.columns(table) else ():
-                topics.setdefault((each.endpoint, each.address), []).append(each.topic)
-            for _, address in topics:
-                try:
-                    parsed[address] = connection.names.parse_address(address)
-                except errors.BadAddress as error:
-                    reasons[address] = error
-            refused = Destinations(connection).find_refused(parsed.values())
+            topics = topics_by_subscriber(connection, table)
+            addresses = dict.fromkeys(address for _, address in topics)
+            reasons = find_lost_queues(connection, addresses)
     except errors.RightMissing as error:
         note = note_of_right(connection, "subscribers_right", error)
         return [replace(note, where=where)]
@@ -386,19 +378,52 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
             fix="do what is said there" if is_full else "drop it, or do what is said there",
         )
         return [problem]
+    return [
+        lost_subscriber(where, endpoint, address, subscribed, reasons[address])
+        for (endpoint, address), subscribed in topics.items()
+        if address in reasons
+    ]
+
+
+def topics_by_subscriber(
+    connection: Connection, table: QueueAddress
+) -> dict[tuple[str, str], list[str]]:
+    """Return the topics of each endpoint and queue's address; {} if the table is missing."""
+    topics: dict[tuple[str, str], list[str]] = {}
+    if connection.columns(table):
+        for subscription in list_subscriptions(connection, table):
+            subscriber = subscription.endpoint, subscription.address
+            topics.setdefault(subscriber, []).append(subscription.topic)
+    return topics
+
+
+def find_lost_queues(
+    connection: Connection, addresses: Collection[str]
+) -> dict[str, errors.SqlQueueError]:
+    """Find the addresses that name no queue, and why."""
+    parsed: dict[str, QueueAddress] = {}
+    reasons: dict[str, errors.SqlQueueError] = {}
+    for address in addresses:
+        try:
+            parsed[address] = connection.names.parse_address(address)
+        except errors.BadAddress as error:
+            reasons[address] = error
+    refused = Destinations(connection).find_refused(parsed.values())
     for address, queue in parsed.items():
-        if isinstance(refused.get(queue), errors.QueueNotFound | errors.NotAQueue):
-            reasons[address] = refused[queue]
-    found = []
-    for (endpoint, address), its in topics.items():
-        if address in reasons:
-            lost = (
-                f"endpoint {endpoint} is subscribed to {', '.join(its)} with the queue {address}, "
-                f"and every publisher of this fails: {reasons[address]}"
-            )
-            # what is in the table is untrusted
-            words = ["--endpoint", endpoint, "--subscription-table", where, "--", *its]
-            fix = f"sqlqueue unsubscribe {' '.join(map(quote, words))}"
-            gone = Finding(where=where, name="subscriber", severity="error", found=lost, fix=fix)
-            found.append(gone)
-    return found
+        reason = refused.get(queue)
+        if isinstance(reason, errors.QueueNotFound | errors.NotAQueue):
+            reasons[address] = reason
+    return reasons
+
+
+def lost_subscriber(
+    table: str, endpoint: str, address: str, topics: Sequence[str], reason: errors.SqlQueueError
+) -> Finding:
+    """Return the finding for a subscriber whose queue is gone; what the table has is untrusted."""
+    found = (
+        f"endpoint {endpoint} is subscribed to {', '.join(topics)} with the queue {address}, "
+        f"and every publisher of this fails: {reason}"
+    )
+    words = ["--endpoint", endpoint, "--subscription-table", table, "--", *topics]
+    fix = f"sqlqueue unsubscribe {' '.join(map(quote, words))}"
+    return Finding(where=table, name="subscriber", severity="error", found=found, fix=fix)

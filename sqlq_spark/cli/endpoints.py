@@ -37,10 +37,11 @@ from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.dialects import DEFAULT_DIALECT, DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlq_spark.cli.options import Shared
     from sqlq_spark.database import Connection
+    from sqlq_spark.send.subscriptions import Subscription
     from sqlq_spark.wire.address import QueueAddress
 
 app = Typer()
@@ -307,44 +308,28 @@ def retire_command(
     Drops nothing while a stream has receipts of the queue, or while messages
     are left. Stop the endpoint first. Use a login that owns the tables.
     """
-    options, state_schema = context.obj.sink(), context.obj.state_schema
+    options = context.obj.sink()
+    state_schema = context.obj.state_schema
     address = parse_table("QUEUE", queue, options.naming)
     connection = context.connect(options)
     connection.trusted = options.trusted.with_named([address])
     Destinations(connection).check([address], RETURNED)
-    name, table = connection.printed(address), options.subscription_address
-    with transaction(connection):
-        ended = subscriptions_of(connection, table, address)
-    if ended:
-        if not context.obj.as_json:
-            context.show(SUBSCRIPTION_COLUMNS, ended, "subscriptions")
-        context.confirm(f"end {quantity(len(ended), 'subscription')} of {name}")
-        for each in ended:
-            subscriptions.unsubscribe(connection, table, each.topic, each.endpoint)
-        keep = "endpoints keep the subscribers that they have read for so long"
-        context.note(f"waiting {quantity(SUBSCRIBERS_KEPT, 'second')}: {keep}")
-        time.sleep(SUBSCRIBERS_KEPT)
+    table = options.subscription_address
+    ended = end_subscriptions(context, connection, address, table)
     states, unread = ([state_schema], {}) if state_schema else schema.find_states(connection)
     for state, why in unread.items():
         say_error(f"receipts in state schema {state} are not looked for: {why}")
-    look = partial(look_at, connection, address, table, states)
+    look = partial(look_at_remains, connection, address, table, states)
     with transaction(connection):
         left = look(None if discard_messages else Remains([], 0, 0, 0))
     tables = [*map(connection.printed, left.tables)]
     lost = f" with {quantity(left.total, 'message')}" if left.total else ""
     context.confirm(f"drop {' and '.join(reversed(tables))}{lost} permanently")
     recorded = cli.keeps_trail(connection)
-    with transaction(connection):
-        for locked in left.tables:
-            connection.run("lock_queue", tables={"queue": locked})
-        last = look(left)
-        for unused in left.tables:
-            connection.run("drop_queue", tables={"queue": unused})
-        if recorded:
-            schema.record_action(connection, "retire", name, last.total)
+    last = drop_tables(connection, address, left.tables, partial(look, left), recorded=recorded)
     result = {
-        "queue": name,
-        "unsubscribed": [asdict(each) for each in ended],
+        "queue": connection.printed(address),
+        "unsubscribed": [asdict(subscription) for subscription in ended],
         "messages": last.messages,
         "delayed": last.delayed,
         "dropped": tables,
@@ -354,13 +339,52 @@ def retire_command(
     context.answer(result, f"{' and '.join(tables)} dropped")
 
 
+def end_subscriptions(
+    context: Context, connection: Connection, queue: QueueAddress, table: QueueAddress
+) -> list[Subscription]:
+    """Unsubscribe a queue from all topics, and wait until the publishers have noticed."""
+    with transaction(connection):
+        ended = subscriptions_of(connection, table, queue)
+    if ended:
+        if not context.obj.as_json:
+            context.show(SUBSCRIPTION_COLUMNS, ended, "subscriptions")
+        count = quantity(len(ended), "subscription")
+        context.confirm(f"end {count} of {connection.printed(queue)}")
+        for subscription in ended:
+            subscriptions.unsubscribe(connection, table, subscription.topic, subscription.endpoint)
+        keep = "endpoints keep the subscribers that they have read for so long"
+        context.note(f"waiting {quantity(SUBSCRIBERS_KEPT, 'second')}: {keep}")
+        time.sleep(SUBSCRIBERS_KEPT)
+    return ended
+
+
+def drop_tables(
+    connection: Connection,
+    queue: QueueAddress,
+    tables: Sequence[QueueAddress],
+    look_again: Callable[[], Remains],
+    *,
+    recorded: bool,
+) -> Remains:
+    """Lock the tables of a queue, look again, and drop them, in one transaction."""
+    with transaction(connection):
+        for locked in tables:
+            connection.run("lock_queue", tables={"queue": locked})
+        last = look_again()
+        for unused in tables:
+            connection.run("drop_queue", tables={"queue": unused})
+        if recorded:
+            schema.record_action(connection, "retire", connection.printed(queue), last.total)
+    return last
+
+
 class Remains(NamedTuple):
     """What is left of a queue."""
 
-    tables: list[QueueAddress]  # in the order in which a mover of delayed messages locks
+    tables: list[QueueAddress]  # in the order in which a mover of delayed messages locks them
     messages: int
     delayed: int  # messages
-    last: int  # the highest seq; 0 where no message waits
+    last: int  # the highest seq; 0: no message waits
 
     @property
     def total(self) -> int:
@@ -368,7 +392,7 @@ class Remains(NamedTuple):
         return self.messages + self.delayed
 
 
-def look_at(
+def look_at_remains(
     connection: Connection,
     queue: QueueAddress,
     table: QueueAddress,
@@ -378,41 +402,11 @@ def look_at(
     """
     Count what is left of a queue, in the open transaction.
 
-    It ends the command if the queue is used, or if more than the expected messages would be lost;
-    None expects any.
+    It ends the command if the queue is used, or if more than the expected messages would be lost.
+    With None any messages are expected.
     """
-    name = queue_sizes.delayed_name(connection, queue)
-    tables = [queue]
-    waiting = 0
-    depth = queue_sizes.measure_queue(connection, queue)
-    if name is not None and "due" in connection.columns(delayed_of(queue)):
-        table_of_delayed = use_delayed(connection, queue, READ)
-        (delayed,) = connection.rows(
-            "stats_delayed",
-            queue_sizes.Delayed,
-            tables={"queue": table_of_delayed},
-            table_name=connection.names.quote_address(table_of_delayed),
-            zone=None,
-            largest=None,
-        )
-        waiting = delayed.messages
-        tables = [table_of_delayed, queue]
-    left = Remains(tables, depth.messages, waiting, depth.last or 0)
-    reasons = [
-        f"endpoint {each.endpoint} has subscribed to {each.topic} again; stop it first"
-        for each in subscriptions_of(connection, table, queue)
-    ]
-    for state in states:
-        with schema.use_state(connection, state):
-            schema.check_state_owners(connection)
-            receipts = state_tables.list_receipts(connection)
-        same = find_same(connection, queue, {receipt.queue for receipt in receipts})
-        reasons += [
-            f"receipt {receipt.name} with {quantity(receipt.messages, 'message')} of it is open; "
-            "let the stream acknowledge it, or see `sqlqueue receipts`"
-            for receipt in receipts
-            if receipt.queue in same
-        ]
+    left = count_remains(connection, queue)
+    reasons = [*find_uses(connection, queue, table, states)]
     if expected is not None and any(map(gt, left[1:], expected[1:])):
         reasons.append(
             f"{quantity(left.total, 'message')} would be lost; receive or move them, or run this "
@@ -422,3 +416,44 @@ def look_at(
         printed = connection.printed(queue)
         cli.fail_command(f"queue {printed} was not dropped: {'; '.join(reasons)}")
     return left
+
+
+def count_remains(connection: Connection, queue: QueueAddress) -> Remains:
+    """Count the messages of a queue and of its table of delayed messages, if it has one."""
+    depth = queue_sizes.measure_queue(connection, queue)
+    last = depth.last or 0
+    name = queue_sizes.delayed_name(connection, queue)
+    if name is None or "due" not in connection.columns(delayed_of(queue)):
+        return Remains([queue], depth.messages, 0, last)
+    table = use_delayed(connection, queue, READ)
+    (delayed,) = connection.rows(
+        "stats_delayed",
+        queue_sizes.Delayed,
+        tables={"queue": table},
+        table_name=connection.names.quote_address(table),
+        zone=None,
+        largest=None,
+    )
+    return Remains([table, queue], depth.messages, delayed.messages, last)
+
+
+def find_uses(
+    connection: Connection, queue: QueueAddress, table: QueueAddress, states: Sequence[str]
+) -> Iterator[str]:
+    """Give the reasons why a queue is still used: its subscriptions, and receipts of streams."""
+    for subscription in subscriptions_of(connection, table, queue):
+        yield (
+            f"endpoint {subscription.endpoint} has subscribed to {subscription.topic} again; "
+            "stop it first"
+        )
+    for state in states:
+        with schema.use_state(connection, state):
+            schema.check_state_owners(connection)
+            receipts = state_tables.list_receipts(connection)
+        same = find_same(connection, queue, {receipt.queue for receipt in receipts})
+        for receipt in receipts:
+            if receipt.queue in same:
+                yield (
+                    f"receipt {receipt.name} with {quantity(receipt.messages, 'message')} of it is "
+                    "open; let the stream acknowledge it, or see `sqlqueue receipts`"
+                )

@@ -28,11 +28,14 @@ from sqlq_spark.options.names import parse_queue
 from sqlq_spark.wire.headers import full_name, has_blank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from sqlq_spark.admin.return_to_source import ReturnPlan
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.sessions import Session
     from sqlq_spark.database.state_rows import HeldReceipt
     from sqlq_spark.options.connection import DatabaseOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 app = Typer()
 
@@ -202,7 +205,7 @@ def retry_command(
     A message that cannot be returned stays in the error queue. The command
     reports it and exits with 1.
     """
-    from sqlq_spark.admin.return_to_source import Choice, give_back, plan_return  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.return_to_source import Choice, plan_return  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.returning import is_copy  # noqa: PLC0415 - see cli
 
     options = context.obj.source(queue)
@@ -219,45 +222,65 @@ def retry_command(
     session = context.session(options)
     connection = session.open()
     name = connection.printed(options.address)
-    planned = plan_return(connection, options.address, choice, limit=limit)
-    groups = [
+    plan = plan_return(connection, options.address, choice, limit=limit)
+    chosen = [
         {"messages": messages, "failedQueue": failed, "exception": kind}
-        for failed, kind, messages in planned.groups
+        for failed, kind, messages in plan.groups
     ]
     if not context.obj.as_json:
-        screen.show_table(GROUP, (each.values() for each in groups), "messages to return")
-        for reason, some in planned.staying.items():
-            stay = quantity(some.messages, "message")
-            say_error(f"{stay} cannot be returned: {reason} ({', '.join(some.ids)})")
-        if planned.missing:
-            say_error(f"not in the error queue: {', '.join(planned.missing)}")
-    if planned.messages:
-        queues = quantity(planned.queues, "queue")
-        messages = quantity(planned.messages, "message")
-        context.confirm(f"return {messages} of {name} to {queues}")
-    refused: Counter[str] = Counter()
-
-    def give() -> Iterator[int]:
-        for each in give_back(session, options.address, planned, batch=batch):
-            refused[f"{each.reason} ({connection.printed(each.destination)})"] += each.left
-            yield each.messages
-
-    returned = context.follow(give(), "message", planned.messages, "returned")
-    refused[GONE] = planned.messages - returned - refused.total()
-    staying = Counter({reason: some.messages for reason, some in planned.staying.items()})
-    for reason, count in (+refused).items():  # without zeros
-        say_error(f"{quantity(count, 'message')} cannot be returned: {reason}")
-        staying[reason] = count
+        show_plan(plan, chosen)
+    if plan.messages:
+        queues = quantity(plan.queues, "queue")
+        context.confirm(f"return {quantity(plan.messages, 'message')} of {name} to {queues}")
+    returned, staying = return_planned(context, session, options.address, plan, batch)
     result = {
         "queue": name,
         "returned": returned,
-        "chosen": groups,
+        "chosen": chosen,
         "staying": staying,
-        "missing": planned.missing,
+        "missing": plan.missing,
     }
     context.answer(result, f"{quantity(returned, 'message')} returned")
-    if staying or planned.missing:
+    if staying or plan.missing:
         context.exit(cli.FOUND)
+
+
+def show_plan(plan: ReturnPlan, groups: Sequence[Mapping[str, object]]) -> None:
+    """Print which of the chosen messages can be returned, which cannot, and which are missing."""
+    screen.show_table(GROUP, (group.values() for group in groups), "messages to return")
+    for reason, some in plan.staying.items():
+        stay = quantity(some.messages, "message")
+        say_error(f"{stay} cannot be returned: {reason} ({', '.join(some.ids)})")
+    if plan.missing:
+        say_error(f"not in the error queue: {', '.join(plan.missing)}")
+
+
+def return_planned(
+    context: Context, session: Session, source: QueueAddress, plan: ReturnPlan, batch: int
+) -> tuple[int, Counter[str]]:
+    """
+    Return the planned messages, and print why some of them stay.
+
+    Returns:
+        How many were returned; and by the reason, how many of the chosen messages stay.
+    """
+    from sqlq_spark.admin.return_to_source import give_back  # noqa: PLC0415 - see cli
+
+    connection = session.open()
+    refused: Counter[str] = Counter()
+
+    def give() -> Iterator[int]:
+        for done in give_back(session, source, plan, batch=batch):
+            refused[f"{done.reason} ({connection.printed(done.destination)})"] += done.left
+            yield done.messages
+
+    returned = context.follow(give(), "message", plan.messages, "returned")
+    refused[GONE] = plan.messages - returned - refused.total()
+    staying = Counter({reason: some.messages for reason, some in plan.staying.items()})
+    for reason, count in (+refused).items():  # without zeros
+        say_error(f"{quantity(count, 'message')} cannot be returned: {reason}")
+        staying[reason] = count
+    return returned, staying
 
 
 # ---------------------------------------------------------------- receipts

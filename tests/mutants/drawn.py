@@ -196,9 +196,9 @@ DRAWN = [
     Fault(
         id="cli-2",
         file="cli/messages.py",
-        old="""    if planned.messages:
+        old="""    if plan.messages:
         queues""",
-        new="""    if not (planned.messages):
+        new="""    if not (plan.messages):
         queues""",
         tests=["cli/test_messages.py::test_failed_messages_return_to_the_queues_where_they_failed"],
     ),
