@@ -249,46 +249,61 @@ def look_at(
 
     Rights are left out, because who looks at a queue need not receive from it.
     """
-    name, quoted = connection.printed(queue), connection.names.quote_address(queue)
-    its = unread(name, unnamed, *locks.get(name, ()))
-    if "locked" in {each.name for each in its.problems}:
-        return its
+    name = connection.printed(queue)
+    looked = unread(name, unnamed, *locks.get(name, ()))
+    if "locked" in {problem.name for problem in looked.problems}:
+        return looked
     try:
         with transaction(connection):
             if unnamed:
                 connection.set_lock_timeout(queue_sizes.UNNAMED_LOCK_WAIT)
-            depth = queue_sizes.measure_queue(
-                connection, queue, largest=queue_sizes.LARGEST_COUNTED_TABLE
-            )
-            found = of_table(connection, queue, last=depth.last)
-            found = [each for each in found if each.is_problem and not each.name.endswith("_right")]
-            kind, poison = of_head(connection, queue, depth.first, depth.last)
-            sent = None
-            highest = depth.last
-            if depth.first is None:
-                highest = connection.value("seq_given", tables={"queue": queue}, table_name=quoted)
-            else:
-                (sample,) = connection.rows(
-                    "sample", Sample, tables={"queue": queue}, first=depth.first
-                )
-                sent = sample.sent
-            delayed = queue_sizes.delayed_name(connection, queue)
-            if delayed is not None:
-                try:
-                    its.delayed = queue_sizes.measure_delayed(
-                        connection, queue, options.endpoint_time_zone
-                    )
-                except errors.TableRefused as error:
-                    refused = unreadable(delayed, error)
-                    found.append(replace(refused, name="delayed_not_read"))
-            its.at, its.depth, its.kind = read_clock(connection), depth, kind
-            its.highest, its.oldest = highest, seconds_since(sent, its.at)
-            its.problems += [*found, *poison]
+            read_queue(connection, queue, looked, options.endpoint_time_zone)
     except errors.DatabaseFailure as error:
         if unnamed is None or isinstance(error, LOST):
             raise
-        its.problems.append(unreadable(name, error))
-    return its
+        looked.problems.append(unreadable(name, error))
+    return looked
+
+
+def read_queue(
+    connection: Connection, queue: QueueAddress, looked: QueueLook, zone: str | None
+) -> None:
+    """Add what a queue and its delayed messages show to its look, in the open transaction."""
+    depth = queue_sizes.measure_queue(connection, queue, largest=queue_sizes.LARGEST_COUNTED_TABLE)
+    problems = [
+        finding
+        for finding in of_table(connection, queue, last=depth.last)
+        if finding.is_problem and not finding.name.endswith("_right")
+    ]
+    kind, poison = of_head(connection, queue, depth.first, depth.last)
+    highest, sent = find_highest(connection, queue, depth)
+    delayed = queue_sizes.delayed_name(connection, queue)
+    if delayed is not None:
+        try:
+            looked.delayed = queue_sizes.measure_delayed(connection, queue, zone)
+        except errors.TableRefused as error:
+            refused = unreadable(delayed, error)
+            problems.append(replace(refused, name="delayed_not_read"))
+    looked.at = read_clock(connection)
+    looked.depth = depth
+    looked.kind = kind
+    looked.highest = highest
+    looked.oldest = seconds_since(sent, looked.at)
+    looked.problems += [*problems, *poison]
+
+
+def find_highest(
+    connection: Connection, queue: QueueAddress, depth: queue_sizes.Depth
+) -> tuple[int | None, str | None]:
+    """Return the highest seq that was given, and the header TimeSent of the lowest message."""
+    if depth.first is None:
+        quoted = connection.names.quote_address(queue)
+        given: int | None = connection.value(
+            "seq_given", tables={"queue": queue}, table_name=quoted
+        )
+        return given, None
+    (sample,) = connection.rows("sample", Sample, tables={"queue": queue}, first=depth.first)
+    return depth.last, sample.sent
 
 
 # ---------------------------------------------------------------- between two looks

@@ -100,6 +100,32 @@ def create_command(context: Context, queue: cli.QueueName) -> None:
     context.answer(result, f"in {connection.server}: {places}")
 
 
+ScriptQueues = Annotated[list[str], Argument(help=f"{cli.QUEUE_HELP} Several have the same roles.")]
+DialectName = Annotated[str, Option(help=" or ".join(DIALECTS))]
+Reader = Annotated[
+    str | None, Option(help="The role that receives. Needs --domain or --state-schema.")
+]
+Sender = Annotated[
+    str | None, Option(help="The role that sends. Needs --domain or --state-schema.")
+]
+NoSender = Annotated[
+    bool, Option("--no-sender", help="No role that sends, for a team that only reads.")
+]
+Operator = Annotated[str | None, Option(help="Also create a role that may run these commands.")]
+Producer = Annotated[
+    str | None,
+    Option(help="Also create a role that only sends, for endpoints and ServiceControl."),
+]
+NewSubscriptionTable = Annotated[
+    str | None,
+    Option(help="Also create this table, and let the sender publish with it."),
+]
+OnlyDatabase = Annotated[
+    str | None,
+    Option(help="The database it is for. In another one the script does nothing."),
+]
+
+
 class ScriptCommand(cli.OfflineCommand):
     """The options of `script`."""
 
@@ -114,34 +140,17 @@ class ScriptCommand(cli.OfflineCommand):
 @app.command("script", cls=ScriptCommand)
 def script_command(
     context: Context,
-    queues: Annotated[list[str], Argument(help=f"{cli.QUEUE_HELP} Several have the same roles.")],
+    queues: ScriptQueues,
     *,
-    dialect: Annotated[str, Option(help=" or ".join(DIALECTS))] = DEFAULT_DIALECT,
+    dialect: DialectName = DEFAULT_DIALECT,
     domain: cli.Domain = None,
-    reader: Annotated[
-        str | None, Option(help="The role that receives. Needs --domain or --state-schema.")
-    ] = None,
-    sender: Annotated[
-        str | None, Option(help="The role that sends. Needs --domain or --state-schema.")
-    ] = None,
-    no_sender: Annotated[
-        bool, Option("--no-sender", help="No role that sends, for a team that only reads.")
-    ] = False,
-    operator: Annotated[
-        str | None, Option(help="Also create a role that may run these commands.")
-    ] = None,
-    producer: Annotated[
-        str | None,
-        Option(help="Also create a role that only sends, for endpoints and ServiceControl."),
-    ] = None,
-    subscription_table: Annotated[
-        str | None,
-        Option(help="Also create this table, and let the sender publish with it."),
-    ] = None,
-    database: Annotated[
-        str | None,
-        Option(help="The database it is for. In another one the script does nothing."),
-    ] = None,
+    reader: Reader = None,
+    sender: Sender = None,
+    no_sender: NoSender = False,
+    operator: Operator = None,
+    producer: Producer = None,
+    subscription_table: NewSubscriptionTable = None,
+    database: OnlyDatabase = None,
 ) -> None:
     """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
     cli.require_option(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))

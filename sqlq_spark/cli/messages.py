@@ -158,6 +158,29 @@ def browse_command(
 # ---------------------------------------------------------------- retry
 
 
+MessageIds = Annotated[list[str] | None, Argument(help="Messages, by message id or row id.")]
+Everything = Annotated[bool, Option("--all", help="Return all messages of the error queue.")]
+ExceptionTypes = Annotated[
+    list[str] | None,
+    Option(help="Only failures of this exception type: its full name or its last part."),
+]
+FailedQueue = Annotated[str | None, Option(help="Only messages that failed in this queue.")]
+Since = Annotated[str | None, Option(help="Only messages that failed at this time or later.")]
+Until = Annotated[str | None, Option(help="Only messages that failed before this time.")]
+OldestOnly = Annotated[
+    int | None,
+    Option(
+        min=1,
+        help="Only the oldest so many of them, to try a fix before the rest.",
+    ),
+]
+Copies = Annotated[
+    bool,
+    Option("--copies", help="Return messages of a queue whose name ends in .log."),
+]
+PerTransaction = Annotated[int, Option(min=1, help="Messages per transaction.")]
+
+
 class RetryCommand(cli.AskingCommand):
     """The options of `retry`."""
 
@@ -168,34 +191,16 @@ class RetryCommand(cli.AskingCommand):
 def retry_command(
     context: Context,
     queue: cli.QueueName,
-    ids: Annotated[list[str] | None, Argument(help="Messages, by message id or row id.")] = None,
+    ids: MessageIds = None,
     *,
-    everything: Annotated[
-        bool, Option("--all", help="Return all messages of the error queue.")
-    ] = False,
-    exception: Annotated[
-        list[str] | None,
-        Option(help="Only failures of this exception type: its full name or its last part."),
-    ] = None,
-    failed_queue: Annotated[
-        str | None, Option(help="Only messages that failed in this queue.")
-    ] = None,
-    since: Annotated[
-        str | None, Option(help="Only messages that failed at this time or later.")
-    ] = None,
-    until: Annotated[str | None, Option(help="Only messages that failed before this time.")] = None,
-    limit: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Only the oldest so many of them, to try a fix before the rest.",
-        ),
-    ] = None,
-    copies: Annotated[
-        bool,
-        Option("--copies", help="Return messages of a queue whose name ends in .log."),
-    ] = False,
-    batch: Annotated[int, Option(min=1, help="Messages per transaction.")] = 1000,
+    everything: Everything = False,
+    exception: ExceptionTypes = None,
+    failed_queue: FailedQueue = None,
+    since: Since = None,
+    until: Until = None,
+    limit: OldestOnly = None,
+    copies: Copies = False,
+    batch: PerTransaction = 1000,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.

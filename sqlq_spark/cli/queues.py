@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sqlq_spark.admin.stats import Look
+    from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
     from sqlq_spark.options.connection import DatabaseOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 app = Typer()
 
@@ -333,10 +335,7 @@ def doctor_command(
     connection.trusted = options.trusted.with_named(asked)
     states, unread = ([], {}) if context.obj.state_schema else find_states(connection)
     states = states or ([] if unread else [options.state_schema])
-    unnamed, found = ([], []) if asked else doctor.queues_of_streams(connection, states)
-    if not asked:
-        there = [each.address for each in queue_sizes.list_tables(connection)]
-        unnamed = [*{connection.printed(each): each for each in (*there, *unnamed)}.values()]
+    unnamed, found = ([], []) if asked else find_queues(connection, states)
     for state, reason in unread.items():
         problem = f"state schema {state} was not looked into: {reason}"
         note = Finding(
@@ -351,19 +350,33 @@ def doctor_command(
         states=states,
     )
     found += doctor.of_subscriptions(connection, options.subscription_address)
-    is_fine = not any(each.is_problem for each in found)
     if context.obj.as_json:
-        for each in found:
-            screen.print_json(asdict(each))
+        for finding in found:
+            screen.print_json(asdict(finding))
     else:
         if not (asked or unnamed):
             say(screen.NO_QUEUES)
-        for each in sorted(found, key=attrgetter("rank")):
-            screen.out().print(*screen.finding_lines(each), sep="\n", soft_wrap=True)
-        if is_fine:
-            screen.out().print("no problems found", style="green")
-    if not is_fine:
+        show_findings(found)
+    if any(finding.is_problem for finding in found):
         context.exit(cli.FOUND)
+
+
+def find_queues(
+    connection: Connection, states: Sequence[str]
+) -> tuple[list[QueueAddress], list[Finding]]:
+    """Find the queues that this login may read and those of streams, each once; and bad names."""
+    of_streams, found = doctor.queues_of_streams(connection, states)
+    readable = [table.address for table in queue_sizes.list_tables(connection)]
+    by_name = {connection.printed(queue): queue for queue in (*readable, *of_streams)}
+    return [*by_name.values()], found
+
+
+def show_findings(found: Sequence[Finding]) -> None:
+    """Print findings with their fixes, errors first."""
+    for finding in sorted(found, key=attrgetter("rank")):
+        screen.out().print(*screen.finding_lines(finding), sep="\n", soft_wrap=True)
+    if not any(finding.is_problem for finding in found):
+        screen.out().print("no problems found", style="green")
 
 
 # ---------------------------------------------------------------- trail

@@ -29,26 +29,30 @@ PACKAGES = {"sqlq-spark", "pyarrow", *DRIVERS}
 COLLATED = " or ".join(f"a {names.database}" for names in DIALECTS.values() if names.collations)
 
 
+AlsoRoles = Annotated[
+    bool, Option("--roles", help="Also make roles and logins, and do their work.")
+]
+AlsoDatabases = Annotated[
+    bool,
+    Option(
+        "--databases",
+        help="Also make databases of other collations, if the server has them.",
+    ),
+]
+OnlyChecks = Annotated[
+    list[str] | None, Option(help="Only the check of this name; may be repeated.")
+]
+ReportFile = Annotated[Path, Option(help="The report, for an issue; without password and host.")]
+
+
 @app.command("selftest", cls=AskingCommand)
 def selftest_command(
     context: Context,
     *,
-    roles: Annotated[
-        bool, Option("--roles", help="Also make roles and logins, and do their work.")
-    ] = False,
-    databases: Annotated[
-        bool,
-        Option(
-            "--databases",
-            help="Also make databases of other collations, if the server has them.",
-        ),
-    ] = False,
-    only: Annotated[
-        list[str] | None, Option(help="Only the check of this name; may be repeated.")
-    ] = None,
-    file: Annotated[
-        Path, Option(help="The report, for an issue; without password and host.")
-    ] = Path("sqlqueue-selftest.json"),
+    roles: AlsoRoles = False,
+    databases: AlsoDatabases = False,
+    only: OnlyChecks = None,
+    file: ReportFile = Path("sqlqueue-selftest.json"),
 ) -> None:
     """
     Check whether everything works on this server, and write a report. Asks first.

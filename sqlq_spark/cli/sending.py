@@ -118,9 +118,6 @@ def insert(
 ) -> None:
     """Insert all messages in one transaction, and print how many went where."""
     whole = pa.concat_tables([CHUNK_ROW.empty_table(), *chunks], promote_options="default")
-    waiting, topics = delayed.find_waiting(whole), publish.topics_of(whole)
-    waits = 0 if waiting is None else pc.sum(waiting).as_py()
-    published = 0 if topics is None else len(topics) - topics.null_count
 
     def work(inserts: Inserts, rows: list[pa.Table]) -> None:
         def batches() -> Iterator[int]:
@@ -141,26 +138,40 @@ def insert(
             raise
         rows = [*map(with_new_ids, chunks)]
         inserts = send_in_transaction(connection, options, partial(work, rows=rows))
-    lost = inserts.without_subscriber
+    answer_sent(context, connection, options, whole, inserts)
+    if renamed:
+        say_error(
+            f"{quantity(renamed, 'message')} sent under new row ids: one of theirs is in the "
+            "queue already"
+        )
+    if inserts.without_subscriber:
+        say_error(publish.describe_without_subscriber(inserts.without_subscriber))
+
+
+def answer_sent(
+    context: Context,
+    connection: Connection,
+    options: SinkOptions,
+    sent: pa.Table,
+    inserts: Inserts,
+) -> None:
+    """Print how many of the messages went to which queues, were published, and are delayed."""
+    waiting = delayed.find_waiting(sent)
+    topics = publish.topics_of(sent)
+    waits = 0 if waiting is None else pc.sum(waiting).as_py()
+    published = 0 if topics is None else len(topics) - topics.null_count
     names = {
-        connection.printed(queue): pc.sum(own).as_py()
-        for queue, own in rows_by_queue(whole, options).items()
+        connection.printed(queue): pc.sum(mask).as_py()
+        for queue, mask in rows_by_queue(sent, options).items()
     }
     places = [f"{quantity(count, 'message')} sent to {name}" for name, count in names.items()]
     if published:
         places.insert(0, f"{quantity(published, 'message')} published")
     if waits:
         places[-1] += f", {waits:,} of them delayed"
-    counts = {"sent": whole.num_rows, "published": published, "delayed": waits}
-    result = {**counts, "queues": names, "unheard": lost.total()}
+    counts = {"sent": sent.num_rows, "published": published, "delayed": waits}
+    result = {**counts, "queues": names, "unheard": inserts.without_subscriber.total()}
     context.answer(result, "; ".join(places) or "no message sent")
-    if renamed:
-        say_error(
-            f"{quantity(renamed, 'message')} sent under new row ids: one of theirs is in the "
-            "queue already"
-        )
-    if lost:
-        say_error(publish.describe_without_subscriber(lost))
 
 
 # ---------------------------------------------------------------- lines

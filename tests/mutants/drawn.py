@@ -168,8 +168,8 @@ DRAWN = [
     Fault(
         id="admin-4",
         file="admin/stats.py",
-        old="                sent = sample.sent\n",
-        new="                sent = None\n",
+        old="return depth.last, sample.sent",
+        new="return depth.last, None",
         tests=["conformance/test_watch.py::test_a_look_finds_since_when_the_lowest_waits"],
     ),
     Fault(
