@@ -20,7 +20,7 @@ class StoredMessage:
     """A message of a queue, read from a row of QUEUE_ROW."""
 
     id: str
-    headers: dict[str, str | None] | None  # None if they are not a JSON object: poison
+    headers: dict[str, str | None] | None  # None: they cannot be read, so the message is poison
     corrupt_headers: str | None
     body: bytes | None  # some old writers wrote null
     seq: int
@@ -40,7 +40,7 @@ def list_messages(
 
 
 def read_pages(connection: Connection, queue: QueueAddress) -> Iterator[pa.Table]:
-    """Read a queue, in the order of seq: pages of QUEUE_ROW, each in a transaction."""
+    """Read a queue in the order of seq, as pages of QUEUE_ROW, each in a transaction."""
     from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
 
     for _, first, stop in browse.parts(connection, [queue], parts=1):
@@ -48,7 +48,7 @@ def read_pages(connection: Connection, queue: QueueAddress) -> Iterator[pa.Table
 
 
 def to_message(row: dict[str, Any]) -> StoredMessage:
-    """The message in a row of QUEUE_ROW."""
+    """Return the message of a row of QUEUE_ROW."""
     from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import uuid_text  # noqa: PLC0415 - see cli
 

@@ -36,7 +36,7 @@ class QueueTable:
     schema_name: str
     table_name: str
     messages: int  # an estimate
-    bytes: int
+    bytes: int  # of the table and its indexes
 
     @property
     def address(self) -> QueueAddress:
@@ -47,9 +47,9 @@ class QueueTable:
 class Depth:
     """The size of a queue."""
 
-    queue: str = ""  # its address for people; no column
+    queue: str = ""  # its address for people, which is no column of the statement
     messages: int  # including expired ones
-    expired: int | None  # None if the messages are estimated
+    expired: int | None  # None: the number of messages is an estimate
     bytes: int  # of the table and its indexes
     first: int | None  # lowest seq
     last: int | None
@@ -61,14 +61,14 @@ class Delayed:
     """The size of a queue's table of delayed messages."""
 
     messages: int
-    due: int | None  # messages that should be moved; None if the time zone is not known
+    due: int | None  # messages that should be moved; None: the time zone is not known
     bytes: int  # of the table and its indexes
     estimated: bool = False  # the messages, by the server's statistics
 
 
 def list_tables(connection: Connection) -> list[QueueTable]:
     """
-    The tables of queues that this login may read, by schema and name, whoever owns them.
+    List the tables of queues that this login may read, by schema and name, whoever owns them.
 
     Reads the catalogue only. On SQL Server it waits for a session that changes a table.
     """
@@ -81,12 +81,12 @@ def find_refused(
     """
     Find which of many tables must not be read, and why, before any of them is locked.
 
-    Anyone may make tables. One that is refused here costs no transaction of its own.
+    Anyone may make tables. A table that is refused here needs no transaction of its own.
     """
     refused: dict[QueueAddress, TableRefused] = {}
     with transaction(connection):
-        for at in range(0, len(queues), LOOKED_AT_ONCE):
-            reasons = look(connection, queues[at : at + LOOKED_AT_ONCE], READ)[1]
+        for first in range(0, len(queues), LOOKED_AT_ONCE):
+            reasons = look(connection, queues[first : first + LOOKED_AT_ONCE], READ)[1]
             refused |= {
                 queue: reason
                 for queue, reason in reasons.items()
@@ -99,9 +99,9 @@ def measure_queue(
     connection: Connection, queue: QueueAddress, *, largest: int | None = None
 ) -> Depth:
     """
-    Measure a queue, in the open transaction; counts its rows.
+    Measure a queue, in the open transaction.
 
-    Those of a table of more than `largest` bytes are estimated.
+    It counts the rows. For a table of more than `largest` bytes it estimates their number.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
@@ -122,20 +122,20 @@ def measure_delayed(
     Measure a queue's table of delayed messages; `zone` is endpointTimeZone.
 
     Returns:
-        None if there is none, or if this login may not read it.
+        None if the queue has no such table, or if this login may not read it.
 
     Raises:
-        TableRefused: it has another owner than its queue, or other code.
+        TableRefused: the table has another owner than its queue, or code of others.
     """
     if "due" not in connection.columns(delayed_of(queue)):
         return None
-    with suppress(MissingOption):  # this session cannot see it
+    with suppress(MissingOption):  # this session cannot see the server's zone
         zone = endpoint_zone(connection, zone)
     refused: TableRefused | None = None
     with suppress(RightMissing), attempt(connection):
         try:
             table = use_delayed(connection, queue, READ)
-        except TableRefused as error:  # no statement failed, so nothing is undone
+        except TableRefused as error:  # No statement failed, so the attempt is not undone.
             refused = error
         else:
             return connection.row(
@@ -152,7 +152,7 @@ def measure_delayed(
 
 
 def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
-    """The canonical address of the table of delayed messages; None if its name is too long."""
+    """Return the table of delayed messages by its address; None if its name would be too long."""
     try:
         return connection.printed(delayed_of(queue))
     except BadAddress:

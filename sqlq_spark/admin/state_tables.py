@@ -31,12 +31,12 @@ class Stream:
     seen: datetime
     receipts: int
     held: int  # messages in them
-    # messages that wait in its queues, and those held; of a look, and no column
+    # Messages that wait in its queues, and those that it holds. No column: `stats` adds it.
     lag: int | None = None
 
     @property
     def queues(self) -> list[str]:
-        """The canonical addresses of the queues that it reads."""
+        """Return the canonical addresses of the queues that it reads."""
         return split_canonical(self.queue)
 
 
@@ -56,7 +56,7 @@ class TrailEntry:
 
 
 def list_streams(connection: Connection) -> list[Stream]:
-    """All streams, the last seen first."""
+    """List all streams, the one that was seen last first."""
     return [
         replace(stream, queue=queue_names(connection, stream.queue))
         for stream in connection.rows("streams", Stream)
@@ -64,7 +64,7 @@ def list_streams(connection: Connection) -> list[Stream]:
 
 
 def unseen_streams(connection: Connection, older: float) -> list[Stream]:
-    """Streams that hold receipts and gave no sign for more than `older` seconds."""
+    """List the streams that hold receipts and were not seen for more than `older` seconds."""
     now = read_clock(connection)
     return [
         stream
@@ -81,7 +81,7 @@ def list_receipts(
     task: int | None = None,
     queue: QueueAddress | None = None,
 ) -> list[HeldReceipt]:
-    """Receipts, the oldest first; None matches any."""
+    """List receipts, the oldest first. None matches any."""
     name = None if queue is None else connection.names.print_address(queue)
     return [
         replace(receipt, queue=queue_names(connection, receipt.queue))
@@ -93,16 +93,17 @@ def list_receipts(
 def read_trail(
     connection: Connection, *, entries: int, queue: QueueAddress | None = None
 ) -> list[TrailEntry]:
-    """Return the last entries of the audit trail, the latest first; None: of all queues."""
+    """Return the last entries of the audit trail, the latest first; by default of all queues."""
     name = None if queue is None else connection.printed(queue)
     return connection.rows("trail", TrailEntry, entries=entries, queue_name=name)
 
 
 def queue_names(connection: Connection, text: str) -> str:
     """
-    The queues of a state row as all commands print them; text that is no address stays.
+    Return the queues of a row of a state table as all commands print them.
 
-    State rows leave out the database that they are in, so that a copy of it does not name this one.
+    A text that is no address is returned as it is. The rows leave out the database that they are
+    in. So in a copy of the database they do not name the original.
     """
     try:
         found = map(connection.names.parse_queue, split_canonical(text))
