@@ -285,7 +285,7 @@ def missing_parts(connection: Connection) -> list[Finding]:
     """
     Find state tables and indexes that are missing although others are there.
 
-    `sqlqueue install` does not create them, because the version of the schema is already there.
+    `sqlqueue install` does not create them.
     """
     there = {*connection.values("state_parts")}
     parts = state_parts(connection) if there else {}

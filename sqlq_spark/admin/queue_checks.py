@@ -246,8 +246,7 @@ def _without_grants(
     """
     Replace the fixes that grant a right on a table of a state schema.
 
-    A state schema may belong to another team, and a GRANT would let in a login that it does not
-    trust.
+    A state schema may belong to another team, and a GRANT would hand out all of its state.
     """
     if not any("GRANT " in finding.fix for finding in findings):
         return findings

@@ -1,12 +1,15 @@
 """
-Looks at queues and their streams, and the flow between two looks.
+Looks at queues and their streams, and computes what flowed between two looks.
 
-The incoming messages are the growth of the highest seq. The outgoing messages are that growth less
-the change of the backlog: they were received, expired or purged. The highest seq is that of the
-visible messages. If no message waits, it is the last number of the sequence.
+    in  = growth of the highest seq
+    out = in - growth of the backlog
 
-An open transaction hides its messages, so that they count in a later interval. A send that was
-rolled back counts as in and out. Over several intervals the figures are correct.
+Messages that went out were received, or they expired, or somebody purged them. The highest seq is
+that of the visible messages. If no message waits, it is the last number that the sequence gave.
+
+An open transaction hides its messages, so they are counted in a later interval. A send that was
+rolled back has used numbers of the sequence. So its messages count as in and as out. Over several
+intervals the figures are correct.
 """
 
 from __future__ import annotations
@@ -42,9 +45,10 @@ ERRORS = "error queue"  # the kind of a queue
 class QueueLook:
     """A queue at one moment."""
 
-    at: datetime | None = None  # by the database's clock; None: it was not read
-    depth: queue_sizes.Depth  # of a queue that was not read, an estimate of the catalogue
-    highest: int | None = None  # seq; None: none was used, or this login may not see the sequence
+    at: datetime | None = None  # by the database's clock; None: the queue was not read
+    depth: queue_sizes.Depth  # an estimate of the catalogue, if the queue was not read
+    # The highest seq. None: no seq was used yet, or this login may not see the sequence.
+    highest: int | None = None
     oldest: float | None = None  # seconds since the lowest message was sent, by its header
     delayed: queue_sizes.Delayed | None = None
     receipts: int = 0
@@ -57,12 +61,12 @@ class QueueLook:
 
     @property
     def state(self) -> str:
-        """`ok`, or what its worst problem is."""
+        """Return `ok`, or the name of the worst problem."""
         return self.worst.name.replace("_", " ") if self.worst else "ok"
 
     @property
     def worst(self) -> Finding | None:
-        return min(self.problems, key=lambda each: each.rank, default=None)
+        return min(self.problems, key=lambda problem: problem.rank, default=None)
 
     @property
     def is_read(self) -> bool:
@@ -88,9 +92,9 @@ class Look:
 
     @property
     def problems(self) -> list[Finding]:
-        """Those of the queues, then those of the server; errors first."""
-        found = [*(one for each in self.queues for one in each.problems), *self.server_problems]
-        return sorted(found, key=lambda each: each.rank)
+        """Return the problems of the queues and of the server, errors first."""
+        of_queues = [problem for queue in self.queues for problem in queue.problems]
+        return sorted([*of_queues, *self.server_problems], key=lambda problem: problem.rank)
 
 
 # ---------------------------------------------------------------- columns
@@ -119,7 +123,7 @@ QUEUE_COLUMNS = (
     ShownColumn("read", "is_read", only="json"),
     ShownColumn("problems", "faults", only="metrics"),
 )
-# a column's metric: its name after `sqlqueue_`, and its help
+# The metric of a column: its name after `sqlqueue_`, and its help.
 GAUGES = {
     "backlog": ("messages", "Messages that wait; an estimate for a table above 256 MiB."),
     "oldest": ("oldest_seconds", "Age of the message with the lowest seq, by its TimeSent."),
@@ -153,15 +157,15 @@ STREAM_COLUMNS = (
 
 def take_look(connection: Connection, names: Sequence[str], options: DatabaseOptions) -> Look:
     """
-    Look at queues, each in its own transaction. Locks nothing.
+    Look at queues, each in its own transaction. It locks nothing.
 
-    Without names it looks at all that the database has and all that streams read. Then one that
-    cannot be read does not stop the others.
+    Without names it looks at all queues of the database and at all that streams read. Then a queue
+    that cannot be read does not stop the look at the others.
 
     Raises:
-        QueueNotFound, RightMissing, TableRefused: of a queue that was named.
+        QueueNotFound, RightMissing, TableRefused: a queue that was named cannot be read.
     """
-    streams: list[state_tables.Stream] | None = None  # this login may see no state tables
+    streams: list[state_tables.Stream] | None = None  # None: this login sees no state tables
     receipts: list[HeldReceipt] = []
     state_problems: list[Finding] = []
     try:
@@ -201,28 +205,32 @@ def take_look(connection: Connection, names: Sequence[str], options: DatabaseOpt
 def look_at_all(
     connection: Connection, options: DatabaseOptions, locks: Mapping[str, list[Finding]]
 ) -> list[QueueLook]:
-    """Look at all tables that the login may read; those that are not trusted are only listed."""
-    found = []
+    """Look at all tables that the login may read. A table that is not trusted is only listed."""
+    looks = []
     tables = queue_sizes.list_tables(connection)
     refused = queue_sizes.find_refused(connection, [each.address for each in tables])
     for table in tables:
         reason = refused.get(table.address)
         if reason is None:
-            found.append(look_at(connection, table.address, options, locks, unnamed=table))
+            looks.append(look_at(connection, table.address, options, locks, unnamed=table))
         else:
             name = connection.printed(table.address)
-            found.append(unread(name, table, *locks.get(name, ()), unreadable(name, reason)))
-    return found
+            looks.append(unread(name, table, *locks.get(name, ()), unreadable(name, reason)))
+    return looks
 
 
 def with_lag(stream: state_tables.Stream, waiting: Mapping[str, int]) -> state_tables.Stream:
-    """Add the messages that wait in a stream's queues, by queue, and those that it holds."""
+    """
+    Add a stream's lag: the messages that wait in its queues, and those that it holds.
+
+    `waiting` has the number of messages by queue.
+    """
     messages = sum(waiting.get(queue, 0) for queue in stream.queues)
     return replace(stream, lag=messages + stream.held)
 
 
 def unread(name: str, table: queue_sizes.QueueTable | None, *problems: Finding) -> QueueLook:
-    """What the catalogue says of a queue that is not read."""
+    """Return what the catalogue says about a queue that is not read."""
     messages, size = (0, 0) if table is None else (table.messages, table.bytes)
     depth = queue_sizes.Depth(
         queue=name,
@@ -245,9 +253,9 @@ def look_at(
     unnamed: queue_sizes.QueueTable | None = None,
 ) -> QueueLook:
     """
-    Look at a queue that is not locked and may be used.
+    Look at a queue, if it is not locked and may be used.
 
-    Rights are left out, because who looks at a queue need not receive from it.
+    Missing rights are left out, because somebody who looks at a queue need not receive from it.
     """
     name = connection.printed(queue)
     looked = unread(name, unnamed, *locks.get(name, ()))
@@ -310,24 +318,26 @@ def find_highest(
 
 
 def add_rates(before: Look | None, now: Look) -> Look:
-    """Add what flowed since the previous look, as the module describes it."""
+    """Add what flowed since the previous look, by the formulas of this module."""
     if before is not None:
-        queues = {each.queue: each for each in before.queues}
-        for each in now.queues:
-            flow(queues.get(each.queue), each)
+        earlier = {look.queue: look for look in before.queues}
+        for look in now.queues:
+            flow(earlier.get(look.queue), look)
     return now
 
 
 def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
-    """Add the rates in and out; none if the sequence was restarted."""
+    """Add the rates in and out. If the sequence was restarted there are none."""
     if before is None or before.at is None or now.at is None:
         return now
     if before.highest is None or now.highest is None or now.highest < before.highest:
         return now
     came = now.highest - before.highest
     went = came - (now.depth.messages - before.depth.messages)
-    if (seconds := (now.at - before.at).total_seconds()) > 0:
-        now.incoming, now.outgoing = (round(max(0, each) / seconds, 2) for each in (came, went))
+    seconds = (now.at - before.at).total_seconds()
+    if seconds > 0:
+        now.incoming = round(max(0, came) / seconds, 2)
+        now.outgoing = round(max(0, went) / seconds, 2)
     return now
 
 
@@ -335,32 +345,36 @@ def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
 
 
 def to_json(now: Look) -> dict[str, Any]:
-    """A look as a JSON object; figures per second are null at the first look."""
+    """Return a look as a JSON object. Figures per second are null at the first look."""
     return {
         "at": now.at,
-        "queues": [json_row(QUEUE_COLUMNS, each) for each in now.queues],
-        "problems": [asdict(each) for each in now.problems],
-        "streams": [json_row(STREAM_COLUMNS, each) for each in now.streams or ()],
+        "queues": [json_row(QUEUE_COLUMNS, queue) for queue in now.queues],
+        "problems": [asdict(problem) for problem in now.problems],
+        "streams": [json_row(STREAM_COLUMNS, stream) for stream in now.streams or ()],
     }
 
 
 def to_metrics(now: Look, state_schema: str) -> str:
-    """The figures that are known as gauges, in the format of Prometheus and OpenMetrics."""
+    """Return the figures that are known, as gauges in the format of Prometheus and OpenMetrics."""
     lines = []
     for column in QUEUE_COLUMNS:
         if column.name in GAUGES:
             name, text = GAUGES[column.name]
             lines += [f"# HELP sqlqueue_{name} {text}", f"# TYPE sqlqueue_{name} gauge"]
-            for each in now.queues:
-                if (value := column.value(each)) is not None:
-                    labels = f"queue={label(each.queue)},state_schema={label(state_schema)}"
+            for queue in now.queues:
+                value = column.value(queue)
+                if value is not None:
+                    labels = f"queue={label(queue.queue)},state_schema={label(state_schema)}"
                     lines.append(f"sqlqueue_{name}{{{labels}}} {value}")
     return "\n".join([*lines, "# EOF\n"])
 
 
 def label(text: str) -> str:
-    """The untrusted value of a label, in quotes; control characters are shown as JSON's escapes."""
-    visible = (each if each.isprintable() or each == "\n" else json_escape(each) for each in text)
+    """Return a label's untrusted value in quotes, with JSON's escapes of control characters."""
+    visible = (
+        character if character.isprintable() or character == "\n" else json_escape(character)
+        for character in text
+    )
     escaped = "".join(visible).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
