@@ -1,4 +1,4 @@
-"""The command `demo`: its progress, and what was counted."""
+"""The command `demo`: shows its progress, and what it counted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The commands that make what an endpoint needs, and end it.
+The commands that make what an endpoint needs, and that remove it.
 
 `install`, `create` and `script` make tables. `subscribe`, `unsubscribe` and `subscribers` are about
 subscriptions. `retire` drops a queue that is no longer used.
@@ -87,14 +87,15 @@ def create_command(context: Context, queue: cli.QueueName) -> None:
     and satellites are in the schema of QUEUE.
     """
     shared = context.obj
-    made, waiting = name_queues(shared, queue), None
+    endpoint = name_queues(shared, queue)
     connection = context.connect(shared.database())
-    for each in made.queues:
-        schema.create_queue(connection, each, body_string=shared.body_string)
-    names = [connection.printed(each) for each in made.queues]
+    for address in endpoint.queues:
+        schema.create_queue(connection, address, body_string=shared.body_string)
+    names = [connection.printed(address) for address in endpoint.queues]
+    waiting = None
     if shared.delayed:
-        schema.create_delayed(connection, made.primary)
-        waiting = connection.printed(delayed_of(made.primary))
+        schema.create_delayed(connection, endpoint.primary)
+        waiting = connection.printed(delayed_of(endpoint.primary))
     result = {"queues": names, "delayed": waiting, "server": connection.server}
     places = ", ".join(filter(None, (*names, waiting)))
     context.answer(result, f"in {connection.server}: {places}")
@@ -192,7 +193,8 @@ def script_command(
 
 # ---------------------------------------------------------------- subscriptions
 
-SUBSCRIBERS_KEPT = 5  # seconds for which an endpoint keeps the subscribers that it has read
+# An endpoint keeps the subscribers that it has read for this time, by default.
+SUBSCRIBERS_KEPT = 5  # seconds
 SUBSCRIPTION_COLUMNS = (
     ShownColumn("topic"),
     ShownColumn("endpoint"),
@@ -240,10 +242,11 @@ def subscribe_command(
         queue=address,
     )
     context.show((*SUBSCRIPTION_COLUMNS, ShownColumn("replaced")), made, "subscriptions")
-    for each in made:
-        if each.replaced is not None:
+    for subscription in made:
+        if subscription.replaced is not None:
             say_error(
-                f"queue {each.replaced} gets no {each.topic} any more: {endpoint} had it, and an "
+                f"queue {subscription.replaced} gets no {subscription.topic} any more: "
+                f"{endpoint} had it, and an "
                 "endpoint has one queue for a topic. If it is of another endpoint of this name, "
                 "give one of them another name, and subscribe both again"
             )
@@ -397,7 +400,7 @@ class Remains(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Messages in both tables."""
+        """Return the number of messages in both tables."""
         return self.messages + self.delayed
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 app = Typer()
 
 GROUP = ("messages", "failed queue", "exception")  # of failed messages
-# what ServiceControl forwards to a queue of such a name
+# ServiceControl forwards copies of messages to a queue of such a name.
 COPIES = (
     "an error queue. The messages of a queue *.log are copies, which ServiceControl forwarded, and "
     "an endpoint would handle a message twice. If they are originals, add --copies"
@@ -50,7 +50,8 @@ ONE_TOPIC = (
     "a type's full name, as Shop.OrderPlaced. Give each type a --topic of its own. A name with its "
     "assembly, as 'Shop.OrderPlaced, Shop', is for --message-type"
 )
-LONGEST_SHOWN_BODY = 200  # characters of one at most; the terminal's width cuts further
+# The bytes of a body that `browse` shows. The width of the terminal may cut it further.
+LONGEST_SHOWN_BODY = 200
 
 
 class SendCommand(Command):
@@ -139,20 +140,25 @@ def browse_command(
     connection = context.connect(options)
     found = list_messages(connection, options.address, limit=limit)
     if context.obj.as_json:
-        for each in found:
-            screen.print_json(screen.message_as_json(each))
+        for message in found:
+            screen.print_json(screen.message_as_json(message))
         return
     rows = (
         (
-            each.seq,
-            *screen.type_and_time(each.headers),
-            each.expires,
-            byte_size(len(each.body or b"")),
-            None if each.body is None else each.body[:LONGEST_SHOWN_BODY].decode(errors="replace"),
+            message.seq,
+            *screen.type_and_time(message.headers),
+            message.expires,
+            byte_size(len(message.body or b"")),
+            show_body(message.body),
         )
-        for each in found
+        for message in found
     )
     screen.show_table(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
+
+
+def show_body(body: bytes | None) -> str | None:
+    """Return the beginning of a body as text; None for a body that is null."""
+    return None if body is None else body[:LONGEST_SHOWN_BODY].decode(errors="replace")
 
 
 # ---------------------------------------------------------------- retry
@@ -357,7 +363,8 @@ def receipts_show_command(
     from sqlq_spark.receive.receipts import find_receipt  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
 
-    found, shared = 0, context.obj
+    found = 0
+    shared = context.obj
     connection = context.connect(shared.database(), StateSession)
     with transaction(connection):
         receipts = state_tables.list_receipts(
@@ -369,7 +376,7 @@ def receipts_show_command(
         if stored is None:  # acknowledged meanwhile
             continue
         rows = stored.unpack(receipt.key)
-        if message is not None:  # ids are not unique: a message may have been sent twice
+        if message is not None:  # several rows may have the id, if a message was sent twice
             rows = rows.filter(has_id(rows, [message]))
         for row in rows.to_pylist():
             found += 1
@@ -401,21 +408,21 @@ def receipts_return_command(
     options = context.obj.database()
     connection, found = choose(context, options, stream)
     check_logins(connection, options, found)
-    settled = [each for each in found if each.settled]
-    for each in settled:
-        error = ReceiptSettled(stream=each.stream, batch=each.batch, task=each.task)
+    settled = [receipt for receipt in found if receipt.settled]
+    for receipt in settled:
+        error = ReceiptSettled(stream=receipt.stream, batch=receipt.batch, task=receipt.task)
         say_error(str(error))
-    left = [each for each in found if not each.settled]
+    left = [receipt for receipt in found if not receipt.settled]
     if left:
-        queues = ", ".join(sorted({each.queue for each in left}))
+        queues = ", ".join(sorted({receipt.queue for receipt in left}))
         gone = f", and delete {', '.join(without)} of them" if without else ""
         context.confirm(f"return {describe(left)} to {queues}{gone}. {AGAIN}")
 
-    def give(its: HeldReceipt) -> int:
-        queue = parse_queue("queue", its.queue, options.naming)
-        return give_back(connection, its.key, queue, without=without or ())
+    def give(receipt: HeldReceipt) -> int:
+        queue = parse_queue("queue", receipt.queue, options.naming)
+        return give_back(connection, receipt.key, queue, without=without or ())
 
-    names = [each.name for each in settled]
+    names = [receipt.name for receipt in settled]
     end(context, connection, left, "return", give, without=without, settled=names)
     if settled:
         context.exit(cli.FOUND)
@@ -434,7 +441,7 @@ def receipts_drop_command(context: Context, *, stream: cli.StreamId) -> None:
 def choose(
     context: Context, options: DatabaseOptions, stream: str
 ) -> tuple[Connection, list[HeldReceipt]]:
-    """Find and show the receipts that the options choose; the command ends if there is none."""
+    """Find and show the receipts that the options choose. The command ends if there are none."""
     connection, shared = context.connect(options, StateSession), context.obj
     with transaction(connection):
         found = state_tables.list_receipts(
@@ -480,20 +487,21 @@ def end(
     **more: object,
 ) -> None:
     """Return or drop receipts, each in its own transaction, which also records it."""
-    done, recorded = {"return": "returned", "drop": "dropped"}[action], cli.keeps_trail(connection)
+    done = {"return": "returned", "drop": "dropped"}[action]
+    recorded = cli.keeps_trail(connection)
 
     def batches() -> Iterator[int]:
-        for each in found:
+        for receipt in found:
             with transaction(connection):
-                messages = end_one(each)
+                messages = end_one(receipt)
                 if recorded:
-                    record_action(connection, action, each.queue, messages, each.key)
-                if recorded and without and messages < each.messages:
-                    dropped = each.messages - messages
-                    record_action(connection, "drop", each.queue, dropped, each.key)
+                    record_action(connection, action, receipt.queue, messages, receipt.key)
+                if recorded and without and messages < receipt.messages:
+                    dropped = receipt.messages - messages
+                    record_action(connection, "drop", receipt.queue, dropped, receipt.key)
             yield messages
 
-    total = sum(each.messages for each in found)
+    total = sum(receipt.messages for receipt in found)
     ended = context.follow(batches(), "message", total, done)
     result = {done: ended, "receipts": len(found), "recorded": recorded, **more}
     context.answer(result, f"{quantity(ended, 'message')} {done}")

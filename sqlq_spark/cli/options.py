@@ -1,8 +1,8 @@
 """
 What the commands share: options, exit codes, the connection, the question, the answer, the error.
 
-A command of the class `Command` has the shared options. It finds their values, as `Shared`, in its
-context: `context.obj`. The context also asks and answers, on a screen or in JSON.
+A command of the class `Command` has shared options. It finds their values in `context.obj`, which
+is a `Shared`. The context also asks and answers, on a screen or in JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 
 
 def _address_forms() -> list[str]:
-    """Return how each database writes an address; a bracket is no markup."""
+    """Return how each database writes an address, with escapes for brackets, which are markup."""
     default, *others = DIALECTS.values()
     forms = [default.address_form, *(f"on {its.database}, {its.address_form}" for its in others)]
     return [form.replace("[", "\\[") for form in forms]
@@ -85,7 +85,7 @@ class Shared:
 
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False
     as_json: Annotated[bool, Option("--json", help="Print JSON lines, for programs.")] = False
-    # of the data source, where they are called queryTimeout and so on
+    # Options of the data source, where their names are queryTimeout and so on.
     query_timeout: Annotated[str, Option(help="Time limit of each statement, for example 10m.")] = (
         "30s"
     )
@@ -147,7 +147,7 @@ class Shared:
             help="Keep headers and the remaining time to live of lines of browse --json.",
         ),
     ] = False
-    # of an endpoint's queues
+    # Options of an endpoint's queues.
     instance: Annotated[
         list[str] | None,
         Option(help="NAME of an instance's queue QUEUE.NAME, or its address."),
@@ -164,13 +164,13 @@ class Shared:
     body_string: Annotated[
         bool, Option("--body-string", help="Add the column BodyString: bodies as text.")
     ] = False
-    # of receipts
+    # Options of receipts.
     batch: Annotated[int | None, Option(help="Only this batch.")] = None
     task: Annotated[int | None, Option(help="Only this task.")] = None
 
     @property
     def location(self) -> str:
-        """The url, with the environment's password unless something else gives one."""
+        """Return the url, with the environment's password unless something else gives one."""
         if not self.url:
             example = f"{EXAMPLES}, or set SQLQUEUE_URL"
             raise errors.MissingOption(option="--url", example=example)
@@ -183,11 +183,11 @@ class Shared:
         return self._parse(DatabaseOptions)
 
     def source(self, queue: str) -> SourceOptions:
-        """As `database`, for a command on one queue."""
+        """Validate the options as a read does, for a command on one queue."""
         return self._parse(SourceOptions, queue)
 
     def sink(self, queue: str | None = None) -> SinkOptions:
-        """As `database`, for a command that sends or that reads subscriptions."""
+        """Validate the options as a write does, for a command that sends or reads subscriptions."""
         return self._parse(SinkOptions, queue)
 
     def _parse(self, kind: type[Kind], queue: str | None = None) -> Kind:
@@ -208,16 +208,18 @@ class Context(typer.Context):
     obj: Shared
 
     def connect(self, options: DatabaseOptions, session: type[Session] = Session) -> Connection:
-        """Open a connection until the command ends; nothing is retried."""
+        """Open a connection, which is closed when the command ends. Nothing is retried."""
         return self.session(options, session).open()
 
     def session(self, options: DatabaseOptions, session: type[Session] = Session) -> Session:
-        """Give a session until the command ends."""
+        """Give a session, which is closed when the command ends."""
         return self.with_resource(session(options, str(self.info_name)))
 
     def confirm(self, what: str) -> None:
         """
-        Print what will be done, and ask on standard error. With --json both go to standard error.
+        Print what will be done, and ask. The question goes to standard error.
+
+        With --json what will be done goes to standard error too.
 
         Ctrl-C ends the process with exit code 130. Any answer but yes ends it with 1.
         """
@@ -233,8 +235,14 @@ class Context(typer.Context):
         """
         Show the progress of batches on standard error, on a terminal only; return their sum.
 
-        They are done one by one as they are read. Each is a number: of `what`, in all `total`.
-        Ctrl-C prints how many were `done`, for example `deleted`.
+        A batch is done when it is read from `batches`, which gives the number of its messages.
+        Ctrl-C prints how many messages were `done`, for example `deleted`.
+
+        Args:
+            batches: does the work.
+            what: the noun of the numbers, for example `message`.
+            total: the expected sum.
+            done: the verb for Ctrl-C.
         """
         gone = 0
         status = Console(stderr=True, quiet=self.obj.as_json).status(part(0, total, what))
@@ -283,13 +291,13 @@ def public_name(name: str) -> str:
     return re.sub("_(.)", lambda found: found[1].upper(), name)
 
 
-# typer makes an option of each field, as of each parameter of a command
+# typer makes an option of each field, as of each parameter of a command.
 shared_options = typer.Typer(add_completion=False)
 shared_options.command()(Shared)
 PARAMETERS: dict[str, Any] = {
     str(each.name): each for each in typer.main.get_command(shared_options).params
 }
-# how the commands spell options of the data source
+# How the commands spell the options of the data source.
 FLAGS = {public_name(name): each.opts[0] for name, each in PARAMETERS.items()}
 
 
@@ -304,7 +312,7 @@ class Command(TyperCommand):
         "credentials",
         "trusted_owners",
     )
-    # what a shared option means for this command only
+    # The help of shared options that mean something else for this command.
     meanings: ClassVar[dict[str, str]] = {}
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer passes them
@@ -317,10 +325,11 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
         """Put the values of the shared options into the context, and run the command."""
-        its = ctx.obj = Shared(**{name: ctx.params.pop(name) for name in self.shared})
-        if its.as_json:
+        values = Shared(**{name: ctx.params.pop(name) for name in self.shared})
+        ctx.obj = values
+        if values.as_json:
             write_utf_8()
-        may_ask = "yes" not in self.shared or its.yes or not its.as_json
+        may_ask = "yes" not in self.shared or values.yes or not values.as_json
         require_option(
             may_ask, "--json", "true", "--yes with it, because a program cannot be asked"
         )
@@ -345,7 +354,7 @@ class StateCommand(Command):
     shared = ("state_schema", *Command.shared)
 
 
-# what `create` and `script` make beside an endpoint's queue
+# The options of `create` and `script` on what they make beside an endpoint's queue.
 ENDPOINT_QUEUES = ("instance", "qualifier", "error", "audit", "delayed", "body_string")
 ALL_STATES = "Look at this schema only; by default at all that you may enter."
 
@@ -376,7 +385,7 @@ def read_moment(option: str, text: str | None) -> datetime | None:
 
 
 def keeps_trail(connection: Connection) -> bool:
-    """Whether actions are recorded; if not, print that on standard error."""
+    """Return whether actions are recorded. If not, print that on standard error."""
     kept = has_trail(connection)
     if not kept:
         say_error(NO_TRAIL.format(connection.state, connection.server))

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
 app = Typer()
 
-SHARE = 4.0  # --watch pauses at least so many times as long as a look took, which counts rows
-# --watch continues after these
+# --watch pauses at least so many times as long as a look took, because a look counts rows.
+PAUSE_FACTOR = 4.0
+# --watch continues after these errors.
 TEMPORARY_ERRORS = (
     errors.ConnectionLost,
     errors.CredentialsFailed,
@@ -98,7 +99,7 @@ def stats_command(
     if openmetrics == "-":
         write_utf_8()
     on_screen = watch and not openmetrics and not as_json and sys.stdout.isatty()
-    # an error is shown below it until the next look
+    # An error is shown below the screen until the next look.
     live = Live(console=screen.out(), screen=True, auto_refresh=False, redirect_stderr=False)
     show = (
         partial(live.update, refresh=True)
@@ -124,7 +125,11 @@ def stats_command(
 def looks(
     session: Session, names: Sequence[str], options: DatabaseOptions, interval: float
 ) -> Iterator[Look]:
-    """Look and pause. Says that it tries again after a temporary error, but not of the first."""
+    """
+    Look and pause, again and again.
+
+    After a temporary error it says so, and tries again. An error of the first look is raised.
+    """
     before: Look | None = None
     while True:
         began = time.monotonic()
@@ -137,11 +142,11 @@ def looks(
             say_error(f"{error.describe(cli.FLAGS).removesuffix('.')}. Trying again.")
         else:
             yield before
-        time.sleep(max(interval, SHARE * (time.monotonic() - began)))
+        time.sleep(max(interval, PAUSE_FACTOR * (time.monotonic() - began)))
 
 
 def draw(now: Look, state_schema: str, view_name: str) -> Group:
-    """The tables of queues and of streams, with the columns of a view, and what is wrong."""
+    """Draw the tables of queues and of streams, with the columns of a view, and what is wrong."""
     parts: list[RenderableType] = [
         screen.draw_rows(view(stats.QUEUE_COLUMNS, view_name), now.queues, "queues")
         if now.queues
@@ -153,7 +158,8 @@ def draw(now: Look, state_schema: str, view_name: str) -> Group:
         if now.streams is None
         else screen.draw_rows(view(stats.STREAM_COLUMNS, view_name), now.streams, "streams"),
     ]
-    parts += [line for each in now.problems for line in screen.finding_lines(each)]
+    for problem in now.problems:
+        parts += screen.finding_lines(problem)
     if view_name == "watch":
         parts.insert(0, Text(f"{now.at:%Y-%m-%d %H:%M:%S} UTC. Press Ctrl-C to end.", "dim"))
     return Group(*parts)
@@ -187,7 +193,7 @@ def report_command(
     found = stats.take_look(connection, queues or (), options)
     failures = report.find_failures(connection, found, are_named=bool(queues))
     if html is not None:
-        # the page names queues, logins and failures, and others may be able to read the folder
+        # The page names queues, logins and failures. Others may be able to read the folder.
         page = report.write_page(connection.server, found, failures)
         write(str(html), page, "--html", 0o600)
     figures = stats.to_json(found) | {"server": connection.server, "failures": failures}
@@ -364,7 +370,12 @@ def doctor_command(
 def find_queues(
     connection: Connection, states: Sequence[str]
 ) -> tuple[list[QueueAddress], list[Finding]]:
-    """Find the queues that this login may read and those of streams, each once; and bad names."""
+    """
+    Find the queues that this login may read and those that streams read, each once.
+
+    Returns:
+        The queues; and a finding for each stream's queue that is no address.
+    """
     of_streams, found = doctor.queues_of_streams(connection, states)
     readable = [table.address for table in queue_sizes.list_tables(connection)]
     by_name = {connection.printed(queue): queue for queue in (*readable, *of_streams)}

@@ -25,7 +25,7 @@ app = typer.Typer()
 
 DRIVERS = {package for names in DIALECTS.values() for package in names.driver_packages}
 PACKAGES = {"sqlq-spark", "pyarrow", *DRIVERS}
-# databases of which a server may have several collations
+# Kinds of databases of which a server may have several collations.
 COLLATED = " or ".join(f"a {names.database}" for names in DIALECTS.values() if names.collations)
 
 
@@ -61,9 +61,9 @@ def selftest_command(
     messages in a minute or two, and drops all that it made. What this login
     may not do is not checked. The exit code is 1 if a check failed.
     """
-    from sqlq_spark.admin import selftest as its  # noqa: PLC0415 - imports pyarrow
+    from sqlq_spark.admin import selftest  # noqa: PLC0415 - imports pyarrow
 
-    shared, names = context.obj, {check.__name__: check for check in its.CHECKS}
+    shared, names = context.obj, {check.__name__: check for check in selftest.CHECKS}
     for name in only or ():
         require_option(name in names, "--only", name, ", ".join(names))
     asked = {"roles": roles, "databases": databases}
@@ -72,13 +72,13 @@ def selftest_command(
     given |= {"credentials": shared.credentials} if shared.credentials else {}
     connection = context.connect(shared.database())
     server = connection.server
-    fits = its.databases not in chosen or connection.names.collations != ()
+    fits = selftest.databases not in chosen or connection.names.collations != ()
     require_option(fits, "--databases", server, COLLATED)
-    context.confirm(f"make schemas {its.MARK}… in {server}, work in them, and drop them")
+    context.confirm(f"make schemas {selftest.MARK}… in {server}, work in them, and drop them")
     results = list[dict[str, object]]()
-    for each in context.with_resource(closing(its.run_checks(given, chosen))):
+    for each in context.with_resource(closing(selftest.run_checks(given, chosen))):
         results.append(each)
-        # before the clean-up, which may fail
+        # The report is written now, because the clean-up may fail.
         file.write_text(report_text(results, server), "utf-8")
         figures = f"{each['check']:<21}{each['seconds']:6.1f} s"
         context.answer(each, f"{each['outcome']:<13}{figures}  {each['seen']}")

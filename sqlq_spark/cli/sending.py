@@ -1,5 +1,5 @@
 """
-What `sqlqueue send` does: reads JSON lines into rows, inserts the messages, and counts them.
+Does the work of `sqlqueue send`: reads JSON lines into rows, inserts them, and counts them.
 
 A line is an object with `body` and optionally the other columns that a DataFrame may have.
 If the body is a JSON string, its text is sent. The JSON text of any other value is sent as the line
@@ -57,9 +57,10 @@ SCHEMA = pa.schema(
     }
 )
 FIELDS = (*frame.WRITTEN, "bodyBase64")
-# what a line as received does not have: its headers say it
+# Fields that a line as received must not have, because its headers have their values.
 STATED = ("correlationId", "replyToAddress", "timeToBeReceived")
-ELSEWHERE = {"topics", "delay", "deliverAt"}  # such a message becomes other rows than the one read
+# With one of these fields a message becomes other rows than the one that was read.
+ELSEWHERE = {"topics", "delay", "deliverAt"}
 LONGEST_SHOWN = 64  # characters of a value in an error
 
 
@@ -83,8 +84,8 @@ def read_lines(
     Read all messages into tables of CHUNK_ROW.
 
     Args:
-        session: writes addresses as the database does; not opened where no row has one.
-        options: have the defaults for all messages.
+        session: gives addresses as the database writes them. It is opened only if a row has one.
+        options: the defaults of all messages.
         source: JSON lines, or the body of the only message. Blank lines are skipped.
         headers: added to every message that does not have them.
         is_body: whether the source is the body.
@@ -127,12 +128,12 @@ def insert(
 
         context.follow(batches(), "message", whole.num_rows, "inserted, and undone")
 
-    # no retry: if the answer to a commit is lost, a retry would send twice
+    # There is no retry. If the answer to a commit were lost, a retry would send twice.
     renamed = 0
     try:
         inserts = send_in_transaction(connection, options, partial(work, rows=chunks))
     except StatementRefused:
-        # the first transaction is undone; a row id may be in the queue already
+        # The first transaction is undone. A row id may be in the queue already.
         renamed = sum(len(chunk["id"]) - chunk["id"].null_count for chunk in chunks)
         if not renamed:
             raise
@@ -244,7 +245,7 @@ def _refuse_losses(stated: Mapping[str, Member], options: SinkOptions) -> None:
 
 
 def _row_id(text: str) -> bytes | None:
-    """Return the row id of a browse; None for another text, which is a message id only."""
+    """Return the row id of a browse; None for another text, which is only a message id."""
     try:
         found = UUID(text)
     except ValueError:
@@ -258,15 +259,15 @@ def _row_id(text: str) -> bytes | None:
 class Member(NamedTuple):
     """A member of a line's object."""
 
-    value: Any  # an object is a tuple of its members, and each number a float that nobody reads
-    text: str  # as the line has it
+    value: Any  # An object is a tuple of its members. A number is a float, which nobody reads.
+    text: str  # of the value, as the line has it
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it has {name}, which is no JSON")
 
 
-# Of a number only the text is used. An int has a limit of digits, a float has none.
+# Only the text of a number is used. Python limits the digits of an int, but not of a float.
 DECODER = json.JSONDecoder(
     object_pairs_hook=tuple,
     parse_int=float,
@@ -361,12 +362,12 @@ def _headers(member: Member) -> list[tuple[str, str | None]]:
     return [*pairs]
 
 
-# field of a line → what reads a value that Arrow does not, and what is expected
+# Field of a line → what reads its value, if Arrow does not, and what is expected.
 READERS: dict[str, tuple[Callable[[Member], Any], str]] = {
     "body": (_body, "text without half of a surrogate pair"),
     "bodyBase64": (lambda member: base64.b64decode(member.value, validate=True), "base64"),
     "headers": (_headers, "an object of texts, each name once"),
-    # Arrow reads a text as its characters
+    # Arrow would read a text as a list of its characters.
     "topics": (lambda member: add([], member.value), "an array of texts"),
     "deliverAt": (lambda member: read_moment("deliverAt", member.value), "a time with its zone"),
     "expires": (lambda member: read_moment("expires", member.value), "a time with its zone"),
