@@ -77,13 +77,13 @@ class DeltaToQueueSettings(OneDatabaseSettings, StreamSettings):
 
     def __post_init__(self) -> None:
         """Reject unknown message columns, and options that would send rows again."""
-        for each in self.delta:
-            if each.lower() in NOT_OURS:
-                raise BadSettings(reason=f"setting {each} in [delta]: {NOT_OURS[each.lower()]}")
-        for each in self.columns:
-            if each not in WRITTEN:
+        for name in self.delta:
+            if name.lower() in NOT_OURS:
+                raise BadSettings(reason=f"setting {name} in [delta]: {NOT_OURS[name.lower()]}")
+        for name in self.columns:
+            if name not in WRITTEN:
                 known = ", ".join(WRITTEN)
-                raise BadSettings(reason=f"setting {each} in [columns]: expected one of {known}")
+                raise BadSettings(reason=f"setting {name} in [columns]: expected one of {known}")
 
     def write(self) -> dict[str, str]:
         raw = self.raw_options("sink", self, queue=self.queue, topics=self.topics)
@@ -96,12 +96,12 @@ class DeltaToQueueSettings(OneDatabaseSettings, StreamSettings):
         return True
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The messages to send, as a stream."""
+        """Return the messages to send, as a stream."""
         feed = self.changes == "feed"
         reader = spark.readStream.options(**self.delta, readChangeFeed=feed)
         rows = streams.read_table(reader, self.table).where(self.where or "true")
         if feed:
-            rows = rows.where("_change_type <> 'update_preimage'")  # the state before an update
+            rows = rows.where("_change_type <> 'update_preimage'")  # the row before an update
         columns = {"body": "to_json(struct(*))", **self.columns}
         return rows.select(*(F.expr(text).alias(name) for name, text in columns.items()))
 

@@ -59,12 +59,12 @@ class MaintenanceSettings(OneDatabaseSettings):
 
     @property
     def database(self) -> DatabaseOptions:
-        """The options of the database, and of the named queues if there are any."""
+        """Return the options of the database, and of the named queues if there are any."""
         kind = SourceOptions if self.queues else DatabaseOptions
         return kind.parse(self.raw_options("source", self, queues=self.queues))
 
     def options(self) -> Opened:
-        """What a dry run looks at: the named queues."""
+        """Return what a dry run looks at: the named queues."""
         database = self.database
         return [database] if isinstance(database, SourceOptions) else []
 
@@ -90,7 +90,7 @@ def run(_: SparkSession | None, settings: MaintenanceSettings) -> dict[str, Any]
                 if named or isinstance(error, errors.ConnectionLost):
                     raise
                 fix = "fix the queue, or list the queues to maintain in the setting queues"
-                # anybody who may write a stream's row can name another owner's queue
+                # Anybody who may write a stream's row can name another owner's queue.
                 refused = isinstance(error, errors.TableRefused)
                 severity: Severity = "warning" if refused else "error"
                 finding = Finding(
@@ -121,11 +121,11 @@ def choose_queues(
     connection: Connection, settings: MaintenanceSettings
 ) -> tuple[dict[QueueAddress, str], list[Finding]]:
     """
-    Choose the named queues, or those of all streams; without state tables there are none.
+    Choose the named queues, or those of all streams. Without state tables there are none.
 
     Returns:
-        The queues that exist, with their names for people; and findings, for a stream's queue that
-        does not exist or is no address.
+        The queues that exist, with their names for people; and a finding for each stream's queue
+        that does not exist, or whose name is no address.
     """
     options = settings.database
     if isinstance(options, SourceOptions):
@@ -146,8 +146,13 @@ def choose_queues(
 def maintain(
     connection: Connection, queue: QueueAddress, settings: MaintenanceSettings
 ) -> dict[str, int]:
-    """Do the steps on a queue, a batch a transaction; a lost answer loses only their counts."""
-    expired, moved = sum(purge.purge_expired(connection, queue)), 0
+    """
+    Delete the expired messages of a queue and move its due ones, each batch in a transaction.
+
+    If the answer of the server is lost, only the counts are lost.
+    """
+    expired = sum(purge.purge_expired(connection, queue))
+    moved = 0
     mover = Mover(queue, settings.database)
     if connection.columns(mover.delayed):
         moved = mover.move_all(connection).messages
@@ -156,10 +161,10 @@ def maintain(
 
 def keep_state(connection: Connection, *, days: float) -> list[state_tables.Stream]:
     """
-    Delete what killed writes left, if this login may.
+    Delete what killed writes left, if this login may do that.
 
     Returns:
-        Streams that hold receipts and gave no sign for so many days.
+        The streams that hold receipts and were not seen for so many days.
     """
     with suppress(errors.RightMissing), transaction(connection):
         delete_abandoned(connection)

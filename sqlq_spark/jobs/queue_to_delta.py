@@ -49,12 +49,14 @@ with suppress(ImportError):  # the runner says what to install
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# options of the read and the sinks
+# Options that the read and the sinks have in common.
 SHARED = (*LOGIN_OPTIONS, "trustedOwners", "allowedDestinations", "queryTimeout", "stateSchema")
-LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
-OTHER = "other"  # the table of the types without their own
+# A message type with a longer name gets no table of its own.
+LONGEST_TYPE = 1000  # characters
+OTHER = "other"  # the table of the types that have no table of their own
 STEM = 60  # the last characters of a type's name that its table's name contains
-MOST_TYPES = 50  # of a batch that get a table, beside those that the settings name
+# Types of a batch that get a table of their own, beside those that the settings name.
+MOST_TYPES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,18 +119,20 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
 
     @cached_property
     def ddl(self) -> dict[str, str]:
-        """The schemas: full name of a message type, or "" for all messages → DDL."""
+        """Return the schemas: full name of a message type, or "" for all messages → DDL."""
         given = self.schemas if self.schema is None else {"": self.schema}
-        return {each: read_ddl(each, text) for each, text in given.items()}
+        return {message_type: read_ddl(message_type, text) for message_type, text in given.items()}
 
     @property
     def named(self) -> dict[str, str]:
-        """Full name of a message type → table name, for types that always get a table."""
-        return {each: table_name(each) for each in self.schemas} | self.names
+        """Return the types that always get a table: full name of the type → table name."""
+        return {
+            message_type: table_name(message_type) for message_type in self.schemas
+        } | self.names
 
     @property
     def json(self) -> bool:
-        """Whether headers are text."""
+        """Return whether headers are text."""
         return self.form == "json"
 
     def read(self) -> dict[str, str]:
@@ -141,7 +145,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         )
 
     def failures(self, application: str, number: int) -> dict[str, str]:
-        """Options of the sink of failures."""
+        """Return options of the sink of failures."""
         own = {"queue": str(self.error_queue), "txnAppId": application, "txnVersion": str(number)}
         return self.shared | own
 
@@ -150,7 +154,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         return {name: text for name, text in self.read().items() if name in SHARED}
 
     def answers(self) -> SinkOptions:
-        """Options of the sink of acknowledgements, which needs no state tables."""
+        """Return options of the sink of answers to ServiceControl, which needs no state tables."""
         return SinkOptions.parse({**self.shared, "delivery": "atLeastOnce"})
 
     def options(self) -> Opened:
@@ -160,11 +164,11 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         return [*opened, self.answers()] if self.acknowledge_retries else opened
 
     def needs_delta(self) -> bool:
-        """Iceberg must come with the session."""
+        """Return whether Spark must have Delta. Iceberg must come with the session."""
         return self.format == "delta"
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows to write; with split without the columns of bodies."""
+        """Return the rows to write. With split they lack the columns of bodies."""
         appender = Appender(self)
         rows = appender.add_columns(streams.load_stream(spark, self.read()))
         return appender.columns(rows, appender.schema)
@@ -172,7 +176,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
 
 def read_ddl(message_type: str, given: str) -> str:
     """
-    The DDL of a setting: its text, or the content of the file .ddl that it names.
+    Return the DDL of a setting: its text, or the content of the file .ddl that it names.
 
     Raises:
         BadSettings: the file cannot be read.
@@ -218,16 +222,18 @@ class Appender:
             "*",
             functions.message_type("headers", json=settings.json).alias("messageType"),
             functions.time_sent("headers", json=settings.json).alias("sentAt"),
-            F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
+            F.current_timestamp().alias(
+                "receivedAt"
+            ),  # the time of the batch, which a replay repeats
         )
         self.schemas = bodies.parse(frame.sparkSession, settings.ddl, frame.columns)
         self.schema = self.schemas[0] if settings.schema else None
         return bodies.add_columns(frame, self.schemas)
 
     def columns(self, rows: DataFrame, schema: bodies.Schema | None) -> DataFrame:
-        """The columns of a table: those of a message, and those of its body."""
-        own = {bodies.UNFIT_BODY, *(each.name for each in self.schemas)}
-        columns = [F.col(each) for each in rows.columns if each not in own]
+        """Return the columns of a table: those of a message, and those of its body."""
+        added = {bodies.UNFIT_BODY, *(parsed.name for parsed in self.schemas)}
+        columns = [F.col(name) for name in rows.columns if name not in added]
         if schema is not None:
             body = F.col(schema.name)[bodies.BODY]
             columns += [body[field].alias(name) for field, name in schema.names.items()]
@@ -238,7 +244,7 @@ class Appender:
         settings = self.settings
         iceberg = settings.format == "iceberg"
         append = table_writer.append_iceberg if iceberg else table_writer.append_delta
-        with suppress(PySparkException):  # serverless allows no persist, so each use reads again
+        with suppress(PySparkException):  # serverless allows no persist: each use reads again
             batch.persist()
         try:
             good, unfit = (
@@ -287,7 +293,7 @@ class Appender:
 
 def table_name(message_type: str) -> str:
     """
-    A table's name for a type: `shop_orderplaced_5f1c0a9e` of `Shop.OrderPlaced`.
+    Return a table's name for a type: `shop_orderplaced_5f1c0a9e` for `Shop.OrderPlaced`.
 
     The name of a type is untrusted. The digest of it separates `Shop.Placed`, `shop.placed` and
     `Shop_Placed`, even if table names are not case-sensitive. The table's name is always the same,
@@ -299,19 +305,19 @@ def table_name(message_type: str) -> str:
 
 
 def place_of(table: str, name: str) -> str:
-    """The table of a type: a folder below the path `table`, or a name that begins with `table`."""
+    """Return a type's table: a folder below the path `table`, or a name that begins with it."""
     return f"{table.rstrip('/')}/{name}" if is_path(table) else f"{table}_{name}"
 
 
 def application(query: str, name: str, settings: QueueToDeltaSettings) -> str:
     """
-    The txnAppId by which Delta recognises a write: the query, the table, and the rules of sharing.
+    Return the txnAppId by which Delta recognises a write: query, table, and rules of sharing.
 
     It contains the rules, because they may change between a kill and the replay of a batch. Then
-    messages may be repeated in another table, but none is lost. `form` is one of the rules: with
-    headers as text, poison messages can have a type too. So are the schemas, by which a body is
-    written or fails. With one table and no schemas the name is that of Delta's own sink, so a
-    checkpoint can be used with both.
+    messages may be repeated in another table, but none is lost. `form` is one of the rules, because
+    with headers as text a poison message can have a type too. The schemas are rules, because they
+    decide whether a body is written or fails. With one table and no schemas the name is that of
+    Delta's own sink, so that a checkpoint can be used with both.
     """
     if not settings.split and not settings.ddl:
         return query
