@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
     """
-    Find the batch that a query has planned and not committed: its next start repeats it.
+    Find the batch that a query has planned and not committed. Its next start repeats that batch.
 
     Args:
         spark: a session, classic or Spark Connect, that reaches the checkpoint.
@@ -27,7 +27,7 @@ def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
         The number that Spark gave the batch; None if no batch is open.
 
     Raises:
-        BadOption: the folder has no folder `offsets`, so it is no checkpoint.
+        BadOption: the folder is no checkpoint, because it has no folder `offsets`.
     """
     folder = checkpoint.rstrip("/")
     planned = read_files(spark, f"{folder}/offsets")
@@ -60,7 +60,7 @@ def read_files(
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
     files = spark.read.format(kind).option("wholetext", True)  # noqa: FBT003 - Spark's
-    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)  # or Spark reads wildcards in it
+    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)  # otherwise Spark reads wildcards in it
     try:
         return [str(row[0]) for row in files.load(literal).select(column).collect()]
     except AnalysisException as error:

@@ -1,9 +1,10 @@
 """
-The demo: a queue, a stream, two kills, and a count of what arrived.
+Runs the demo: a queue, a stream, two kills, and a count of what arrived.
 
 Database, checkpoint, table and Spark's files are in one folder, which is removed at the end. Spark
-runs in a process of its own, `python -m sqlq_spark.demo`, which is killed within a batch and
-started again. Its progress is read in the stream's row of the database, its figures in a file.
+runs in a process of its own, `python -m sqlq_spark.demo`. The demo kills it within a batch and
+starts it again. It reads the progress from the stream's row in the database, and the figures from a
+file.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
 
 BATCHES = 8  # number of micro-batches for all messages
-# acknowledged batches; a kill comes within the next one, of which there is none after all of them
+# The demo kills the process within the batch after so many acknowledged ones. After the last batch
+# there is none, so that process ends alone.
 KILL_AFTER = (2, 4, BATCHES)
 POLL = 0.03  # seconds between two looks at the stream's row
 
-# computed from a message's number, so that the ids can be compared at the end
+# The id is computed from the message's number, so that the ids can be compared at the end.
 ID = "concat('00000000-0000-4000-8000-', lpad(hex(id), 12, '0')) AS id"
 ORDER_BODY = """to_json(named_struct(
     'OrderId', 20000000 + id,
@@ -81,7 +83,7 @@ class Counts:
 
     @property
     def good(self) -> bool:
-        """Whether every message arrived exactly once."""
+        """Return whether every message arrived exactly once."""
         wrong = self.lost or self.repeated or self.strange or self.left
         return not wrong and self.received == self.sent > 0
 
@@ -90,7 +92,7 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
     """
     Send, receive, kill, resume, count.
 
-    With `keep`, a new or empty folder, all files stay in it; with None no files stay.
+    `keep` is a new or empty folder in which all files stay. With None no files stay.
 
     Raises:
         NoJava, MissingPackage, BadOption: nothing was done.
@@ -102,7 +104,7 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
     receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
     done: dict[str, Any] = {"total": 1, "completed": 1, "count": ""}
     with bars, embedded.run_server(keep) as server, Database(server.url).connection() as connection:
-        # below the server's folder, which is removed even if this process is killed
+        # The folder of the server is removed even if this process is killed.
         temporary = server.home / "tmp"
         temporary.mkdir()
         folder = keep.absolute() if keep else temporary
@@ -119,7 +121,7 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
                     bars.update(receiving, completed=stream.messages, count=so_far, visible=True)
                     if stream.held and stream.batch >= kill_after:
                         break
-                else:  # its own end, with few messages perhaps before it could be killed
+                else:  # the process ended; with few messages perhaps before it could be killed
                     break
                 kill(process)
                 kills += 1
@@ -136,7 +138,7 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
 
 
 def looks(process: Popen[bytes], connection: Connection) -> Iterator[state_tables.Stream]:
-    """The stream's row, again and again until the process ends."""
+    """Give the stream's row, again and again until the process ends."""
     while process.poll() is None:
         time.sleep(POLL)
         yield from state_tables.list_streams(connection)
@@ -153,7 +155,7 @@ def check_machine(keep: Path | None) -> None:
 
 
 def job_failed(log: Path) -> JobFailed:
-    """The error, with a copy of the log and its last line."""
+    """Return the error, with a copy of the log and its last line."""
     saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / log.name
     text = log.read_text(errors="replace")
     saved.write_text(text)
@@ -167,13 +169,14 @@ def job_failed(log: Path) -> JobFailed:
 def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[Popen[bytes]]:
     """Run `send_and_receive` in a process session of its own, which is killed after the block."""
     environ = {
-        # short-lived JVMs, few cores: 86 s of CPU, against 123 with C2 and G1's threads
+        # The JVMs live for a short time on few cores. This takes 86 s of CPU, and 123 s with C2 and
+        # the threads of G1.
         "JDK_JAVA_OPTIONS": f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:-UsePerfData "
         f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir="{temporary}"',
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYSPARK_PYTHON": sys.executable,  # else workers run the first python3 of PATH
+        "PYSPARK_PYTHON": sys.executable,  # otherwise workers run the first python3 of PATH
         "SPARK_LOCAL_IP": "127.0.0.1",  # a machine's own name need not have an address
-        "SQLQUEUE_DEMO": json.dumps(job),  # no argument, because the url has a password
+        "SQLQUEUE_DEMO": json.dumps(job),  # not an argument, because the url has a password
         "TMPDIR": str(temporary),
     }
     with (
@@ -202,7 +205,7 @@ def kill(process: Popen[bytes]) -> None:
 
 
 def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
-    """Send all messages, unless an earlier process has sent them; receive them, and count."""
+    """Send all messages, unless an earlier process did; receive them, and count them."""
     threading.Thread(target=die_with_owner, daemon=True).start()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 

@@ -267,9 +267,10 @@ class Appender:
 
     def shares(self, rows: DataFrame) -> Iterator[tuple[str, DataFrame, bodies.Schema | None]]:
         """
-        Share the rows of a batch among the tables of their types; the most frequent types have one.
+        Share the rows of a batch among the tables of their types.
 
-        Gives the table's name, its rows, and their bodies' schema.
+        The most frequent types have a table of their own. Gives each table's name, its rows, and
+        the schema of their bodies.
         """
         if not self.settings.split:
             yield "table", rows, self.schema

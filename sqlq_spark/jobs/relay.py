@@ -87,10 +87,11 @@ class RelaySettings(StreamSettings):
 
 def find_routes(settings: RelaySettings) -> dict[str, str]:
     """
-    Check that messages can be sent, before any are received.
+    Find where the messages of each queue go, and check that they can be sent there.
 
     Returns:
-        The routes, with the addresses as messages hold them, which name their databases.
+        By the queue that is read, the queue that is sent to. Both are addresses as messages have
+        them, which name their databases.
 
     Raises:
         QueueNotWritable: a target is not a queue, or this login may not send to it.

@@ -4,10 +4,10 @@ Runs a job: reads its settings, does its work or looks at what it needs, and pri
 A job is a module with a docstring, a frozen dataclass of settings (settings.py) and a function
 `run(spark, settings)`, which returns totals. `Job` does the rest. Exit codes:
 
-- 0: done
-- 1: the totals have `found` (maintenance and triage)
-- 2: usage or bad settings
-- 3: the database or Spark
+- 0: The job is done.
+- 1: The job found something: its totals have `found` (maintenance and triage).
+- 2: The usage or a setting is wrong.
+- 3: The database or Spark failed.
 
 An error is reported on standard error. The totals are the last line of standard output, as JSON.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GOOD, FOUND_PROBLEMS, USAGE, FAILED = 0, 1, 2, 3  # exit codes
-# errors that need a change before the next run
+# After one of these errors something must be changed before the next run.
 UNUSABLE = (
     errors.BadInput,
     errors.MissingPackage,
@@ -52,10 +52,10 @@ UNUSABLE = (
 class Job:
     """A job as a program: the `main` of its module, which is an entry point of the wheel."""
 
-    doc: str | None  # its help
-    kind: type[Settings]  # the name of their module is the job's
-    run: Callable[[Any, Any], dict[str, Any]]  # its work, on a session and settings
-    spark: bool = True  # whether it needs a session; if not, `run` gets None
+    doc: str | None  # the help
+    kind: type[Settings]  # the name of its module is the name of the job
+    run: Callable[[Any, Any], dict[str, Any]]  # does the work, with a session and settings
+    spark: bool = True  # whether the job needs a session; if not, `run` gets None
 
     def __call__(self) -> None:
         """
@@ -70,7 +70,8 @@ class Job:
 
     def main(self, words: Sequence[str]) -> int:
         """Run the job with these flags, and return its exit code."""
-        name, level = self.kind.__module__.rpartition(".")[2], "FATAL"
+        name = self.kind.__module__.rpartition(".")[2]
+        level = "FATAL"
         escape_unencodable()
         try:
             if self.spark:
@@ -100,7 +101,7 @@ class Job:
 
 def describe_failure(error: BaseException) -> str:
     """
-    The text to report of an error: our own message, if one of our errors is the cause.
+    Return what to report of an error: our own message, if one of our errors is the cause.
 
     An error of an executor or of Spark's Python runner arrives only as text in a stack trace.
     """
@@ -110,7 +111,7 @@ def describe_failure(error: BaseException) -> str:
     for name, message in re.findall(r"sqlq_spark\.(?:\w+\.)*(\w+): (.+)", text):
         if hasattr(errors, name):
             return str(message)
-    text = re.sub(r"\AAn error occurred while calling \S+\n: ", "", text.strip())  # of Py4J
+    text = re.sub(r"\AAn error occurred while calling \S+\n: ", "", text.strip())  # Py4J begins so
     first = text.partition("\n")[0].strip()
     return f"{type(error).__name__}: {first or 'without a message'}"
 

@@ -1,9 +1,12 @@
 """
-A job's settings: a frozen dataclass, read from flags, a TOML file and the environment.
+Reads the settings of a job from flags, a TOML file and the environment into a frozen dataclass.
 
 `setting` describes a field by its help and its Reader (options/fields.py). A flag overrides the
 file. All errors are reported together, each with the setting's name, what was found and what was
 expected. Secrets have no flag, because other users can see a command line.
+
+Users write the settings of a job with two databases flat, for example `source_url` and
+`target_url`. The job has them as two fields of the type DatabaseSettings.
 """
 
 from __future__ import annotations
@@ -44,17 +47,17 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="Settings")
 Opened = list[SourceOptions | SinkOptions]
 
-MOST_DAYS = 36_500  # of a retention
+MOST_DAYS = 36_500  # the longest retention
 LOGIN_OPTIONS = ("url", "user", "password", "credentials")
 
 
 class BadSettings(BadInput):
-    """Settings of a job cannot be used; the message has one line for each."""
+    """Settings of a job cannot be used. The message has one line for each of them."""
 
     reason: str
 
     def describe(self, spelled: Mapping[str, str]) -> str:  # noqa: ARG002 - it names no option
-        """Return the text; its lines are of the job's user."""
+        """Return the text. Its line breaks are ours, and each line is cleaned."""
         return "\n".join(map(clean, str(self.reason).splitlines()))
 
 
@@ -85,7 +88,7 @@ def _read_days(given: str) -> float:
 
 
 def as_text(given: Any) -> str:  # noqa: ANN401
-    """The text of a value of TOML."""
+    """Return a value of TOML as text."""
     if not isinstance(given, (str, int, float)):
         raise TypeError
     return str(given).lower() if isinstance(given, bool) else str(given)
@@ -197,19 +200,19 @@ class Settings:
         return raw | {name: as_text(each) for name, each in own.items() if each is not None}
 
     def options(self) -> Opened:
-        """The options of what the job will open, validated before Spark starts."""
+        """Return the options of what the job will open, validated before Spark starts."""
         return []
 
     def needs_table(self) -> bool:
-        """Whether the setting `table` names a table that must exist."""
+        """Return whether the setting `table` names a table that must exist."""
         return False
 
     def needs_delta(self) -> bool:
-        """Whether Spark must have Delta."""
+        """Return whether Spark must have Delta."""
         return True
 
     def frame(self, spark: SparkSession) -> DataFrame | None:  # noqa: ARG002
-        """What the job will write, not yet computed; a dry run prints its columns."""
+        """Return what the job will write, not yet computed. A dry run prints its columns."""
         return None
 
 
@@ -231,7 +234,7 @@ class StreamSettings(Settings):
     )
 
     def read(self) -> dict[str, str]:
-        """Options of the data source, of a job that receives."""
+        """Return options of the data source, for a job that receives."""
         raise NotImplementedError
 
     def options(self) -> Opened:
@@ -252,7 +255,7 @@ class NamedSetting:
     default: Any
     is_required: bool
     field: str
-    holder: str = ""  # the field of the job's settings that holds those of a database
+    holder: str = ""  # the field of the job's settings with the settings of its database
 
 
 def settings_of(kind: type[Settings]) -> list[NamedSetting]:
@@ -338,7 +341,7 @@ def load_settings(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple
         The settings, and whether this is a dry run.
 
     Raises:
-        BadSettings: one or more settings are wrong; it has a line for each.
+        BadSettings: one or more settings are wrong. The error has a line for each.
     """
     parser = make_parser(doc, kind)
     file: dict[str, Any] = {}
@@ -346,7 +349,7 @@ def load_settings(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple
     if line.settings is not None:
         try:
             file = tomllib.loads(Path(line.settings).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
+        except (OSError, ValueError) as error:  # missing, or not UTF-8, or not TOML
             reason = f"flag --settings is {line.settings!r}: expected a TOML file ({error})"
             raise BadSettings(reason=reason) from None
     settings = settings_of(kind)
@@ -479,7 +482,7 @@ def secret(scope: str, key: str) -> str:
 
 
 def show_value(name: str, given: Any) -> str:  # noqa: ANN401
-    """A value as text, without the passwords in it: in a url, in a list, in a table."""
+    """Return a value as text, without passwords, which may be in a url, a list or a table."""
     shown = repr(_without_urls(name, given))
     hidden = given is not None and ("password" in name or "password':" in shown.lower())
     return HIDDEN if hidden else hide_secrets(shown)
@@ -498,7 +501,7 @@ def _without_urls(name: str, given: Any) -> Any:  # noqa: ANN401
 
 
 def describe_unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """The error text for a name that is not known."""
+    """Return the error's text for a name that is not known."""
     near = find_near(name, known, likely=0.6)
     expected = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
     return f"{what} is not known: {expected}"
