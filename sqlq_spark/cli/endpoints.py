@@ -103,17 +103,17 @@ def create_command(context: Context, queue: cli.QueueName) -> None:
 
 ScriptQueues = Annotated[list[str], Argument(help=f"{cli.QUEUE_HELP} Several have the same roles.")]
 DialectName = Annotated[str, Option(help=" or ".join(DIALECTS))]
-Reader = Annotated[
+ReaderRole = Annotated[
     str | None, Option(help="The role that receives. Needs --domain or --state-schema.")
 ]
-Sender = Annotated[
+SenderRole = Annotated[
     str | None, Option(help="The role that sends. Needs --domain or --state-schema.")
 ]
 NoSender = Annotated[
     bool, Option("--no-sender", help="No role that sends, for a team that only reads.")
 ]
-Operator = Annotated[str | None, Option(help="Also create a role that may run these commands.")]
-Producer = Annotated[
+OperatorRole = Annotated[str | None, Option(help="Also create a role that may run these commands.")]
+ProducerRole = Annotated[
     str | None,
     Option(help="Also create a role that only sends, for endpoints and ServiceControl."),
 ]
@@ -145,11 +145,11 @@ def script_command(
     *,
     dialect: DialectName = DEFAULT_DIALECT,
     domain: cli.Domain = None,
-    reader: Reader = None,
-    sender: Sender = None,
+    reader: ReaderRole = None,
+    sender: SenderRole = None,
     no_sender: NoSender = False,
-    operator: Operator = None,
-    producer: Producer = None,
+    operator: OperatorRole = None,
+    producer: ProducerRole = None,
     subscription_table: NewSubscriptionTable = None,
     database: OnlyDatabase = None,
 ) -> None:
