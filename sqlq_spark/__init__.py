@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SqlQueueError", "__version__", "open_batch", "register"]
 __version__ = "0.1.0"
 
-versions.check()  # of Python
+versions.check_versions()  # of Python
 
 
 def _clean_arguments(record: logging.LogRecord) -> bool:
@@ -45,7 +45,7 @@ def register(spark: SparkSession) -> None:
     Raises:
         UnsupportedVersion: this Spark or its pyarrow is too old.
     """
-    versions.check("pyspark", "pyarrow")
+    versions.check_versions("pyspark", "pyarrow")
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
     from sqlq_spark.datasource import sized  # noqa: PLC0415 - needs pyspark

@@ -52,6 +52,6 @@ def german_server(programs: Path) -> Iterator[str]:
             patch.multiple(
                 embedded, Server=German, _programs=lambda: programs, _settings=lambda: settings
             ),
-            embedded.server(tcp=True) as made,
+            embedded.run_server(tcp=True) as made,
         ):
             yield made.url

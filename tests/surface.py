@@ -24,7 +24,7 @@ from conftest import placed
 
 import sqlq_spark
 from sqlq_spark import functions, testing
-from sqlq_spark.admin import watch
+from sqlq_spark.admin import stats
 from sqlq_spark.cli import main, options
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.batch import Offset
@@ -57,7 +57,7 @@ def of_metrics() -> Facts:
     last = Closed(1, (outcome,))
     driver.memory = driver.memory.close(Offset(stream="s", batch=1), last, options)
     yield from keys("metrics", driver.report())
-    yield from (("gauges of stats --openmetrics", its) for its, _ in watch.GAUGES.values())
+    yield from (("gauges of stats --openmetrics", its) for its, _ in stats.GAUGES.values())
 
 
 def keys(place: str, value: object) -> Facts:

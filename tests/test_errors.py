@@ -16,7 +16,7 @@ from mypy import api
 
 import sqlq_spark
 from sqlq_spark import errors
-from sqlq_spark.admin.problems import Finding
+from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.database import MEANINGS, Place
 from sqlq_spark.database.postgresql import errors as postgresql
 from sqlq_spark.database.sqlserver import errors as sqlserver

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from sqlq_spark.errors import QueueNotFound
 from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import streams
-from sqlq_spark.jobs.error_triage import Settings
-from sqlq_spark.jobs.queue_to_delta import OTHER, application, table_name
+from sqlq_spark.jobs.error_triage import TriageSettings
+from sqlq_spark.jobs.queue_to_delta import OTHER, QueueToDeltaSettings, application, table_name
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SinkOptions
 
@@ -43,10 +43,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def loaded(*words: str, kind: Any = Settings) -> Any:
+def loaded(*words: str, kind: Any = TriageSettings) -> Any:
     """The settings of a command line, where the secret scope has a password."""
     with mock.patch.object(job_settings, "secret", lambda *name: "/".join(name)):
-        return job_settings.load("Do it.", kind, words)[0]
+        return job_settings.load_settings("Do it.", kind, words)[0]
 
 
 def file(folder: Path, text: str) -> str:
@@ -132,7 +132,7 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
     for url in SECRETS:
         path = file(tmp_path, f'password = "s3cret"\nurl = "{url}"\n[source]\nx = "{url}"\n')
         made = loaded("--settings", path, *REST)
-        said = {name: job_settings.show(name, each) for name, each in vars(made).items()}
+        said = {name: job_settings.show_value(name, each) for name, each in vars(made).items()}
 
         assert "s3cret" not in str(said) + repr(replace(made, source={}))
         assert sorted(name for name in said if "***" in said[name]) == ["password", "source", "url"]
@@ -142,7 +142,7 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
         error = refused("--settings", file(tmp_path, wrong))
         assert "s3cret" not in error
         assert "password in" in error
-    assert job_settings.show("source", {"Password": "s3cret"}) == "***"
+    assert job_settings.show_value("source", {"Password": "s3cret"}) == "***"
 
 
 def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
@@ -154,9 +154,9 @@ def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
         ("sink", "checkpointLocation", "set by the job"),
     ):
         more: dict[str, Any] = {title: {name: "x"}}
-        made = Settings(url=URL, error_queue="a", table="t", **more)
+        made = TriageSettings(url=URL, error_queue="a", table="t", **more)
         with pytest.raises(BadSettings, match=rf"setting {name} in \[{title}\] is {said}"):
-            made.raw_options(title, queue="a")
+            made.raw_options(title, made, queue="a")
 
 
 def test_an_error_is_one_sentence() -> None:
@@ -168,11 +168,11 @@ def test_an_error_is_one_sentence() -> None:
     )
     named = RuntimeError("see sqlq_spark.options.parse: it fails\nmore")
 
-    assert job.sentence(ours) == job.sentence(spark) == str(ours)
-    assert job.sentence(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
+    assert job.describe_failure(ours) == job.describe_failure(spark) == str(ours)
+    assert job.describe_failure(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
     java = RuntimeError("An error occurred while calling o1.start.\n: a.B: [LOG] no\n\tat a.C")
-    assert job.sentence(java) == "RuntimeError: a.B: [LOG] no"
-    assert job.sentence(KeyError()) == "KeyError: without a message"
+    assert job.describe_failure(java) == "RuntimeError: a.B: [LOG] no"
+    assert job.describe_failure(KeyError()) == "KeyError: without a message"
 
 
 def test_the_totals_are_the_last_line(
@@ -181,7 +181,7 @@ def test_the_totals_are_the_last_line(
     """As JSON; a job that looks ends by 1 when it found something."""
     monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
     for found, code in ((0, 0), (3, 1)):
-        made = job.Job("", Settings, lambda *_, found=found: {"found": found})
+        made = job.Job("", TriageSettings, lambda *_, found=found: {"found": found})
         assert made.main([*WORDS, "--checkpoint", "/c"]) == code
         said = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert said["found"] == found
@@ -198,7 +198,7 @@ def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) 
         job.print_line("łódź")
         return {"queue": "łódź"}
 
-    assert job.Job("", Settings, run).main([*WORDS, "--checkpoint", "/c"]) == 0
+    assert job.Job("", TriageSettings, run).main([*WORDS, "--checkpoint", "/c"]) == 0
 
     line, totals = out.getvalue().splitlines()
     assert line.decode("cp1252") == r"\u0142ód\u017a"
@@ -208,12 +208,12 @@ def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) 
 def test_the_settings_in_conf_fit_their_job() -> None:
     """Each stands there, be it as a comment, but login and log level; so does the tested Delta."""
     for name in JOBS:
-        path, kind = ROOT / "conf" / f"{name}.toml", module(name).Settings
-        made, _ = job_settings.load("", kind, ["--settings", str(path)])
+        path, kind = ROOT / "conf" / f"{name}.toml", module(name).main.kind
+        made, _ = job_settings.load_settings("", kind, ["--settings", str(path)])
 
         assert made.options()
         listed = re.findall(r"^(?:# )?\[?(\w+)(?: =|\])", path.read_text("utf-8"), re.MULTILINE)
-        missing = {each.name for each in fields(kind)} - {*listed, "log_level"}
+        missing = {each.name for each in job_settings.settings_of(kind)} - {*listed, "log_level"}
         assert [each for each in missing if not each.endswith(("user", "password"))] == [], name
     spark = ".".join(version("pyspark").split(".")[:2])
     delta = f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}\n"
@@ -233,7 +233,7 @@ def test_the_bundle_gives_each_job_what_it_takes() -> None:
         words = [
             re.sub(r"\$\{var\.(\w+)\}", lambda its: str(VARIABLES[its[1]]), it) for it in given
         ]
-        found = loaded(*words, kind=module(name).Settings)
+        found = loaded(*words, kind=module(name).main.kind)
         assert found.options()
         checkpoints.add(getattr(found, "checkpoint", None))
     assert len(checkpoints) == len(JOBS)  # maintenance has none
@@ -243,9 +243,9 @@ def test_the_bundle_gives_each_job_what_it_takes() -> None:
 
 
 def tables(**more: Any) -> Any:
-    """Settings of queue_to_delta."""
+    """TriageSettings of queue_to_delta."""
     given = {"url": "postgresql:///s", "queues": "q", "table": "t", "checkpoint": "c"}
-    return module("queue_to_delta").Settings(**given | more)
+    return QueueToDeltaSettings(**given | more)
 
 
 ERROR = {"error_queue": "error"}

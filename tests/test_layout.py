@@ -175,8 +175,8 @@ UNDONE_WHOLE = {"transaction", "attempt"}
 OF_ROWS = {"StateOfOther", "TableRefused"}
 # functions that no transaction is open around
 OUTSIDE = {
-    "admin/checks.py of_state",
-    "admin/problems.py blockers",
+    "admin/doctor.py of_state",
+    "admin/queue_checks.py blockers",
     "cli/main.py main",
     "cli/sending.py insert",
     "database/schema.py _create",

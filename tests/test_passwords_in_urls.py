@@ -80,7 +80,7 @@ PASSWORDS = st.text(st.sampled_from("xz79 ;&=?#/@:%'\"\\ß[]{}<>$"), min_size=1,
 
 def errors_of(url: str) -> str:
     """What a read, a write, their session and a job's dry run print, log and raise for a url."""
-    shown = [settings.show("url", url), settings.show("source", {"url": url})]
+    shown = [settings.show_value("url", url), settings.show_value("source", {"url": url})]
     with logged() as log:
         for kind in (SourceOptions, SinkOptions):
             try:

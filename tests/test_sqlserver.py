@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sqlserver_lint import RULES, UNKNOWN, Text, parse
 
 from sqlq_spark.admin import selftest
-from sqlq_spark.admin.script import Roles, endpoint, script
+from sqlq_spark.admin.script import Roles, endpoint, write_script
 from sqlq_spark.database import dialect_named
 from sqlq_spark.database.results import Result
 from sqlq_spark.database.schema import LOCK_WAIT, VERSION
@@ -264,7 +264,7 @@ def test_no_line_of_a_result_ends_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(connection.Connection, "values", lambda *_, **__: [hostile])
     session = object.__new__(connection.Connection)
 
-    selftest.drop(session, "a", "b")
+    selftest.drop_remains(session, "a", "b")
     session.run_script("SELECT 1\nGO\nSELECT 2")
 
     assert sent == [hostile, "SELECT 1\n", "\nSELECT 2"]
@@ -542,7 +542,7 @@ def test_a_table_of_another_database_is_looked_up_and_fixed_there() -> None:
 def made(queue: str = "Shop.Orders@[sales]", database: str | None = None) -> list[str]:
     """The batches of a script with everything in it."""
     queues = endpoint("sqlserver://", queue, instances=["web1"], error="error", audit="audit")
-    text = script(
+    text = write_script(
         queues,
         state="sqlqueue",
         subscriptions=QueueAddress("SubscriptionRouting"),

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -123,6 +124,8 @@ class Connection(ABC):
         self.seqs_skipped = 0  # by the open transaction, see collisions.py
         # what the open transaction does last: looks once more at tables that no lock keeps
         self.before_commit: list[Callable[[], None]] = []
+        # How a transaction commits: it is given what commits. A selftest acts beside a commit here.
+        self.around_commit: Callable[[Callable[[], None]], None] = commit_at_once
 
     @abstractmethod
     def _read(
@@ -435,9 +438,14 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
             raise error.failure from None
         raise
     else:
-        connection.run("commit")
+        connection.around_commit(partial(connection.run, "commit"))
     finally:
         connection.timeout = own
+
+
+def commit_at_once(commit: Callable[[], None]) -> None:
+    """Commit, and do nothing beside it."""
+    commit()
 
 
 def undo_all(connection: Connection) -> bool:

@@ -59,9 +59,9 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
     def driver(self) -> StreamDriver:
         """The driver's side, made when it is first needed."""
         if self._driver is None:
-            from sqlq_spark.admin import checks  # noqa: PLC0415 - a task needs none
+            from sqlq_spark.admin import doctor  # noqa: PLC0415 - a task needs none
 
-            self._driver = StreamDriver(self.options, time.monotonic, checks.at_start)
+            self._driver = StreamDriver(self.options, time.monotonic, doctor.at_start)
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def fresh(server: str | None) -> Iterator[Database]:
         if server is None:
             from sqlq_spark.testing import embedded  # noqa: PLC0415 only if no other is there
 
-            server = stack.enter_context(embedded.server(tcp=True)).url
+            server = stack.enter_context(embedded.run_server(tcp=True)).url
         from . import postgresql  # noqa: PLC0415 it imports this module
 
         yield stack.enter_context(postgresql.opened(server))

@@ -114,7 +114,7 @@ def refuses(url: str, *texts: str) -> None:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for no caches of endpoints."""
-    monkeypatch.setattr(endpoints, "PATIENCE", 0)
+    monkeypatch.setattr(endpoints, "SUBSCRIBERS_KEPT", 0)
 
 
 def test_create_and_the_script_make_all_queues_of_an_endpoint(run: Run, place: Place) -> None:

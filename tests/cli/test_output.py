@@ -84,7 +84,7 @@ def test_no_character_ends_a_command(
     kind: str, ready: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """As Windows writes into a file: text has escapes, and JSON is UTF-8."""
-    monkeypatch.setattr(endpoints, "PATIENCE", 0)
+    monkeypatch.setattr(endpoints, "SUBSCRIBERS_KEPT", 0)
     words = [*name.split(), *filled(CALLS[name], ready)]
     if kind == "--json":
         words.append(kind)

@@ -17,7 +17,7 @@ import psycopg
 from conftest import ORDINARY
 from waiting import until
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import queue_sizes
 from sqlq_spark.cli import queues as figures
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
@@ -125,7 +125,7 @@ def test_figures_are_written_for_programs_collectors_and_readers(
     (look,) = run("stats", odd, "--json").objects
     place.sql(f"ANALYZE {odd}")
     with monkeypatch.context() as patch:
-        patch.setattr(inspect, "LARGEST_COUNTED_TABLE", 0)
+        patch.setattr(queue_sizes, "LARGEST_COUNTED_TABLE", 0)
         (rough,) = looked_at(run, odd).values()
     assert run("stats", orders, odd, "--openmetrics", str(file)) == (0, "", "")
     printed = run("stats", orders, odd, "--openmetrics", "-").out

@@ -92,7 +92,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_one(url: str, name: str) -> dict[str, Any]:
     """What became of one check."""
     given = {"url": url, "queryTimeout": "5s"}
-    (found,) = selftest.run(given, [getattr(selftest, name)])
+    (found,) = selftest.run_checks(given, [getattr(selftest, name)])
     return found
 
 
@@ -151,9 +151,9 @@ def test_a_check_sees_what_was_broken(
             other.execute("ROLLBACK")
             drop(*args)
 
-        drop = selftest.drop
+        drop = selftest.drop_remains
         monkeypatch.setattr(selftest, name, broken)
-        monkeypatch.setattr(selftest, "drop", dropped)
+        monkeypatch.setattr(selftest, "drop_remains", dropped)
         monkeypatch.setattr(selftest.Bench, "send", sent)
 
         found = run_one(place.superuser, name)
@@ -348,7 +348,7 @@ def test_a_clean_up_that_fails_leaves_the_report(
     def failing(*_: object) -> None:
         raise RightMissing(reason="no right to drop", statement="selftest", fix="GRANT")
 
-    monkeypatch.setattr(selftest, "drop", failing)
+    monkeypatch.setattr(selftest, "drop_remains", failing)
     file = tmp_path / "report.json"
 
     done = run("selftest", "--yes", "--only", "facts", "--file", str(file))
@@ -381,7 +381,7 @@ def test_a_slow_login_is_no_fault_of_a_second_attempt(
 
 def test_a_run_that_is_stopped_drops_what_it_made(place: Place) -> None:
     """As Ctrl-C does, between two checks."""
-    running = selftest.run({"url": place.superuser}, [selftest.facts, selftest.figures])
+    running = selftest.run_checks({"url": place.superuser}, [selftest.facts, selftest.figures])
     next(running)
     next(running)
     before = place.sql(LEFT)

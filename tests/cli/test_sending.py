@@ -35,7 +35,7 @@ def read(line: bytes, **raw: str) -> list[dict[str, Any]]:
     """Read lines as the command does; the messages."""
     options = SinkOptions.parse({"url": AWAY, "queue": "q", **raw})
     session = Session(options, "test")
-    tables = sending.read(session, options, io.BytesIO(line), {}, is_body=False)
+    tables = sending.read_lines(session, options, io.BytesIO(line), {}, is_body=False)
     return [row for table in tables for row in table.to_pylist()]
 
 

@@ -45,7 +45,7 @@ def settings(stage: Stage) -> dict[str, str]:
 
 def job(stage: Stage, ends: int | None = None) -> None:
     """Run the job from the queue `replayed` into a table, or up to an error after a batch."""
-    given = queue_to_delta.Settings(
+    given = queue_to_delta.QueueToDeltaSettings(
         url=stage.url,
         queues="replayed",
         table="lake.shop.replayed",

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from recorded_connection import RecordedConnection
 
 from sqlq_spark import database
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.admin.receipts import drop_receipt, return_receipt
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
@@ -211,7 +211,7 @@ class Bench:
 
     def loop(self, clock: Clock | None = None, **raw: str) -> StreamDriver:
         """Give the driver's side of a stream, as a fresh process has it; its clock stands still."""
-        made = StreamDriver(self.source(**raw), clock or Clock(), checks.at_start)
+        made = StreamDriver(self.source(**raw), clock or Clock(), doctor.at_start)
         self._stack.callback(made.close)
         return made
 

@@ -11,7 +11,7 @@ from recorded_connection import RecordedConnection
 from servers import only
 from waiting import until
 
-from sqlq_spark.admin import checks, problems
+from sqlq_spark.admin import doctor, queue_checks
 from sqlq_spark.database import schema
 from sqlq_spark.errors import (
     NotAQueue,
@@ -29,12 +29,12 @@ from .transports import cases
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.admin.problems import Finding
+    from sqlq_spark.admin.queue_checks import Finding
 
 
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
     """What is wrong with a queue, as the doctor sees it."""
-    found = checks.of_any_queue(bench.desk, queue or bench.queue)
+    found = doctor.of_any_queue(bench.desk, queue or bench.queue)
     return [each for each in found if each.is_problem]
 
 
@@ -130,10 +130,10 @@ def test_what_a_login_may_not_see_is_noted_and_no_fix_grants_a_state_schema(bare
     """It may be another team's. Without a right old transactions of others are not found."""
     schema.install(bare.open("install", stateSchema=str(bare.queue.schema)))
     with bare.login() as (login, connection):
-        findings = checks.of_any_queue(connection, bare.queue)
-        (found,) = checks.of_server(connection)
+        findings = doctor.of_any_queue(connection, bare.queue)
+        (found,) = doctor.of_server(connection)
         run(bare, found.fix)
-        assert checks.of_server(connection) == []
+        assert doctor.of_server(connection) == []
 
     fixes = [each.fix for each in findings if each.name.endswith("_right")]
     assert fixes
@@ -157,18 +157,18 @@ class Forbidden(RecordedConnection):
 
 def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> None:
     """It is a note with the fix. What needs no right is checked again, without the sessions."""
-    doctor, start = Forbidden(bare.desk), Forbidden(bare.desk)
+    operator, start = Forbidden(bare.desk), Forbidden(bare.desk)
 
-    (note,) = checks.of_server(doctor)
-    checks.at_start(start, bare.source())
+    (note,) = doctor.of_server(operator)
+    doctor.at_start(start, bare.source())
 
     assert (note.name, note.severity, note.fix) == ("sessions_right", "note", "GRANT VIEW")
-    assert (doctor.asked, start.asked) == (2, 2)
+    assert (operator.asked, start.asked) == (2, 2)
 
 
 def old(bench: Bench) -> list[Finding]:
     """Transactions that are open, of sessions of this test."""
-    found = checks.of_server(bench.desk, older=0.0)
+    found = doctor.of_server(bench.desk, older=0.0)
     return [each for each in found if bench.name in each.found]
 
 
@@ -183,7 +183,7 @@ def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -
 
     assert (found.name, found.severity) == ("old_transaction", "warning")
     assert re.search(r"has had a transaction open for \d", found.found)
-    assert checks.of_server(bench.desk) == []  # ten minutes
+    assert doctor.of_server(bench.desk) == []  # ten minutes
     run(bench, found.fix)
     until(lambda: bench.dotnet.sessions(f"{bench.name} idler"), 0)
     assert old(bench) == []
@@ -208,11 +208,11 @@ def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
     for part in PARTS:
         kind = "INDEX" if part.endswith("_query") else "TABLE"
         run(bench, f'DROP {kind} "{state}".{part}')
-        (found,) = checks.of_state(bench.desk)
+        (found,) = doctor.of_state(bench.desk)
         run(bench, found.fix)
 
         assert part in found.found
-        assert checks.of_state(bench.desk) == []
+        assert doctor.of_state(bench.desk) == []
         assert made() == before, part
 
 
@@ -277,14 +277,14 @@ def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureF
 
     def starting(**raw: str) -> str:
         caplog.clear()
-        checks.at_start(bare.desk, bare.source(**raw))
+        doctor.at_start(bare.desk, bare.source(**raw))
         return caplog.text
 
     for each in NO_SIGNS:
         bare.dotnet.send(bare.queue, headers=each)
     assert "shared_queue" not in starting()
     with bare.transaction():
-        assert problems.of_owner(bare.desk, bare.queue) == []
+        assert queue_checks.of_owner(bare.desk, bare.queue) == []
     for _ in range(2):
         bare.dotnet.send(bare.queue, headers=headers)
 
@@ -377,6 +377,6 @@ def test_a_login_that_may_not_see_the_sequence_gets_no_guess(bare: Bench) -> Non
     bare.dotnet.dba.on(bare.queue, f"{COPIED} FROM generate_series(1, 500) AS n")
 
     with bare.login("SELECT, DELETE, UPDATE") as (_, connection):
-        found = checks.of_any_queue(connection, bare.queue)
+        found = doctor.of_any_queue(connection, bare.queue)
 
     assert [each for each in found if each.name == "sequence_behind"] == []

@@ -18,7 +18,8 @@ import pytest
 from servers import only
 from strict_headers import loads
 
-from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin import doctor
+from sqlq_spark.admin.messages import list_messages
 from sqlq_spark.wire.headers import FAULT_PREFIXES, parse_wire_time
 
 from .conftest import Bench, bodies
@@ -87,7 +88,7 @@ def test_for_a_reader_of_the_error_queue_it_is_an_ordinary_row(bench: Bench) -> 
     bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
 
-    (shown,) = inspect.messages(bench.desk, bench.errors, limit=9)
+    (shown,) = list_messages(bench.desk, bench.errors, limit=9)
     task = bench.task(bench.new_stream(), queue=bench.errors)
     delivered = bench.receive(task)
 
@@ -103,7 +104,7 @@ def test_doctor_calls_it_poison(bench: Bench) -> None:
     divert(bench)
     bench.dotnet.send(bench.errors, "[]", b"of an endpoint")
 
-    found = checks.run_all_checks(bench.desk, [bench.errors])
+    found = doctor.run_all_checks(bench.desk, [bench.errors])
 
     (poison,) = [each for each in found if each.name == "poison"]
     assert poison.found.startswith("2 of 2 messages at its head cannot be read (poison)")

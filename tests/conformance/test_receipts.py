@@ -10,7 +10,7 @@ import pytest
 from servers import only
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin.messages import list_messages
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.batch import INITIAL, Offset, QueuePlan
 from sqlq_spark.wire.headers import TIME_SENT, dumps, format_wire_time
@@ -181,7 +181,7 @@ def test_a_time_beyond_all_calendars_stops_nothing(bench: Bench) -> None:
         where = f"WHERE Seq > {2 * at}"
         bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{each}' {where}")
 
-    seen = list(inspect.messages(bench.desk, bench.queue, limit=9))
+    seen = list(list_messages(bench.desk, bench.queue, limit=9))
     end, tables = bench.batch(bench.loop(errorQueue=bench.address("error"), maxConcurrency="1"))
     returned = bench.return_(str(end.stream))
 

@@ -19,7 +19,7 @@ from servers import only
 from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin.messages import list_messages
 from sqlq_spark.database.looks import SAMPLED
 from sqlq_spark.database.postgresql import connection as postgresql
 from sqlq_spark.receive import browse
@@ -480,7 +480,7 @@ def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
     )
     listed = [
         None if message.expires is None else message.expires.replace(tzinfo=None)
-        for message in inspect.messages(desk, queue, limit=100)
+        for message in list_messages(desk, queue, limit=100)
     ]
     task = bench.task(bench.new_stream())
     rows = bench.receive(task)

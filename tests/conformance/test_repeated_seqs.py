@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from servers import only
 
-from sqlq_spark.admin import checks, failed_messages
+from sqlq_spark.admin import doctor, return_to_source
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.receive import browse, poison
 from sqlq_spark.receive.batch import INITIAL
@@ -137,10 +137,10 @@ def test_a_failed_message_is_returned_and_its_twin_stays(twins: Bench) -> None:
     headers = json.dumps({"NServiceBus.FailedQ": twins.printed})
     chosen = send_at(twins, 5, b"chosen", headers, queue=twins.errors)
     send_at(twins, 5, b"twin", headers, queue=twins.errors)
-    choice = failed_messages.Choice(ids=frozenset({chosen}))
-    planned = failed_messages.plan(twins.desk, twins.errors, choice)
+    choice = return_to_source.Choice(ids=frozenset({chosen}))
+    planned = return_to_source.plan_return(twins.desk, twins.errors, choice)
 
-    (done,) = failed_messages.give_back(twins.session("retry"), twins.errors, planned, batch=9)
+    (done,) = return_to_source.give_back(twins.session("retry"), twins.errors, planned, batch=9)
 
     assert (done.messages, done.skipped, done.reason) == (1, 0, None)
     assert twins.bodies() == [b"chosen"]
@@ -153,10 +153,10 @@ def test_both_twins_can_be_returned(twins: Bench) -> None:
     send(twins, [5, 5, 5])
     for body in (b"a", b"b"):
         send_at(twins, 5, body, headers, queue=twins.errors)
-    choice = failed_messages.Choice()
-    planned = failed_messages.plan(twins.desk, twins.errors, choice)
+    choice = return_to_source.Choice()
+    planned = return_to_source.plan_return(twins.desk, twins.errors, choice)
 
-    (done,) = failed_messages.give_back(twins.session("retry"), twins.errors, planned, batch=9)
+    (done,) = return_to_source.give_back(twins.session("retry"), twins.errors, planned, batch=9)
 
     assert (done.messages, done.skipped, done.reason) == (2, 0, None)
     assert sorted(map(bytes, filter(None, twins.bodies()))) == [b"0", b"1", b"2", b"a", b"b"]
@@ -175,7 +175,7 @@ def test_a_purge_of_what_has_expired_leaves_its_twin(twins: Bench) -> None:
 def test_an_index_of_wolverine_is_noted_and_none_is_proposed(twins: Bench) -> None:
     """It would drop another one at its next start. Doctor has nothing to fix."""
     send(twins, [5, 5])
-    found = checks.of_any_queue(twins.desk, twins.queue)
+    found = doctor.of_any_queue(twins.desk, twins.queue)
 
     assert [(each.name, each.severity) for each in found] == [("seq_repeats", "note")]
     assert "Wolverine owns this table, and drops other indexes at each of its starts" in str(found)

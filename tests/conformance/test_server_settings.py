@@ -15,7 +15,7 @@ from servers import only
 from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, problems, watch
+from sqlq_spark.admin import doctor, queue_checks, stats
 from sqlq_spark.database import schema, sessions, transaction
 from sqlq_spark.database.looks import SeqEnds
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
@@ -69,7 +69,7 @@ def test_what_a_login_sets_changes_nothing(bench: Bench) -> None:
     got = bench.drain(bench.loop(url=url))
 
     assert got == ["é".encode(), b"\x00\\"]
-    assert [each for each in problems.of_table(odd, bench.queue) if each.is_problem] == []
+    assert [each for each in queue_checks.of_table(odd, bench.queue) if each.is_problem] == []
 
 
 @ALONE
@@ -156,11 +156,11 @@ def test_a_time_limit_below_query_timeout_is_found(bench: Bench) -> None:
     """The fix sets it for this login in this database; a longer one is right."""
     for limit, names in (("1s", ["transaction_limit"]), ("2h", []), ("0", [])):
         connection = bench.open(f"limit {limit}", url=limited(bench, limit))
-        found = [each for each in checks.of_server(connection) if each.is_problem]
+        found = [each for each in doctor.of_server(connection) if each.is_problem]
 
         assert [each.name for each in found] == names
         assert all("SET transaction_timeout = 0" in each.fix for each in found)
-    bench.dotnet.dba.run(checks.of_server(bench.open("x", url=limited(bench, "1s")))[0].fix)
+    bench.dotnet.dba.run(doctor.of_server(bench.open("x", url=limited(bench, "1s")))[0].fix)
 
 
 @ALONE
@@ -189,7 +189,7 @@ def clock(session: Session) -> int:
 def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFixture) -> None:
     """Also by a new session of the process, with a line in the log; another url fails at once."""
     with (
-        embedded.server() as server,
+        embedded.run_server() as server,
         stamina.set_testing(testing=True, attempts=10 * ATTEMPTS, cap=True),
     ):
         options = SourceOptions.parse({"url": server.url, "queue": "orders"})
@@ -240,8 +240,8 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
         subscriptions.subscribe(pooled, topics, **names)  # type: ignore[arg-type]
         got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
-        found = checks.run_all_checks(pooled, [bench.queue])
-        look = watch.look(pooled, [bench.printed], bench.source(url=url))
+        found = doctor.run_all_checks(pooled, [bench.queue])
+        look = stats.take_look(pooled, [bench.printed], bench.source(url=url))
         absent = bench.open("absent", url=url, stateSchema="nowhere")
         with pytest.raises(errors.StateNotInstalled):
             absent.value("version")

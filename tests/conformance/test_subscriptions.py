@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.send import dispatch, subscriptions
 from sqlq_spark.send.chunk import CHUNK_TOPICS
@@ -240,7 +240,7 @@ def test_rows_of_other_topics_are_not_read(
         shop.subscribe(f"flood {each}", PLACED, "x")
     with pytest.raises(errors.TooManySubscriptions, match="has more than 3 rows"):
         read([PLACED])
-    (finding,) = checks.of_subscriptions(bench.desk, shop.table)
+    (finding,) = doctor.of_subscriptions(bench.desk, shop.table)
     assert (finding.name, finding.severity) == ("subscribers_many", "error")
 
 

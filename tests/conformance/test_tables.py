@@ -11,7 +11,7 @@ import pytest
 from servers import only
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, failed_messages, problems
+from sqlq_spark.admin import doctor, queue_checks, return_to_source
 from sqlq_spark.admin.purge import purge_expired
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
@@ -146,11 +146,11 @@ def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> N
     with StateSession(bare.source(), "x") as session, pytest.raises(errors.StateNotInstalled):
         session.open()
 
-    (found,) = checks.of_state(bare.desk)
+    (found,) = doctor.of_state(bare.desk)
     bare.dotnet.dba.run(found.fix)
 
     assert (found.name, found.severity) == ("state", "error")
-    assert checks.of_state(bare.desk) == []
+    assert doctor.of_state(bare.desk) == []
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_state_tables_of_another_release_are_left_alone(
                 session.open()
     with pytest.raises(error):
         schema.install(bench.desk)
-    (found,) = checks.of_state(bench.desk)
+    (found,) = doctor.of_state(bench.desk)
 
     assert (found.name, found.severity) == ("state", "error")
     assert said in found.found
@@ -217,7 +217,7 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     """The doctor has nothing against it; it is browsed, received from, returned and sent to."""
     dotnet = bench.dotnet
     alter(bench, dotnet.dba.shapes.otherwise[otherwise])
-    assert checks.of_any_queue(bench.desk, bench.queue) == []
+    assert doctor.of_any_queue(bench.desk, bench.queue) == []
     sent = dotnet.send(bench.queue, '{"a":"b"}', b"good", lives=3_600_000)
     dotnet.send(bench.queue, "[]", b"poison")
     dotnet.send(bench.queue, body=b"gone", lives=-1)
@@ -258,7 +258,7 @@ def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
     shown = browsed(bench, bench.queue)
     _, (rows,) = bench.batch(bench.loop(maxConcurrency="1"))
 
-    assert checks.of_any_queue(bench.desk, bench.queue) == []
+    assert doctor.of_any_queue(bench.desk, bench.queue) == []
     expected = [("ü".encode(), datetime(2999, 12, 31)), (b"b", None), (b"c", None)]  # noqa: DTZ001
     assert [(row["body"], row["expires"]) for row in rows.to_pylist()] == expected
     assert [(row["body"], row["expires"]) for row in shown[:3]] == expected
@@ -273,7 +273,7 @@ def test_a_domain_counts_as_its_base_type(bench: Bench) -> None:
     )
     bench.dotnet.send(bench.queue, body=b"1")
 
-    assert checks.of_any_queue(bench.desk, bench.queue) == []
+    assert doctor.of_any_queue(bench.desk, bench.queue) == []
     assert bodies(bench.receive(bench.task(None))) == [b"1"]
 
 
@@ -307,7 +307,7 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
         lambda: bench.receive(bench.task(None)),
         lambda: browsed(bench, queue),
         lambda: list(purge_expired(desk, queue)),
-        lambda: failed_messages.plan(desk, queue, failed_messages.Choice()),
+        lambda: return_to_source.plan_return(desk, queue, return_to_source.Choice()),
         lambda: bench.loop(queue=bench.address("error"), errorQueue=bench.printed).latest(INITIAL),
     ):
         with pytest.raises(errors.NotAQueue, match="is not a queue: "):
@@ -363,7 +363,7 @@ def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench,
     bench.dotnet.dba.run(KINDS[kind].format(bench.dotnet.schema, COLUMNS))
     odd = bench.beside("odd")
 
-    found = {each.name: each for each in problems.of_table(bench.desk, odd)}["table_kind"]
+    found = {each.name: each for each in queue_checks.of_table(bench.desk, odd)}["table_kind"]
     if kind == "a foreign table":
         bench.dotnet.dba.run(f"DROP FOREIGN DATA WRAPPER {bench.dotnet.schema} CASCADE")
         return
@@ -399,7 +399,7 @@ def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
         with pytest.raises(errors.StatementRefused, match="row-level security"):
             dispatch(bench, staged, connection=connection)
 
-        (found,) = checks.of_any_queue(connection, bench.queue)
+        (found,) = doctor.of_any_queue(connection, bench.queue)
         assert (found.name, found.severity) == ("row_security", "error")
         bench.dotnet.dba.run(found.fix)
         assert dispatch(bench, staged, connection=connection) == 1
@@ -414,7 +414,7 @@ def work(bench: Bench, source: QueueAddress, login: Login) -> None:
     raw = {"queue": queue, "errorQueue": bench.address("error"), "url": login.url}
     options = bench.source(**raw, delayedDelivery="true")
     to = {"queue": bench.printed, "delayedQueue": delayed, "url": login.url}
-    loop = StreamDriver(options, Clock(), checks.at_start)
+    loop = StreamDriver(options, Clock(), doctor.at_start)
     try:
         end = loop.latest(INITIAL)
         with StateSession(options, "service") as session:

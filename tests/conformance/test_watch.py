@@ -18,9 +18,9 @@ from recorded_connection import RecordedConnection
 from waiting import until
 from wire import golden
 
-from sqlq_spark.admin import failed_messages, report, watch
-from sqlq_spark.admin.failed_messages import Choice, Plan, Returned
+from sqlq_spark.admin import report, return_to_source, stats
 from sqlq_spark.admin.purge import purge_expired, purge_parts
+from sqlq_spark.admin.return_to_source import Choice, Returned, ReturnPlan
 from sqlq_spark.errors import Deadlock, MessageChanged, QueueNotFound, QueueNotWritable
 from sqlq_spark.receive import browse
 from sqlq_spark.wire import returning
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def look(bench: Bench) -> watch.QueueLook:
+def look(bench: Bench) -> stats.QueueLook:
     """Look at the queue."""
-    return watch.look_at(bench.desk, bench.queue, bench.source(), {})
+    return stats.look_at(bench.desk, bench.queue, bench.source(), {})
 
 
-def counts(before: watch.QueueLook, now: watch.QueueLook) -> list[int | None]:
+def counts(before: stats.QueueLook, now: stats.QueueLook) -> list[int | None]:
     """How many messages came and went between two looks."""
     assert before.at is not None
     assert now.at is not None
-    its, seconds = watch.flow(before, now), (now.at - before.at).total_seconds()
+    its, seconds = stats.flow(before, now), (now.at - before.at).total_seconds()
     rates = (its.incoming, its.outgoing)
     return [None if rate is None else round(rate * seconds) for rate in rates]
 
@@ -78,7 +78,7 @@ def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
     assert counts(first, second) == [None, None]  # no seq was ever given out before
     assert counts(second, third) == [4, 3]
     assert counts(third, fourth) == [1, 7]
-    assert watch.flow(None, first) == first
+    assert stats.flow(None, first) == first
 
 
 def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
@@ -107,7 +107,7 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
         bare.dotnet.send(bare.errors, dumps(failure))
     bare.dotnet.send(bare.errors)
 
-    look = watch.look(bare.desk, [bare.printed, bare.desk.printed(bare.errors)], bare.source())
+    look = stats.take_look(bare.desk, [bare.printed, bare.desk.printed(bare.errors)], bare.source())
     (found,) = report.find_failures(bare.desk, look, are_named=True)
 
     x, y, none = found["groups"]
@@ -261,17 +261,17 @@ def fail(bench: Bench, body: bytes = b"{}", /, **headers: str | None) -> uuid.UU
     return bench.dotnet.send(bench.errors, dumps(whole), body)
 
 
-def planned(bench: Bench, **choice: Any) -> Plan:
+def planned(bench: Bench, **choice: Any) -> ReturnPlan:
     """Look at the error queue."""
-    return failed_messages.plan(bench.desk, bench.errors, Choice(**choice))
+    return return_to_source.plan_return(bench.desk, bench.errors, Choice(**choice))
 
 
 def give_back(
-    bench: Bench, found: Plan, application: str = "retry", batch: int = 2
+    bench: Bench, found: ReturnPlan, application: str = "retry", batch: int = 2
 ) -> Iterator[Returned]:
     """Return what can be returned, batch by batch."""
     session = bench.session(application)
-    return failed_messages.give_back(session, bench.errors, found, batch=batch)
+    return return_to_source.give_back(session, bench.errors, found, batch=batch)
 
 
 def waiting(bench: Bench) -> list[bytes | None]:
@@ -390,7 +390,7 @@ def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) 
 
 def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heavy message goes alone."""
-    monkeypatch.setattr(failed_messages, "BATCH_BYTES", 3000)
+    monkeypatch.setattr(return_to_source, "BATCH_BYTES", 3000)
     for size in (1, 1, 1, 4000, 1, 1):
         fail(bare, b"x" * size)
 
@@ -451,7 +451,7 @@ def test_a_return_keeps_no_text_that_a_sender_chose(
 ) -> None:
     """Many queues, exceptions and reasons are counted together; each text is cut."""
     for name in ("MOST_SOURCES", "MOST_GROUPS", "MOST_REASONS"):
-        monkeypatch.setattr(failed_messages, name, 2)
+        monkeypatch.setattr(return_to_source, name, 2)
     for each in range(3):
         fail(bare, **{EXCEPTION: f"{each}" * 100_000})
         fail(bare, **{FAILED_Q: f'"{each}'})
@@ -464,7 +464,7 @@ def test_a_return_keeps_no_text_that_a_sender_chose(
     groups = [(len(str(kind)), messages) for _, kind, messages in found.groups]
     assert sorted(groups) == [(8, 2), (10, 1), (1001, 1)]
     assert sum(each.messages for each in done) == found.messages == 4
-    assert [*found.staying][-1] == failed_messages.OTHERS
+    assert [*found.staying][-1] == return_to_source.OTHER_GROUPS
     assert sum(each.messages for each in found.staying.values()) == len(waiting(bare)) == 5
     assert sum(len(each.ids) for each in found.staying.values()) == 5
 
@@ -476,7 +476,9 @@ def test_a_return_holds_a_page(bare: Bench) -> None:
         tracemalloc.start()
         try:
             found = planned(bare)
-            parts = [*failed_messages.batches(bare.session("retry"), bare.errors, found, most=99)]
+            parts = [
+                *return_to_source.cut_batches(bare.session("retry"), bare.errors, found, most=99)
+            ]
             _, largest = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -87,7 +87,7 @@ def ground() -> Iterator[Ground]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=1g,mode=0711", "tmpfs", str(folder)]
     disk = folder if done(mount) else None
     try:
-        with embedded.server(disk, tcp=True) as server:
+        with embedded.run_server(disk, tcp=True) as server:
             made = Ground(server, disk)
             made.ask("ALTER SYSTEM SET checkpoint_timeout = '30s'")  # the disk holds little log
             made.ask("ALTER SYSTEM SET log_line_prefix = '%m [%p] %a '")

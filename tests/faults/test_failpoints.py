@@ -23,7 +23,7 @@ import pytest
 from recorded_connection import METHODS
 
 import sqlq_spark
-from sqlq_spark.admin import failed_messages
+from sqlq_spark.admin import return_to_source
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ChunksMissing
@@ -274,9 +274,9 @@ def retry(walk: Walk) -> None:
 
     def give_back() -> None:
         with Session(world.source, "retry") as session:
-            choice = failed_messages.Choice()
-            planned = failed_messages.plan(session.open(), errors, choice)
-            returned = failed_messages.give_back(session, errors, planned, batch=2)
+            choice = return_to_source.Choice()
+            planned = return_to_source.plan_return(session.open(), errors, choice)
+            returned = return_to_source.give_back(session, errors, planned, batch=2)
             assert not [each for each in returned if each.reason]
 
     walk.done("retry", give_back)

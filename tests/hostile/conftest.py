@@ -11,7 +11,7 @@ import pytest
 from conformance.dba import as_login
 from conftest import Database
 
-from sqlq_spark.admin.script import Roles, endpoint, script
+from sqlq_spark.admin.script import Roles, endpoint, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ def tenant(place: Place) -> Iterator[Tenants]:
         reader, sender = f"{login}_r", f"{login}_s"
         address = f'"{place.schema}"."{queue}"'
         errors = f'"{place.schema}"."{error}"' if error else None
-        text = script(
+        text = write_script(
             endpoint(place.superuser, address, error=errors),
             state=place.state,
             roles=Roles(reader=reader, sender=sender),

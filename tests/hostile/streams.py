@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.receive.batch import INITIAL
@@ -37,7 +37,7 @@ class Stream:
         given = {"url": url, "queue": queue, "stateSchema": place.state}
         self.options = SourceOptions.parse(given | {"queryTimeout": f"{TIMEOUT}s"} | raw)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
-        self.loop = StreamDriver(self.options, lambda: next(ticks), checks.at_start)
+        self.loop = StreamDriver(self.options, lambda: next(ticks), doctor.at_start)
         self.end = end
 
     @property

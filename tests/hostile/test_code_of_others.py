@@ -22,7 +22,7 @@ from cli.database import own_database
 from proxy import relayed
 from recorded_connection import RecordedConnection
 
-from sqlq_spark.admin import checks, watch
+from sqlq_spark.admin import doctor, stats
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql.rows import STATEMENTS
 from sqlq_spark.database.sessions import Session
@@ -309,7 +309,7 @@ def test_a_look_costs_the_same_with_many_tables_of_others(place: Place, mallory:
             for each in range(9):
                 mallory.sql(QUEUE.format(mallory.login, f"{some}{each}"))
             counted = Counting(session.open())
-            look = watch.look(counted, (), options)
+            look = stats.take_look(counted, (), options)
             assert len([each for each in look.queues if each.state == "not read"]) >= 9
             counts.append(counted.statements)
 
@@ -384,7 +384,7 @@ def test_a_state_schema_under_the_default_name_is_no_trap(
     given = {"url": place.superuser, "queue": queue}
 
     for work in (
-        StreamDriver(SourceOptions.parse(given), lambda: 0.0, checks.at_start).freeze,
+        StreamDriver(SourceOptions.parse(given), lambda: 0.0, doctor.at_start).freeze,
         lambda: look_ahead(SinkOptions.parse(given)),
     ):
         with pytest.raises(StateOfOther, match=f"belongs to {mallory.login}"):
@@ -436,7 +436,7 @@ def test_subscriptions_of_others_are_not_read(
 
     given = {"url": shop.url, "queue": shop.queue, "stateSchema": place.state}
     with Session(options := SourceOptions.parse(given), "test") as session:
-        checks.at_start(session.open(), options)
+        doctor.at_start(session.open(), options)
         for work in (
             partial(check_subscription_table, session.open(), address),
             partial(unsubscribe, session.open(), address, "Shop.Placed", "e"),

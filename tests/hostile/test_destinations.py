@@ -22,7 +22,7 @@ from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
 from waiting import until
 
-from sqlq_spark.admin import checks, failed_messages
+from sqlq_spark.admin import doctor, return_to_source
 from sqlq_spark.cli import main
 from sqlq_spark.database import lock_table, schema, transaction
 from sqlq_spark.database.sessions import Session
@@ -344,7 +344,7 @@ def test_what_a_login_without_the_table_adds_is_refused(scene: Scene, kind: str)
             scene.send(audit)
 
     assert scene.loot() == []
-    findings = checks.of_any_queue(connection, address)
+    findings = doctor.of_any_queue(connection, address)
     (found,) = [one for one in findings if one.name in {"not_read", "not_received"}]
     assert mallory.login in found.found or "condition or arguments" in found.found
 
@@ -621,11 +621,11 @@ def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
     scene.put(scene.table("error"), **{FAILED_Q: audit})
     errors = POSTGRESQL.parse_address(scene.table("error"))
     with Session(scene.source(scene.place.superuser), "retry") as session:
-        planned = failed_messages.plan(session.open(), errors, failed_messages.Choice())
+        planned = return_to_source.plan_return(session.open(), errors, return_to_source.Choice())
         assert planned.messages == 1
         scene.place.sql(f"ALTER TABLE {audit} OWNER TO {scene.mallory.login}")
 
-        (done,) = failed_messages.give_back(session, errors, planned, batch=9)
+        (done,) = return_to_source.give_back(session, errors, planned, batch=9)
 
     assert isinstance(done.reason, OwnerNotTrusted)
     assert scene.rows(audit) == []

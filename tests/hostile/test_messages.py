@@ -13,7 +13,8 @@ from conformance.conftest import Bench, bench_of
 from conformance.test_send import chunk, dispatch, stage
 from payloads import forged
 
-from sqlq_spark.admin import checks, inspect, report, watch
+from sqlq_spark.admin import doctor, report, stats
+from sqlq_spark.admin.messages import list_messages
 from sqlq_spark.database import schema
 from sqlq_spark.errors import PayloadRefused, SqlQueueError
 from sqlq_spark.jobs import error_triage
@@ -73,13 +74,13 @@ def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Ben
     put(place, f"'{TYPED}}}'", "'next'")
     options = bench.source(errorQueue=bench.address("error"))
 
-    look = watch.look(bench.desk, [bench.printed], options)
+    look = stats.take_look(bench.desk, [bench.printed], options)
     rows = [*report.read_headers(bench.desk, look.queues[0].depth, is_named=True)]
-    doctor = checks.run_all_checks(bench.desk, [bench.queue])
+    findings = doctor.run_all_checks(bench.desk, [bench.queue])
 
     assert look.queues[0].oldest is not None
     assert len(rows) == 1
-    assert [each.where for each in doctor if each.name == "long_headers"] == [bench.printed]
+    assert [each.where for each in findings if each.name == "long_headers"] == [bench.printed]
     assert drain(bench) == [b"next"]
     assert place.sql(f'SELECT octet_length(headers) > 270000000 FROM "{place.schema}".error') == [
         (True,)
@@ -141,7 +142,7 @@ def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
     elsewhere = f'"{FORWARD_DESTINATION}":"nowhere"'
     put(place, f"'{{{elsewhere},' || {TINY} || '}}'", "'tiny'", table="error")
     put(place, f"'{{{elsewhere}}}'", "'small'", table="error")
-    settings = error_triage.Settings(
+    settings = error_triage.TriageSettings(
         url=bench.source().url, error_queue=bench.address("error"), table="t", checkpoint="c"
     )
     options = settings.read() | {"stateSchema": place.state}
@@ -161,7 +162,7 @@ def test_the_only_limit_of_error_triage_is_that_of_messages(
     given: dict[str, str], limit: int
 ) -> None:
     """Also where its table of options raises that one, in any case."""
-    settings = error_triage.Settings(
+    settings = error_triage.TriageSettings(
         url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
     )
     options = SourceOptions.parse(settings.read())
@@ -242,10 +243,10 @@ def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) 
     assert bench.receive(task).equals(rows)
     for headers, body in ((BAD, "bad"), (GOOD, "good"), (b"[]", "poison"), (sent, "sent")):
         put_bytes(bench, headers, body)
-    look = watch.look(bench.desk, [bench.printed], bench.source())
+    look = stats.take_look(bench.desk, [bench.printed], bench.source())
     list(report.read_headers(bench.desk, look.queues[0].depth, is_named=True))
-    checks.run_all_checks(bench.desk, [bench.queue])
-    shown = [*inspect.messages(bench.desk, bench.queue, limit=9)]
+    doctor.run_all_checks(bench.desk, [bench.queue])
+    shown = [*list_messages(bench.desk, bench.queue, limit=9)]
 
     got = drain(bench)
 

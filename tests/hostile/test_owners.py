@@ -18,7 +18,7 @@ from cli.database import own_database
 from conformance.dba import as_login
 
 from sqlq_spark import errors
-from sqlq_spark.admin.script import endpoint, script
+from sqlq_spark.admin.script import endpoint, write_script
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
@@ -327,7 +327,7 @@ def test_what_a_user_sets_is_enough(server: str, set_up: str) -> None:
         for role in roles.values():
             place.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
         roles["dba"] = dba
-        place.sql(script(endpoint(place.superuser, "x"), state="sqlqueue"))
+        place.sql(write_script(endpoint(place.superuser, "x"), state="sqlqueue"))
         place.sql(f"GRANT sqlqueue_reader, sqlqueue_sender TO {roles[login]}")
         tables = [*owners, "spark.Delayed", "error"]
         with Session(SourceOptions.parse({"url": place.superuser, "queue": "x"}), "dba") as session:

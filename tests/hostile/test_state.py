@@ -17,7 +17,7 @@ from cli.database import own_database
 from typer.testing import CliRunner
 
 from sqlq_spark import errors
-from sqlq_spark.admin.script import endpoint, script
+from sqlq_spark.admin.script import endpoint, write_script
 from sqlq_spark.cli import main
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
@@ -213,7 +213,9 @@ def refused(place: Place, match: str) -> None:
     with pytest.raises(errors.StateOfOther, match=match):
         install(place)
     with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
-        place.sql(script(endpoint(place.superuser, f'"{place.schema}"."Shop"'), state=place.state))
+        place.sql(
+            write_script(endpoint(place.superuser, f'"{place.schema}"."Shop"'), state=place.state)
+        )
     place.connection.rollback()
     assert place.sql("SELECT to_regclass(%s)", f'"{place.schema}"."Shop"') == [(None,)]
 
@@ -259,7 +261,9 @@ def test_install_and_script_refuse_tables_that_run_code(
             FOR EACH ROW EXECUTE FUNCTION {place.schema}.seen()
     """)
     install(place)
-    place.sql(script(endpoint(place.superuser, f'"{place.schema}"."Sound"'), state=place.state))
+    place.sql(
+        write_script(endpoint(place.superuser, f'"{place.schema}"."Sound"'), state=place.state)
+    )
     name = psycopg.conninfo.conninfo_to_dict(login())["user"]
     place.sql(text.format(schema=place.state, login=name))
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ import pyspark
 from processes import kill_session
 from spark.driver import SHORT_LIVED, SMALL, delta_jars
 from waiting import until
+
+from sqlq_spark.jobs.settings import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,7 +124,7 @@ def settings(
         "source": state | {"maxMessagesPerTrigger": str(most)},
         "sink": state,
     }
-    taken = {each.name for each in fields(module(job).Settings)}
+    taken = {each.name for each in settings_of(module(job).main.kind)}
     return {name: given for name, given in known.items() if name in taken} | more
 
 

@@ -160,35 +160,35 @@ DRAWN = [
     ),
     Fault(
         id="admin-3",
-        file="admin/failed_messages.py",
+        file="admin/return_to_source.py",
         old="if self.since is None and self.until is None:",
         new="if self.since is not None and self.until is None:",
         tests=["conformance/test_watch.py::test_a_choice_takes_what_fits_all_of_it"],
     ),
     Fault(
         id="admin-4",
-        file="admin/watch.py",
-        old="                sent = sample.sent\n",
-        new="                sent = None\n",
+        file="admin/stats.py",
+        old="return depth.last, sample.sent",
+        new="return depth.last, None",
         tests=["conformance/test_watch.py::test_a_look_finds_since_when_the_lowest_waits"],
     ),
     Fault(
         id="admin-5",
-        file="admin/failed_messages.py",
+        file="admin/return_to_source.py",
         old="if sum(map(len, waiting.values())) == most:",
         new="if sum(map(len, waiting.values())) == most + 1:",
         tests=["conformance/test_watch.py::test_batches_are_cut_by_number_and_weight"],
     ),
     Fault(
         id="admin-7",
-        file="admin/watch.py",
+        file="admin/stats.py",
         old="if before is None or before.at is None or now.at is None:",
         new="if before is not None or now.at is None:",
         tests=["conformance/test_watch.py::test_what_came_and_went_between_two_looks_is_counted"],
     ),
     Fault(
         id="cli-1",
-        file="admin/watch.py",
+        file="admin/stats.py",
         old='Column("due", "delayed.due"),',
         new='Column("due", "delayed.messages"),',
         tests=["cli/test_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
@@ -196,9 +196,9 @@ DRAWN = [
     Fault(
         id="cli-2",
         file="cli/messages.py",
-        old="""    if planned.messages:
+        old="""    if plan.messages:
         queues""",
-        new="""    if not (planned.messages):
+        new="""    if not (plan.messages):
         queues""",
         tests=["cli/test_messages.py::test_failed_messages_return_to_the_queues_where_they_failed"],
     ),
@@ -239,8 +239,8 @@ DRAWN = [
     Fault(
         id="jobs-6",
         file="jobs/runner.py",
-        old='return FOUND if totals.get("found") else GOOD',
-        new='return FOUND if not (totals.get("found")) else GOOD',
+        old='return FOUND_PROBLEMS if totals.get("found") else GOOD',
+        new='return FOUND_PROBLEMS if not (totals.get("found")) else GOOD',
         tests=["test_job.py::test_the_totals_are_the_last_line"],
     ),
     Fault(

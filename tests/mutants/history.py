@@ -393,7 +393,7 @@ RETURNING""",
     ),
     Fault(
         id="delayed-table-of-others-read",
-        file="admin/inspect.py",
+        file="admin/queue_sizes.py",
         old="table = use_delayed(connection, queue, READ)",
         new="table = delayed_of(queue)",
         tests=[
@@ -411,7 +411,7 @@ RETURNING""",
     ),
     Fault(
         id="doctor-stops-at-no-address",
-        file="admin/checks.py",
+        file="admin/doctor.py",
         old="except errors.BadOption as error:",
         new="except errors.RightMissing as error:",
         tests=["hostile/test_code_of_others.py::test_tables_of_others_are_listed_and_not_read"],

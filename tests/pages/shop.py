@@ -17,7 +17,7 @@ import pytest
 from cli.database import own_database
 from conftest import Database
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.batch import INITIAL
@@ -141,7 +141,7 @@ class Stream:
         self.raw = raw
         self.options = SourceOptions.parse(raw)
         self.offset = offset
-        self.loop = StreamDriver(self.options, time.monotonic, checks.at_start)
+        self.loop = StreamDriver(self.options, time.monotonic, doctor.at_start)
 
     def again(self, **options: str) -> Stream:
         """Start again on the same checkpoint, as another process does; options may change."""

@@ -19,7 +19,7 @@ from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
 from sqlq_spark.datasource.write import StreamWriter
 from sqlq_spark.jobs import runner
-from sqlq_spark.jobs.settings import load
+from sqlq_spark.jobs.settings import load_settings, settings_of
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import SERVICES
 from sqlq_spark.options.fields import option_names
@@ -127,21 +127,21 @@ def test_the_settings_on_the_page_are_read_by_their_job(tmp_path: Path) -> None:
         path.write_text(block.text, encoding="utf-8")
         name = block.text.partition("\n")[0].removeprefix("# ")
 
-        settings: Any = load("", JOBS[name].Settings, ["--settings", str(path)])[0]
+        settings: Any = load_settings("", JOBS[name].main.kind, ["--settings", str(path)])[0]
         assert settings.options(), name
 
 
 def test_the_page_of_jobs_has_their_names_and_codes() -> None:
     """Settings between backticks, exit codes, and who acknowledges."""
     known = {*JOBS} | set(re.findall(r"\b(\w+):", read("conf/databricks/databricks.yml")))
-    known = known.union(*(each.Settings.__dataclass_fields__ for each in JOBS.values()))
+    known = known | {each.name for job in JOBS.values() for each in settings_of(job.main.kind)}
     acknowledging = table("docs/failed.md", "acknowledging-jobs").rows
     codes = [int(each) for each in table("docs/jobs.md", "exit-codes").column()]
 
     assert set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", read("docs/jobs.md"))) - known == set()
-    assert codes == [runner.GOOD, runner.FOUND, runner.USAGE, runner.FAILED]
+    assert codes == [runner.GOOD, runner.FOUND_PROBLEMS, runner.USAGE, runner.FAILED]
     assert {name.strip("`") for name, answer in acknowledging if answer.startswith("yes")} == {
-        name for name, job in JOBS.items() if hasattr(job.Settings, "acknowledge_retries")
+        name for name, job in JOBS.items() if hasattr(job.main.kind, "acknowledge_retries")
     }
 
 
@@ -157,7 +157,7 @@ def test_the_airflow_task_tries_again_only_where_that_helps(
     sdk.AirflowFailException = fail
     names: dict[str, Any] = {}
     exec(task.text, names)  # noqa: S102
-    kinds = {runner.FOUND: fail, runner.USAGE: fail, runner.FAILED: RuntimeError}
+    kinds = {runner.FOUND_PROBLEMS: fail, runner.USAGE: fail, runner.FAILED: RuntimeError}
 
     for code, kind in kinds.items():
         names["JOB"] = ["sh", "-c", f"exit {code}"]

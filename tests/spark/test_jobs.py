@@ -34,7 +34,7 @@ def receiving(queue: SparkQueue, **more: Any) -> tuple[Any, Any]:
     """The module queue_to_delta, and its settings."""
     made = module("queue_to_delta")
     given = settings("queue_to_delta", queue, queue.folder, **{"error_queue": None} | more)
-    return made, made.Settings(**given)
+    return made, made.main.kind(**given)
 
 
 def guid(number: int) -> str:
@@ -159,7 +159,7 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     for place, name in (
         (table_writer, "append_delta"),
         (made.bodies, "reason"),
-        (table_writer, "acknowledge"),
+        (table_writer, "report_retries"),
     ):
         done = getattr(place, name)
 
@@ -244,11 +244,11 @@ def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
     now = "current_timestamp() - make_dt_interval"
     frame = ages.selectExpr("*", f"{now}(arrived) AS received", f"to_date({now}(ended)) AS date")
     given: dict[str, Any] = {"url": "postgresql:///", "table": table, "checkpoint": "c"}
-    settings = audit_to_delta.Settings(**given, retention_days=30)
+    settings = audit_to_delta.AuditSettings(**given, retention_days=30)
 
     before = audit_to_delta.delete_old(spark, settings)
     frame.coalesce(1).write.format("delta").partitionBy("date").save(table)
-    without = audit_to_delta.delete_old(spark, audit_to_delta.Settings(**given))
+    without = audit_to_delta.delete_old(spark, audit_to_delta.AuditSettings(**given))
     after = audit_to_delta.delete_old(spark, settings)
 
     assert [before, without, after] == [{}, {}, {"deletedMessages": 1}]
@@ -268,7 +268,7 @@ def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
     queue.put("{}")
 
     with sigterm_when((commits / "2").exists):
-        totals = audit_to_delta.run(queue.spark, audit_to_delta.Settings(**given))
+        totals = audit_to_delta.run(queue.spark, audit_to_delta.AuditSettings(**given))
 
     assert totals == {"messages": 3, "batches": 3, "deletedMessages": 2}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -309,19 +309,19 @@ def test_an_open_batch_is_not_sent_to_another_dispatch_log(queue: SparkQueue) ->
     second = replace(first, state_schema=f"{queue.place.state}_2")
     replace(queue, place=replace(queue.place, state=second.state_schema)).install()
 
-    streams.bind(queue.spark, place, first)
+    streams.bind_checkpoint(queue.spark, place, first)
     for log, batch in (("offsets", 10), ("commits", 9)):
         (queue.checkpoint / log).mkdir()
         (queue.checkpoint / log / f"{batch}").write_text("v1\n", encoding="utf-8")
     same = replace(first, url=first.url.replace("127.0.0.1", "localhost"))
-    streams.bind(queue.spark, place, same)
+    streams.bind_checkpoint(queue.spark, place, same)
     with pytest.raises(BadSettings, match=rf"batch 10 is open.*Schema {first.state_schema}\."):
-        streams.bind(queue.spark, place, second)
-    streams.bind(queue.spark, place, replace(second, delivery="atLeastOnce"))
+        streams.bind_checkpoint(queue.spark, place, second)
+    streams.bind_checkpoint(queue.spark, place, replace(second, delivery="atLeastOnce"))
     (queue.checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
-    streams.bind(queue.spark, place, second)
+    streams.bind_checkpoint(queue.spark, place, second)
 
-    noted = checkpoints.text(queue.spark, f"{place}/sqlqueue_target")
+    noted = checkpoints.read_text(queue.spark, f"{place}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 

@@ -13,7 +13,7 @@ from jobs.submit import delta_rows
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark.admin.failed_messages import TOO_MANY
+from sqlq_spark.admin.return_to_source import TOO_MANY
 from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs import error_triage as triage
 from sqlq_spark.jobs.settings import BadSettings
@@ -196,7 +196,7 @@ def retry(queue: SparkQueue, options: dict[str, str]) -> Start:
     failures(queue.spark, *rows).write.format("delta").save(table)
 
     def start(*ids: str, **more: Any) -> triage.Retry:
-        settings = triage.Settings(
+        settings = triage.TriageSettings(
             url=queue.place.url,
             error_queue=errors.name,
             table=table,
