@@ -31,7 +31,7 @@ def list_messages(
     connection: Connection, queue: QueueAddress, *, limit: int
 ) -> Iterator[StoredMessage]:
     """Read the lowest messages of a queue, in the order of seq, each page in a transaction."""
-    for page in read_pages(connection, queue):
+    for page in read_all_pages(connection, queue):
         for row in page.slice(0, limit).to_pylist():
             yield to_message(row)
         limit -= page.num_rows
@@ -39,7 +39,7 @@ def list_messages(
             return
 
 
-def read_pages(connection: Connection, queue: QueueAddress) -> Iterator[pa.Table]:
+def read_all_pages(connection: Connection, queue: QueueAddress) -> Iterator[pa.Table]:
     """Read a queue in the order of seq, as pages of QUEUE_ROW, each in a transaction."""
     from sqlq_spark.receive import browse  # noqa: PLC0415 - see cli
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark import errors
-from sqlq_spark.admin.messages import read_pages
+from sqlq_spark.admin.messages import read_all_pages
 from sqlq_spark.database import check_types, find_same, transaction
 from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
 from sqlq_spark.database.trust import DELETE, use
@@ -217,7 +217,7 @@ def plan_return(
     """
     planned = ReturnPlan(choice)
     ids_found: set[str | None] = set()  # of those that were asked for
-    for page in read_pages(connection, source):
+    for page in read_all_pages(connection, source):
         chosen = choose(connection, page, choice)
         for failed in chosen:
             ids_found |= choice.ids.intersection(ids_of(failed))

@@ -51,7 +51,9 @@ log = logging.getLogger("sqlq_spark")
 FORWARD_WORDS = ("ForwardDestination", NAMED_IN_HEX)
 
 
-def forward(connection: Connection, task: Task, rows: pa.Table, failed: Reasons) -> TaskResult:
+def forward_delayed(
+    connection: Connection, task: Task, rows: pa.Table, failed: Reasons
+) -> TaskResult:
     """
     Send on the messages of the task that belong to other queues, in the transaction that is open.
 

@@ -161,7 +161,7 @@ def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array
     """
     most = min(task.options.max_header_bytes, DEFAULT_HEADER_SIZE)
     short = pc.less_equal(connection.stored_bytes(bad.texts), most)
-    headers = write_headers(bad.filter(short), failure_of_poison(connection, task.queue))
+    headers = write_poison_headers(bad.filter(short), failure_of_poison(connection, task.queue))
     fits = pc.less_equal(connection.stored_bytes(headers), most)
     unfit = len(short) - (pc.sum(fits).as_py() or 0)
     if unfit:
@@ -189,7 +189,7 @@ def failure_of_poison(connection: Connection, queue: QueueAddress) -> dict[str, 
     }
 
 
-def write_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
+def write_poison_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
     """Write the headers of each row: MessageId, the failure, and the old text as a header."""
     members = dumps(failure)[1:-1]
     head = pc.binary_join_element_wise(

@@ -37,7 +37,7 @@ from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.receive import receipts
 from sqlq_spark.receive.batch import STEP, TaskResult
-from sqlq_spark.receive.forward import forward
+from sqlq_spark.receive.forward import forward_delayed
 from sqlq_spark.receive.poison import divert_large, divert_poison
 from sqlq_spark.receive.receipts import read_fence
 from sqlq_spark.wire.rows import QUEUE_ROW, sort_by_seq, weigh
@@ -215,7 +215,7 @@ def divert(connection: Connection, task: Task, taken: pa.Table, failed: Reasons)
     if pc.any(taken["expired"]).as_py():
         live = live.filter(pc.invert(taken["expired"]))
     readable = divert_poison(connection, task, live)
-    result = forward(connection, task, readable, failed)
+    result = forward_delayed(connection, task, readable, failed)
     poison = live.num_rows - readable.num_rows
     return replace(
         result,

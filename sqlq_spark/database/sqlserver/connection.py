@@ -271,7 +271,7 @@ class Connection(database.Connection):
         return scripts
 
     def explain(self, tables: Tables) -> list[str]:
-        load = build_insert(explain.SENT_COLUMNS, self.columns(tables["queue"]))
+        load = build_insert(explain.EXPLAINED_COLUMNS, self.columns(tables["queue"]))
         compiled = {
             name: self.fill_names(explain.declare(text), its)
             for name, text, its in to_explain({**STATEMENTS, "load": load}, tables)

@@ -30,7 +30,7 @@ SHAPES = {
     "varchar, BodyString": "ALTER TABLE {queue} ALTER COLUMN Headers varchar(max) NOT NULL",
 }
 ONLY_PLANS = "SET SHOWPLAN_XML ON"
-SENT_COLUMNS = ["headers", "body", "expires", "id"]  # columns of a bulk insert
+EXPLAINED_COLUMNS = ["headers", "body", "expires", "id"]  # columns of a bulk insert
 SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
 # the model of the statements casts each parameter to its type, which the variable then has too
 CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
