@@ -19,7 +19,7 @@ class HeldReceipt:
     settled: bool
     created: datetime
     seen: datetime | None  # when the stream last wrote to its row
-    login: str  # that wrote it
+    login: str  # the one that wrote the receipt
     entitled: bool  # whether that login may receive from the queue
 
     @property
@@ -28,5 +28,5 @@ class HeldReceipt:
 
     @property
     def name(self) -> str:
-        """Stream, batch and task as text."""
+        """The stream, batch and task as text."""
         return f"{self.stream}/{self.batch}/{self.task}"

@@ -83,11 +83,11 @@ class Memory:
     """
 
     claim: Claim
-    closed: Closed  # what the batch that was closed last has received
+    end: Offset = INITIAL  # of the batch that was closed last
+    closed: Closed  # what that batch has received
     ramp: Ramp
     looks: Mapping[str, PeekState]  # by the canonical address of a queue
-    end: Offset = INITIAL  # the end of that batch
-    planned: Offset | None = None  # the end of the batch that this process planned last
+    planned_end: Offset | None = None  # of the batch that this process planned last
     waiting_since: float | None = None  # monotonic seconds: since then, too few messages wait
 
     @property
@@ -130,7 +130,7 @@ class Memory:
 
     def follow(self, end: Offset) -> Memory:
         """Remember the end of the batch that was planned now."""
-        return replace(self, planned=end, claim=replace(self.claim, stream=end.stream))
+        return replace(self, planned_end=end, claim=replace(self.claim, stream=end.stream))
 
     def follow_stored(self, end: Offset) -> Memory:
         """Remember the end of a batch that was planned before, by a look that is not known."""
@@ -364,7 +364,7 @@ class StreamDriver:
             with transaction(connection, timeout=timeout):
                 memory = self.memory if is_known else self._close_last(connection, start)
                 has_unread = not is_known and memory.closed.unread_tasks > 0
-                is_unread = has_unread and start == memory.planned
+                is_unread = has_unread and start == memory.planned_end
                 if memory.closed.stored_plan is None:
                     memory = self._look(connection, memory, now)
                 following = None

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-ROW = 64  # bytes of a row in a payload, beside headers and body
-GROWTH = 3  # UTF-8 may take up to three times the bytes of UTF-16
+ROW_BYTES = 64  # of a row in a payload, beside headers and body
+UTF8_GROWTH = 3  # UTF-8 may take up to three times the bytes of UTF-16
 # What became of messages. They are in the receipt, or they had expired, or they went to the error
 # queue (diverted) or to other queues (forwarded).
 COUNTS = ("messages", "expired", "diverted", "forwarded")
@@ -256,7 +256,7 @@ class StoredReceipt:
             where="receipt {}/{}/{}".format(*receipt),
             schema=QUEUE_ROW,
             # a task may exceed its ceiling by one more step and one more message
-            most=CEILING + GROWTH * (STEP + largest) + ROW * rows,
+            most=CEILING + UTF8_GROWTH * (STEP + largest) + ROW_BYTES * rows,
             size=self.unpacked,
             rows=self.messages,
         )
@@ -438,21 +438,21 @@ def take_over(connection: Connection, stream: str, claim: Claim) -> StreamRow:
     return row
 
 
-def check_receipts(end: Offset, found: int, claim: Claim) -> None:
-    """Log or raise that a batch left fewer receipts than it had tasks; `found` is how many."""
-    if found >= end.tasks:
+def check_receipts(end: Offset, receipts: int, claim: Claim) -> None:
+    """Log or raise that a batch left fewer receipts than it had tasks."""
+    if receipts >= end.tasks:
         return
     if claim.options.fail_on_missing_receipts:
         missing = errors.ReceiptsMissing(
             stream=end.stream,
             batch=end.batch,
             tasks=end.tasks,
-            found=found,
+            found=receipts,
             next_start=STAYS_OPEN,
         )
         accept_or_raise(missing, claim.options)
-    elif found:
-        log.warning(MISSING, claim.queue, end.batch, end.tasks, found)
+    elif receipts:
+        log.warning(MISSING, claim.queue, end.batch, end.tasks, receipts)
 
 
 def close(

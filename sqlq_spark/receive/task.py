@@ -90,7 +90,7 @@ def receive_as_reader(
     receives from this queue for this run of Spark's query.
     """
     with transaction(connection):
-        allowed = task.receives
+        may_receive = task.receives
         if task.stream is not None:
             queue = connection.printed(task.queue)
             fence = read_fence(connection, task.stream, spark_batch, queue)
@@ -104,10 +104,10 @@ def receive_as_reader(
                 return stored.unpack(task.key, messages=task.messages, largest=largest)
             if not is_open:
                 return QUEUE_ROW.empty_table()
-            allowed = is_new(task, fence.plan_high_water, spark_batch) and allowed
+            may_receive = is_new(task, fence.plan_high_water, spark_batch) and may_receive
             connection.run("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
-        if allowed:
+        if may_receive:
             use(connection, [task.queue], DELETE)
             check_types_once(connection, task.queue)
             result = divert(connection, task, take(connection, task), failed)

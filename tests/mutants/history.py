@@ -122,7 +122,7 @@ HISTORY = [
         id="missing-receipts-accepted",
         file="receive/receipts.py",
         old="    if claim.options.fail_on_missing_receipts:\n",
-        new="    if claim.options.fail_on_missing_receipts and not found:\n",
+        new="    if claim.options.fail_on_missing_receipts and not receipts:\n",
         tests=["conformance/test_receipts.py::test_missing_receipts_may_be_an_error"],
     ),
     Fault(

@@ -26,9 +26,9 @@ deleted.RowVersion AS seq
 
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- `plan_high_water` is the query's high-water mark, as it was when the plan was stored: the last batch
--- of Spark's query that one of its streams had received for. `is_reader` says whether the stream is the
--- one that may receive from this queue for the query's run, see enter_query. @query_id may be null.
+-- `plan_high_water` is the highest batch of Spark's query that one of its streams had closed or had
+-- receipts of, when the plan was stored. `is_reader` says whether the stream is the one that may receive
+-- from this queue for the query's run, see enter_query. @query_id may be null.
 -- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
 --          locks also where the database reads row versions.
 -- Index:   the primary keys of stream and query_reader.
@@ -49,10 +49,10 @@ SELECT o.acked_batch,
  WHERE o.stream = @stream
 
 -- name: enter_query
--- Two streams of one query must not share the messages of a queue: each would get a part. So the first
--- stream that receives from a queue for a run of the query enters itself here. An entry of an earlier run
--- is replaced: its stream may belong to a checkpoint that is lost. An entry of another stream for the same
--- run stays, see query_reader.
+-- Two streams of one query must not share the messages of a queue, because each would get a part of them.
+-- So the first stream that receives from a queue for a run of the query enters itself here. An entry of an
+-- earlier run is replaced, because its stream may belong to a checkpoint that is lost. An entry of another
+-- stream for the same run stays, see query_reader.
 -- Two sessions may insert the same entry. The second waits for the first, and then inserts nothing.
 -- XACT_ABORT is off until the end of this statement, so that a duplicate does not end the transaction.
 -- Locks:   the row, until commit; waits for another stream that enters itself.
@@ -152,8 +152,8 @@ OPTION (MAXDOP 1)
 
 
 -- name: find_large
--- The lowest messages of a range that are too large and that no other session holds. It runs only where
--- the sample had such sizes and the task got less than was planned.
+-- The lowest messages of a range that are too large and that no other session holds. It runs only if the
+-- sample of the plan may have had such sizes, and the task got less than was planned.
 -- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion.
 -- Returns: seq bigint, bytes bigint, headers bigint: their bytes; place: the row's Id as text
@@ -202,9 +202,10 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS diver
   FROM @gone
 
 -- name: begin_receipt
--- Writes an empty page, before the others. Its key is the lock of an attempt: a second attempt of the task
--- waits here, then fails (2627), starts again and finds the receipt; or goes on, if the first one failed.
--- Without it they would skip each other's messages, and the faster one could leave an empty receipt.
+-- Writes an empty page, before the others. Its key is the lock of an attempt. A second attempt of the task
+-- waits here. If the first one commits, the second one fails (2627), starts again and finds the receipt. If
+-- the first one fails, the second one goes on. Without this page both would skip each other's messages, and
+-- the faster one could leave an empty receipt.
 -- Locks:   the row it writes, until commit; waits for another attempt.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (@stream, @batch, @task, -1, 0x)
