@@ -57,13 +57,13 @@ class Subscribers:
     """
     Which subscribers get messages with some topics.
 
-    All are by address. It is canonical, so that two spellings are one subscriber. One that cannot
-    be read is as the table has it.
+    The keys are their addresses. An address is canonical, so that two spellings are one subscriber.
+    An address that cannot be read is as the table has it.
     """
 
     topics: dict[str, list[str]]  # of each subscriber
-    queues: dict[str, QueueAddress]  # of those that can be sent to
-    lost: dict[str, SubscriberLost]  # the others
+    queues: dict[str, QueueAddress]  # of each subscriber that can be sent to
+    lost: dict[str, SubscriberLost]  # of each other one, why not
 
 
 def published_routes(
@@ -122,7 +122,8 @@ def _find_subscribers(
     queues: dict[str, QueueAddress] = {}
     for subscription, spelling in parsed.items():
         queue = first[spelling]
-        address = addresses[subscription] = connection.canonical(queue)
+        address = connection.canonical(queue)
+        addresses[subscription] = address
         if queue not in refused:
             queues[address] = queue
         elif isinstance(refused[queue], QueueNotFound):
