@@ -168,7 +168,7 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
 def test_a_list_of_canonical_addresses_is_split_as_it_was_joined(
     postgresql: list[QueueAddress], sqlserver: list[QueueAddress]
 ) -> None:
-    """As options and the row of a stream hold them, whatever their names contain."""
+    """Options and the row of a stream hold such lists, with names of any characters."""
     mine = [POSTGRESQL.print_address(address) for address in postgresql]
     others = [SQLSERVER.print_address(address) for address in sqlserver]
 

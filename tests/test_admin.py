@@ -70,7 +70,7 @@ def conditions(column: tuple[str], values: st.SearchStrategy[Any]) -> st.SearchS
 def test_what_is_selected_and_left_to_spark_is_what_was_asked(
     asked: list[Any], rows: list[tuple[int, str]]
 ) -> None:
-    """For every row: selected, and passed by the filters that are left."""
+    """A row is selected and passes the rest exactly if it passes all that was asked."""
     wanted, left = ALL, []
     for kind, column, value in asked:
         wanted, done = wanted.narrow(getattr(filters, kind)(column, value))
@@ -141,7 +141,7 @@ def test_a_page_has_no_script_and_fetches_nothing_whatever_the_names_are() -> No
 
 
 def test_a_text_holds_nothing_that_is_not_seen() -> None:
-    """Neither control characters, nor those that turn a line round; a file can hold it."""
+    """It has no control character, and none that turns a line round. A file can hold it."""
     for text in ("\x1b[2J", "\u202egpj.exe", "\ud800", "\0", "a\nb"):
         shown = page(text)
 

@@ -61,7 +61,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.spark
 @pytest.mark.faults
 def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
-    """A kill, every message once; the kept folder holds the table."""
+    """One kill happens, and every message comes once. The kept folder holds the table."""
     words = ("demo", "--messages", "4000", "--keep", str(folder))
     done = demo(sys.executable, "-c", KILLED_ONCE, *words)
 
@@ -83,7 +83,7 @@ def spark_of(mark: str) -> bool:
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
-    """No process, no server, no file, whatever the stop."""
+    """No process, server or file is left after SIGINT or SIGKILL."""
     endings = {"one": (signal.SIGINT, 130), "two": (signal.SIGKILL, -9)}
     marks = {name: f"{name}-{secrets.token_hex(8)}" for name in endings}
     processes = {
@@ -151,7 +151,7 @@ def one(url: str, text: str) -> object:
 
 
 def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
-    """Over TCP and on its socket, beside another one; what is committed outlives a crash."""
+    """The password is asked for over TCP and on the socket. What is committed outlives a crash."""
     modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
     with embedded.server(tcp=True) as other, embedded.server(tcp=True) as server:
         names = ("fsync", "synchronous_commit", "timezone")
@@ -181,7 +181,7 @@ def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
 
 @pytest.mark.faults
 def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
-    """However the owner ends, its server stops and its folder goes; a second owner is refused."""
+    """Any signal may end the owner, and its server stops. A second owner is refused."""
     signs = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
     owners = [owner() for _ in signs[1:]] + [owner(str(folder))]
     homes, url = [], ""

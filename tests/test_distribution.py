@@ -32,7 +32,7 @@ def run(program: str, *words: str, folder: Path = ROOT) -> list[str]:
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
-    """Built from the source distribution: statements and the mark of typing, no test, no job."""
+    """It has statements and py.typed, and no test and no job."""
     tree, folder = tmp_path / "tree", tmp_path / "dist"
     ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
     shutil.copytree(ROOT / "sqlq_spark", tree / "sqlq_spark", ignore=ignored)

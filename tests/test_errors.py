@@ -56,7 +56,7 @@ def test_the_fields_of_an_error_are_the_facts_of_its_text() -> None:
 
 
 def test_an_error_keeps_its_facts_between_sparks_processes() -> None:
-    """With the notes that were added to it."""
+    """The notes that were added to it stay too."""
     for kind in error_classes():
         error = kind.from_facts(dict.fromkeys(kind.fields(), 4))
         vars(error).setdefault("reason", 4)
@@ -104,7 +104,7 @@ def test_no_argument_of_a_log_line_writes_a_line_of_its_own(
     ],
 )
 def test_a_line_break_in_quotes_ends_no_statement(fix: str, lines: list[str]) -> None:
-    """Quotes of both databases, and of a shell; what is not closed stays one line."""
+    """Quotes are those of databases and shells. One that is not closed stays one line."""
     found = Finding(name="x", severity="error", found="x", fix=fix)
 
     assert found.fix_lines == lines
@@ -130,7 +130,7 @@ PLANTED = {
 
 
 def test_mypy_finds_a_wrong_fact(tmp_path: Path) -> None:
-    """One that is missing, unknown, of another type, or read by another name."""
+    """The fact is missing, unknown, of another type, or read by another name."""
     planted = tmp_path / "planted.py"
     planted.write_text("\n".join(["from sqlq_spark.errors import *", *PLANTED]))
 

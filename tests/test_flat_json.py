@@ -65,7 +65,7 @@ def column(*texts: str | None) -> pa.Array:
 
 @given(st.lists(WRITTEN, max_size=6))
 def test_objects_of_texts_are_read_without_parsing_a_row(texts: list[str]) -> None:
-    """Whatever wrote them."""
+    """Any writer may have written them."""
     assert FlatObjects(column(*texts)).is_read.all()
 
 
@@ -77,7 +77,7 @@ def are_unfit(pairs: list[tuple[str, object]]) -> bool:
 @given(st.lists(TEXTS, max_size=6))
 @settings(max_examples=500)
 def test_headers_are_the_same_in_columns_and_row_by_row(texts: list[str | None]) -> None:
-    """As a map, one header alone, what a row lacks, and which rows old endpoints cannot read."""
+    """Maps, one header, missing headers, and rows that old endpoints cannot read are equal."""
     headers = Headers(column(*texts))
     rows = [read_strictly(text) for text in texts]
     both = [*zip(texts, rows, strict=True)]
@@ -108,7 +108,7 @@ MORE_POISON = [
 
 
 def test_only_an_object_of_texts_is_headers() -> None:
-    """Also a large one; any other text is poison. Rows of writers are those of conformance."""
+    """It may be large. Any other text is poison."""
     big = "x/" * 2_500_000
     found = Headers(column(f'{{"big":"{big}"}}', *MORE_POISON))
 
@@ -118,7 +118,7 @@ def test_only_an_object_of_texts_is_headers() -> None:
 
 @pytest.mark.parametrize("times", [1, 8, 9, 1_000_000])
 def test_white_space_of_any_length_is_read(times: int) -> None:
-    """In columns if it is short; a row beside it is read, and a control character is poison."""
+    """Short white space is read in columns. A control character is poison."""
     for white in " \n\t":
         gap = white * times
         text = f'{gap}{{{gap}"a"{gap}:{gap}"b"{gap},{gap}"c":"{" " * times}"{gap}}}{gap}'
@@ -131,7 +131,7 @@ def test_white_space_of_any_length_is_read(times: int) -> None:
 
 
 def test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison() -> None:
-    """As Spark's JSON parser counts; a value has no such limit."""
+    """Characters are counted as Spark's JSON parser counts them. A value has no such limit."""
     for letter in ("n", "漢", r"\n", r"\u0041"):
         longest, longer = letter * 50_000, letter * 50_001
         names = ["a", longest, longer, "🚀" * 25_000, "🚀" * 25_001]
@@ -206,7 +206,7 @@ def test_what_spark_gets_is_what_the_row_holds(
 
 
 def test_what_endpoints_of_version_1_read_stands_in_columns() -> None:
-    """As the headers say it; null where they do not, or where the column cannot hold it."""
+    """They have the headers' values, and null where the column cannot hold one."""
     given = [("a", "sales@[dbo]"), (None, None), ("a" * 256, "bücher@[dbo]")]
     names = (wire.CORRELATION_ID, wire.REPLY_TO_ADDRESS)
     texts = [wire.dumps(dict(zip(names, each, strict=True))) for each in given]
@@ -251,7 +251,7 @@ def noise(size: int) -> pa.Table:
 
 @pytest.mark.parametrize("size", [0, LARGE - 2000, LARGE, LARGE + 2 * PAGE])
 def test_a_payload_of_any_size_comes_back(size: int) -> None:
-    """In its row, or in pages under the key, numbered from 0 and of the same size but the last."""
+    """It is in its row or in pages, which count from 0. All but the last have one size."""
     packed = pack(noise(size)).bytes
     found = pages(packed, RECEIPT_KEY, KEY).to_pylist()
     inside, outside = in_row(packed), [row["payload"] for row in found]
@@ -311,7 +311,7 @@ FORGED = [
 
 
 def test_a_forged_payload_is_refused() -> None:
-    """With an error that names where it lies; nothing outside of the payload is ever read."""
+    """The error says where the payload is stored. Nothing outside of the payload is ever read."""
     assert of_receipt(payload())["body"].to_pylist() == [b"a", b"bb"]
     for each in FORGED:
         with pytest.raises(PayloadRefused, match="the payload of a test in the state tables"):
@@ -319,7 +319,7 @@ def test_a_forged_payload_is_refused() -> None:
 
 
 def test_lists_that_reach_outside_are_refused() -> None:
-    """The topics of a staged message, whose inner values have buffers of their own."""
+    """The topics of a staged message are lists, and their values have buffers of their own."""
     expected = Expected(where="a test", schema=pa.schema([CHUNK_TOPICS]), most=1000)
     for values in ((0, 9, 1), (-1, 0, 1), (0, 1, 2**31 - 1)):
         lists = [None, ends(*values), None, ends(0, 1), b"x"]
@@ -328,7 +328,7 @@ def test_lists_that_reach_outside_are_refused() -> None:
 
 
 def test_no_more_is_unpacked_than_was_stored() -> None:
-    """200 kB that would become gigabytes, whether the list says so or gives a smaller size."""
+    """200 kB would become gigabytes, whether the payload states that size or a smaller one."""
     before = pa.total_allocated_bytes()
     honest = payload((9, b"\0" * (64 << 20)))
     lying = honest.replace(b"[67108864,", b"[3,")
@@ -346,7 +346,7 @@ def test_no_more_is_unpacked_than_was_stored() -> None:
 
 
 def test_a_payload_is_what_was_stored_with_it() -> None:
-    """Its bytes, rows and seal, and no more than a task could have received."""
+    """Bytes, rows and seal are compared, and so is the most that a task could receive."""
     for what, value in (("size", 3), ("rows", 3), ("most", 10), ("seal", pack(noise(3)).seal)):
         given: Any = {"where": "receipt r/1/0", "schema": QUEUE_ROW, "most": 1000, what: value}
         with pytest.raises(PayloadRefused, match="receipt r/1/0"):
@@ -365,7 +365,7 @@ BUFFERS = st.none() | st.binary(max_size=40) | st.sampled_from([each for each in
 def test_any_buffers_give_an_error_or_a_valid_table(
     rows: int, buffers: list[bytes | None], changes: list[tuple[int, bytes | None]]
 ) -> None:
-    """Also where each buffer is packed as it should be."""
+    """Each buffer may be packed correctly, but hold wrong values."""
     chosen = [*buffers]
     for at, buffer in changes:
         chosen[at] = buffer

@@ -79,7 +79,7 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
-    """Each by its name, with what was found and what was expected."""
+    """Each line has the name, what was found and what was expected."""
     path = file(tmp_path, 'tabel = "a"\nlimit = 0\nretention_days = "much"\ngroups = ["x"]\n')
 
     said = refused("--settings", path, "--trigger", "soon", "--source", "peekDelay")
@@ -101,7 +101,7 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
 
 
 def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The url, the file, the environment, ours first, or the secret scope of Databricks."""
+    """It is in the url, the file, the environment, or a secret scope of Databricks."""
     scope = ["--secret-scope", "shop", "--secret-key", "db"]
     given, other = file(tmp_path, 'password = "of the file"'), "sqlserver://spark@localhost/shop"
     passwords = [loaded("--url", BARE, *REST, *scope).password]
@@ -128,7 +128,7 @@ SECRETS = [
 
 
 def test_no_secret_is_shown(tmp_path: Path) -> None:
-    """Not of the url, not of a table, not by repr, not in an error."""
+    """A url, a table, a repr and an error hide the password."""
     for url in SECRETS:
         path = file(tmp_path, f'password = "s3cret"\nurl = "{url}"\n[source]\nx = "{url}"\n')
         made = loaded("--settings", path, *REST)
@@ -146,7 +146,7 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
 
 
 def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
-    """Before Spark starts."""
+    """The error comes before Spark starts."""
     for title, name, said in (
         ("source", "peekDelays", "not known: did"),
         ("source", "Queue", "set by the job"),
@@ -178,7 +178,7 @@ def test_an_error_is_one_sentence() -> None:
 def test_the_totals_are_the_last_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As JSON; a job that looks ends by 1 when it found something."""
+    """They are JSON. A job that looks for problems ends with exit code 1 if it found one."""
     monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
     for found, code in ((0, 0), (3, 1)):
         made = job.Job("", Settings, lambda *_, found=found: {"found": found})
@@ -293,7 +293,7 @@ def test_a_schema_of_a_file_and_where_failures_go(tmp_path: Path) -> None:
 
 @drawn(st.text(st.characters(exclude_categories=[]), max_size=300))
 def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
-    """Letters, digits and underscores, of bounded length, and never that of the rest."""
+    """It is short, has letters, digits and underscores, and is not the name of the rest."""
     name = table_name(message_type)
 
     assert re.fullmatch(r"[a-z0-9_]{8,69}", name)
@@ -301,7 +301,7 @@ def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
 
 
 def test_what_looks_alike_is_kept_apart() -> None:
-    """Types, where names of tables ignore case; writes by stream, share, rules and schema."""
+    """Names of tables ignore case. Writes differ by stream, share, rules and schema."""
     types = ["Shop.Placed", "shop.placed", "Shop_Placed", "Shop`Placed", "../Shop.Placed", "Ü", ""]
     rules: list[dict[str, Any]] = [
         {},

@@ -104,7 +104,7 @@ def test_only_a_dialect_names_its_database() -> None:
 
 
 def test_a_name_of_one_database_is_found() -> None:
-    """In a text, a part of one, a name, an attribute and an import; not in a docstring."""
+    """It may be in a text, a name, an attribute or an import, but a docstring may have it."""
     planted = {
         "if name == 'sqlserver': pass": True,
         "text = f'on PostgreSQL {x}'": True,
@@ -225,7 +225,7 @@ def suppressed(tree: ast.AST) -> set[str]:
 
 
 def test_no_error_is_suppressed_in_a_transaction_that_goes_on() -> None:
-    """On each database it undoes the transaction: what follows is not in it."""
+    """On each database the error undoes the transaction, so what follows would not be in it."""
     found = {
         f"{path} {name}" for path, text in SOURCES.items() for name in suppressed(ast.parse(text))
     }
@@ -234,7 +234,7 @@ def test_no_error_is_suppressed_in_a_transaction_that_goes_on() -> None:
 
 
 def test_an_error_that_is_suppressed_is_found() -> None:
-    """In a `with` and by an `except`; not around a whole transaction or an attempt."""
+    """A `with` and an `except` count, but not around a whole transaction or an attempt."""
     planted = {
         "with suppress(errors.SubscriptionsNotFound): f()": True,
         "with transaction(c), suppress(QueueNotFound): f()": True,
@@ -265,7 +265,7 @@ def rows(table_id: str) -> dict[str, str]:
     ("table_id", "options"), [("read-options", SourceOptions), ("write-options", SinkOptions)]
 )
 def test_the_tables_name_every_option(table_id: str, options: type[DatabaseOptions]) -> None:
-    """With its default."""
+    """The default in the table is that of the code."""
     found = rows(table_id)
     fields = {each.metadata["option"]: each for each in option_fields(options)}
     fields.pop("checkpointLocation", None)  # Spark's own

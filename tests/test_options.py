@@ -57,7 +57,7 @@ def test_queues_are_separated_by_commas_outside_quotes() -> None:
 
 
 def test_the_largest_message_is_what_the_database_can_be_sent() -> None:
-    """On SQL Server in base64, as a part of one text of at most 2**30 - 1 characters."""
+    """On SQL Server the message is base64 in one text of at most 2**30 - 1 characters."""
     for url, size in ((URL, "1000m"), (SQLSERVER_URL, "512m")):
         options = parse(url=url, queue="orders", maxMessageBytes=size)
         assert options.max_message_bytes == names_of(url).largest_message
@@ -75,7 +75,7 @@ CALLBACKS: list[tuple[dict[str, str], list[int | None]]] = [
 
 
 def test_an_instances_callbacks_are_read_by_one_task() -> None:
-    """A queue named as another of its schema, a dot and more; unless the user says how many."""
+    """Such a queue has another one's name, a dot and more. A number in the options wins."""
     for raw, most in CALLBACKS:
         options = parse(**raw)
         assert [options.most_tasks(each) for each in options.addresses] == most
@@ -200,7 +200,7 @@ COMPLETED = {
 def test_a_password_of_the_environment_is_added_to_a_url_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of either database, unless a function gives one; the options never show it."""
+    """A function that gives the password wins, and the options never show it."""
     assert Shared(url=URL).database().url == URL
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
     for url, added in COMPLETED.items():
@@ -212,7 +212,7 @@ def test_a_password_of_the_environment_is_added_to_a_url_without_one(
 
 
 def test_what_is_of_another_database_is_known() -> None:
-    """By the url's scheme, in any case, PGPASSWORD; by its notation, an address."""
+    """The scheme of a url decides about PGPASSWORD, and the notation about an address."""
     assert names_of("POSTGRES://host/shop") is POSTGRESQL
     others = [other_password_variables(url) for url in (URL, SQLSERVER_URL, "")]
     assert others == [set(), {"PGPASSWORD"}, {"PGPASSWORD"}]
@@ -298,7 +298,7 @@ PASSWORDS: list[tuple[dict[str, str], str]] = [
 
 
 def test_a_password_in_it_or_beside_it_is_refused() -> None:
-    """And not shown."""
+    """The error does not show the password."""
     for raw, expected in PASSWORDS:
         with pytest.raises(BadOption, match=expected) as caught:
             DatabaseOptions.parse({"url": LOGIN, "credentials": "aws"} | raw)
@@ -337,7 +337,7 @@ def test_what_gives_no_password_is_an_error_without_its_text() -> None:
 
 
 def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As libpq reads them; a missing package is named with its extra."""
+    """Host and user are read as libpq reads them. A missing package is named with its extra."""
     for url, expected in {
         "postgresql://b%40o:x@db/shop": ("db", "5432", "b@o"),
         "postgresql://a@[2001:db8::1]:8/shop?user=bo": ("2001:db8::1", "8", "bo"),
@@ -359,7 +359,7 @@ def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_kept_connection_is_not_that_of_another_function() -> None:
-    """Nor that of a login without the option."""
+    """A login without the option does not get it either."""
     given: list[dict[str, str]] = [{}, {"credentials": "aws"}, {"credentials": "login:f"}]
     options = [DatabaseOptions.parse({"url": LOGIN, **each}) for each in given]
 
@@ -367,7 +367,7 @@ def test_a_kept_connection_is_not_that_of_another_function() -> None:
 
 
 def test_a_pattern_fits_part_by_part() -> None:
-    """Of allowedDestinations: any text for `*`, one character for `?`; a bracket is a character."""
+    """In allowedDestinations `*` is any text, `?` one character, and a bracket a character."""
     listed = QueueAddress("Shop.*", "sales"), QueueAddress("[a]?", "sales", "other")
     trusted = Trusted(allowed=listed)
 

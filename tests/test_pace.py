@@ -123,7 +123,7 @@ RAMPED = {
 
 
 def test_the_ramp_counts_as_version_2_1_does() -> None:
-    """Over a threshold of receives in a row: one task more, or less, with eight at the most."""
+    """A threshold of receives in a row adds a task or removes one. There are at most eight."""
     for (ramp, outcome), expected in RAMPED.items():
         assert ramp.after(outcome, limits(max_concurrency=8)) == expected
         assert ramp.after(outcome, limits(max_concurrency=9, min_concurrency=9)).tasks == 9
@@ -182,7 +182,7 @@ def received(state: PeekState, outcome: Outcome | None = None) -> PeekState:
 
 
 def test_a_look_starts_where_the_queue_started() -> None:
-    """The first one, and one each 30 s, at the very beginning; dead rows are passed over."""
+    """One look in 30 s begins at the lowest seq there can be. The others skip dead rows."""
     state, asked = look(PeekState(), WAITING)
 
     assert asked == [START]
@@ -241,7 +241,7 @@ def offset(*parts: dict[str, Any]) -> Offset:
 
 
 def test_tasks_are_numbered_over_all_queues() -> None:
-    """Also over those that the options do not name, which are not received from."""
+    """Queues that the options do not name are numbered too, but not received from."""
     other, hostile = '"sales"."b, c"', 'a"; DROP TABLE b; --'
     end = offset({}, {"queue": other, "bounds": [7, 9]}, {"queue": hostile, "bounds": [4, 5]})
 

@@ -89,7 +89,7 @@ PLACES = {
 
 
 def test_an_error_shows_where_a_url_leads() -> None:
-    """Without login and parameters."""
+    """The error leaves out the login and the parameters."""
     assert {url: redact(url) for url in PLACES} == PLACES
 
 
@@ -143,7 +143,7 @@ TIMEOUTS = partial(write_values, "begin")  # our statement that begins each tran
 
 
 def test_the_server_drops_a_client_that_is_gone(place: Place) -> None:
-    """In each transaction, also at the largest queryTimeout, and no longer after its end."""
+    """Each transaction sets the limits, also for the largest queryTimeout, until its end."""
     names = ("tcp_user_timeout", "tcp_keepalives_idle", "tcp_keepalives_interval")
     with psycopg.connect(place.url) as session:
 
@@ -169,7 +169,7 @@ def test_the_server_undoes_the_transaction_of_a_client_that_reads_nothing(place:
 
 
 def test_the_client_drops_a_server_that_is_gone() -> None:
-    """As fast as the server a client, or as the url says."""
+    """It does so as fast as the server drops a client, unless the url has other limits."""
     given = "tcp_user_timeout=7000&keepalives_idle=5&keepalives_interval=2"
     for own, expected in (("", ["30000", "10", "3"]), (given, ["7000", "5", "2"])):
         found = conninfo_to_dict(_with_parameters(f"postgresql://db/shop?{own}", {}, 30))

@@ -149,7 +149,7 @@ def prepared(queue: Queue) -> Queue:
 
 
 def test_each_row_type_has_the_columns_that_postgresql_describes(prepared: Queue) -> None:
-    """By name and type, for all statements that are read with a type."""
+    """Names and types are compared, for all statements that are read with a type."""
     found = []
     for statement in sorted(row_types().keys() & STATEMENTS.keys()):
         text, _ = number_parameters(statement)
@@ -163,7 +163,7 @@ def test_each_row_type_has_the_columns_that_postgresql_describes(prepared: Queue
 
 
 def test_each_row_type_has_the_columns_of_the_last_select_of_t_sql() -> None:
-    """By name: no server is here that could describe it."""
+    """Only names are compared, because no server is here that could describe the types."""
     found = []
     for statement in sorted(row_types().keys() & T_SQL.keys()):
         columns = dict.fromkeys(t_sql_columns(T_SQL[statement]))
@@ -245,7 +245,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(prepared: Queue, fault: str) -> None:
-    """A column that is renamed, missing, or in the place of another."""
+    """A column is renamed, missing, or in the place of another."""
     statement, old, new = PLANTED[fault]
     text, _ = number_parameters(statement)
     assert old in text

@@ -92,7 +92,7 @@ LATER = re.compile(
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_statement_is_t_sql_of_sql_server_2016(name: str) -> None:
-    """As sqlfluff knows it; with all its names, and without words that came later."""
+    """Each can be parsed, with all its names, and has no words of a later version."""
     text = ALL[name]
 
     assert faults(text) == []
@@ -112,7 +112,7 @@ def test_the_riskiest_statements_are_as_they_were_reviewed() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_statement_keeps_the_rule(rule: Rule) -> None:
-    """Also each batch of the printed script."""
+    """Each batch of the printed script keeps it too."""
     texts = {name: Text(sql) for name, sql in TEXTS.items()}
     texts |= {f"batch {at}": Text(sql) for at, sql in enumerate(made())}
 
@@ -163,7 +163,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("rule", "name", "old", "new"), FAULTS)
 def test_a_planted_fault_is_found(rule: str, name: str, old: str, new: str) -> None:
-    """By its rule."""
+    """The rule that the fault breaks finds it."""
     (check,) = (each for each in RULES if each.__name__ == rule)
     broken = re.sub(old, new, TEXTS[name])
 
@@ -273,7 +273,7 @@ def test_no_line_of_a_result_ends_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_purge_at_the_start_is_logged_with_the_database(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a DBA knows the queues; the options and the state tables leave it out."""
+    """A DBA knows queues by that name. The options and the state tables leave the database out."""
     given = {"url": "sqlserver://db/shop", "queues": "a, b@[sales]", "purgeOnStartup": "true"}
     stream = driver.StreamDriver(SourceOptions.parse(given), time.monotonic, lambda *_: None)
     session = object.__new__(connection.Connection)
@@ -288,7 +288,7 @@ def test_a_purge_at_the_start_is_logged_with_the_database(
 
 
 def test_no_lock_on_a_state_table_escalates() -> None:
-    """And no INSERT has so many rows that the table is locked."""
+    """No INSERT has so many rows that the whole table would be locked."""
     tables = set(re.findall(r"CREATE TABLE \[sqlqueue\]\.(\w+) \(", TEXTS["install_state"]))
     kept = re.findall(r"ALTER TABLE \[sqlqueue\]\.(\w+) SET \(LOCK_ESC", TEXTS["install_state"])
 
@@ -350,7 +350,7 @@ def made_by(create: str, table: str) -> tuple[list[str], list[str]]:
     ],
 )
 def test_a_table_is_made_as_the_transport_makes_it(theirs: str, ours: str, table: str) -> None:
-    """With its columns in their order, and with its indexes under the names that it looks for."""
+    """The columns are in its order, and the indexes have the names that it looks for."""
     assert made_by(TEXTS[ours], table) == made_by(THEIRS[theirs], QUEUE)
     assert TEXTS[ours].startswith("IF OBJECT_ID(N'")
 
@@ -392,7 +392,7 @@ def weighed_rows(sizes: list[int]) -> list[calls.Weight]:
 def test_a_step_is_never_larger_than_its_limits_and_one_message(
     sizes: list[int], messages: int, most: int
 ) -> None:
-    """Also if all were committed unweighed. What is too large is passed over, and not counted."""
+    """This holds if all were committed unweighed. What is too large does not count."""
     weighed = weighed_rows(sizes)
     step = calls.cut_step(weighed, messages=messages, most=most, largest=LARGEST)
 
@@ -409,7 +409,7 @@ def test_a_step_is_never_larger_than_its_limits_and_one_message(
 def test_a_message_with_large_headers_is_passed_over_and_not_counted(
     sizes: list[int], messages: int
 ) -> None:
-    """Whatever its own size is: the server says which are too large."""
+    """The server says which messages are too large, whatever their own size is."""
     rows = [calls.Weight(at, size % 1000, is_large=size > LARGEST) for at, size in enumerate(sizes)]
     step = calls.cut_step(rows, messages=messages, most=1 << 40, largest=LARGEST)
 
@@ -419,14 +419,14 @@ def test_a_message_with_large_headers_is_passed_over_and_not_counted(
 
 @given(st.integers(0, LARGEST), st.integers(1, 60), st.integers(1, 20_000))
 def test_messages_of_one_size_fill_a_step(size: int, count: int, most: int) -> None:
-    """As PostgreSQL cuts it: the message that reaches the limit is the last one."""
+    """The message that reaches the limit is the last one, as on PostgreSQL."""
     step = calls.cut_step(weighed_rows([size] * count), messages=2000, most=most, largest=LARGEST)
 
     assert step["messages"] == sum(at * size < most for at in range(count))
 
 
 def test_the_ends_of_a_step() -> None:
-    """Nothing waits; many pages, each of which may count as a lock; a seq below 0."""
+    """Nothing waits, each page of many may count as a lock, or a seq is below 0."""
     rows = [calls.Weight(at, 9 * calls.PAGE, is_large=False) for at in range(2000)]
     pages = calls.cut_step(rows, messages=2000, most=1 << 40, largest=1 << 40)
     below = calls.cut_step([calls.Weight(-1, 1, is_large=False)], messages=1, most=1, largest=1)
@@ -438,7 +438,7 @@ def test_the_ends_of_a_step() -> None:
 
 @given(st.lists(st.integers(1, 20 << 20), min_size=1, max_size=poison.MOST_LARGE))
 def test_a_move_of_large_messages_takes_no_more_locks_than_a_step(sizes: list[int]) -> None:
-    """One for each row, and one for each page of its value. A single message may take more."""
+    """Each row is a lock, and so is each page of its value. A single message may take more."""
     found = [poison.LargeMessage(seq, size, 0, "") for seq, size in enumerate(sizes)]
 
     groups = [*poison.cut_groups(found, connection.Connection.most_moved)]
@@ -451,7 +451,7 @@ def test_a_move_of_large_messages_takes_no_more_locks_than_a_step(sizes: list[in
 
 
 def test_a_receive_locks_no_more_rows_than_were_weighed() -> None:
-    """Between 4,000 messages that are too large, it would escalate: the size is no filter."""
+    """A filter by size would lock 4,000 messages that are too large, and escalate."""
     assert "@largest" not in TEXTS["weigh"].partition(" WHERE ")[2]
 
 
@@ -482,7 +482,7 @@ def test_a_page_ends_where_it_is_full_and_splits_no_seq(
 
 
 def test_a_page_of_nothing() -> None:
-    """So the browse ends without a read."""
+    """The browse then ends without a read."""
     assert calls.cut_page([], most=1, largest=1) == {}
 
 
@@ -505,7 +505,7 @@ HOSTILE = "a]b'c--{state}@x?{d '1'}%(y)s"
 
 
 def test_a_hostile_name_stays_a_name() -> None:
-    """In brackets and in a text; words in braces inside it are not filled in."""
+    """It is quoted in brackets and in a text. Words in braces inside it are not filled in."""
     tables = dict.fromkeys(sqlserver_texts.TABLES, QueueAddress(HOSTILE, HOSTILE, HOSTILE))
     inside = HOSTILE.replace("]", "]]")
     for name, text in calls.STATEMENTS.items():
@@ -571,7 +571,7 @@ def test_the_script_parses_and_creates_all_in_one_batch() -> None:
 
 
 def test_the_script_does_nothing_in_another_database_than_its_own() -> None:
-    """Named, or any but the server's own. Its head says how sqlcmd reads it as UTF-8."""
+    """Without a name it runs anywhere but in the server's own. Its head tells sqlcmd of UTF-8."""
     own, any_of_users = (made(database=name)[0] for name in ("O'Brien 1", None))
 
     assert own.startswith('-- Run this by `sqlcmd -b -I -f 65001 -d "O\'Brien 1"` as')
@@ -596,7 +596,7 @@ def test_the_script_uses_no_role_of_another() -> None:
 
 
 def test_the_script_can_be_run_again() -> None:
-    """Whatever it makes is looked for first; grants may be given twice."""
+    """The script looks for whatever it makes before it makes it. Grants may be given twice."""
     batch = re.sub(r"^ *--.*\n", "", made()[1], flags=re.MULTILINE)
     looks = r"IF (?:NOT EXISTS|OBJECT_ID|SCHEMA_ID|COL_LENGTH|DATABASE_PRINCIPAL_ID)"
     makes = [
@@ -611,7 +611,7 @@ def test_the_script_can_be_run_again() -> None:
 
 @pytest.mark.parametrize("dialect", ["postgresql", "sqlserver"])
 def test_the_version_of_the_texts_is_that_of_the_code(dialect: str) -> None:
-    """And their time limit; both stand in the SQL, which a DBA reads."""
+    """Version and time limit are written in the SQL, because a DBA reads it."""
     texts = dialect_named(dialect).STATEMENTS
 
     assert f".version (version) VALUES ({VERSION})" in texts["install_state"]
@@ -621,7 +621,7 @@ def test_the_version_of_the_texts_is_that_of_the_code(dialect: str) -> None:
 
 
 def test_the_script_gives_the_rights_that_the_wire_lists() -> None:
-    """Receive: SELECT and DELETE; send, divert: INSERT; state tables: all but DDL."""
+    """A reader may SELECT and DELETE, a sender INSERT. On state tables both may do all but DDL."""
     grants = re.findall(r"GRANT (.*) TO \[(?:sqlqueue_(reader|sender))\];", "\n".join(made()))
 
     assert {
@@ -644,7 +644,7 @@ def test_a_name_that_sqlcmd_would_misread_is_refused(name: str) -> None:
 
 
 def test_headers_weigh_two_bytes_for_each_utf_16_unit() -> None:
-    """As the server stores them: the limit of poison's headers counts them so."""
+    """The server stores them so, and the limit of poison's headers counts the stored bytes."""
     texts = ["", "a", "é", "\u2028", "🚀", "a🚀\U0010ffff"]
 
     found = connection.Connection.stored_bytes(cast("connection.Connection", None), pa.array(texts))

@@ -113,7 +113,7 @@ def test_the_steps_of_the_page_make_a_dialect_and_change_nothing_else(copied: Pa
 
 @pytest.mark.timeout(2 * LIMIT)
 def test_the_conformance_suite_passes(copied: Path, server: str) -> None:
-    """With the third endpoint, which writes addresses in its own notation."""
+    """It runs with the third endpoint, which writes addresses in its own notation."""
     words = ("pytest", "-q", "-k", SUITE, "tests/conformance")
 
     said = run(copied, "-m", *words, **{VARIABLE: server})
@@ -124,7 +124,7 @@ def test_the_conformance_suite_passes(copied: Path, server: str) -> None:
 
 
 def test_the_selftest_passes(copied: Path, place: Place, tmp_path: Path) -> None:
-    """Each check, with roles and logins."""
+    """Each check passes, with roles and logins."""
     url = place.superuser.replace("postgresql://", "slashed://", 1)
     report = tmp_path / "report.json"
     words = ("selftest", "--roles", "--yes", "--url", url, "--file", str(report))
@@ -137,7 +137,7 @@ def test_the_selftest_passes(copied: Path, place: Place, tmp_path: Path) -> None
 
 
 def test_the_commands_take_and_print_its_addresses(copied: Path, place: Place) -> None:
-    """From `create` to `retire`, with delayed messages and a subscription."""
+    """The commands run from `create` to `retire`, with delayed messages and a subscription."""
     url = place.url.replace("postgresql://", "slashed://", 1)
     queue, state = f"{place.schema}/Shop.Orders", ("--state-schema", place.state)
     routing = ("--subscription-table", f"{place.schema}/Routing")

@@ -43,7 +43,11 @@ def ready(place: Place) -> dict[str, str]:
 def test_every_command_has_json_yes_and_a_database_that_may_be_away(
     run: Run, ready: dict[str, str], name: str
 ) -> None:
-    """Without --yes a program is refused; an unreachable database is 3, and shows no password."""
+    """
+    A command that asks refuses a program without `--yes`.
+
+    An unreachable database is exit code 3, and its error shows no password.
+    """
     known, call = options(name), filled(CALLS.get(name, ()), ready)
     assert name in CALLS or name == "demo"
     assert "--json" in known
@@ -144,7 +148,7 @@ def test_what_fails_ends_by_its_exit_code_with_one_sentence(
 
 
 def test_ctrl_c_at_a_question_is_130(ready: dict[str, str], place: Place) -> None:
-    """In a process of its own; nothing was done."""
+    """Ctrl-C ends a process that waits for an answer, and nothing is purged."""
     question = b"Continue? [y/N]: "
     with subprocess.Popen(
         [sys.executable, "-m", "sqlq_spark", "purge", ready["OTHER"]],
@@ -204,7 +208,7 @@ def test_ctrl_c_during_work_is_130_and_reports_the_progress(
 
 
 def test_help_imports_neither_pyarrow_nor_the_demo() -> None:
-    """Because people wait for it."""
+    """People wait for `--help`, and these imports are slow."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "sqlq_spark", "browse", "--help"],
         capture_output=True,

@@ -110,7 +110,11 @@ def test_no_name_becomes_a_statement_of_a_fix(run: Run, place: Place) -> None:
 def test_figures_are_written_for_programs_collectors_and_readers(
     run: Run, orders: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that all may read, a page that its owner may; a large queue is an estimate."""
+    """
+    Everyone may read the file for Prometheus, and only its owner the HTML page.
+
+    The number of messages in a large queue is an estimate.
+    """
     file, page = tmp_path / "sqlqueue.prom", tmp_path / "page.html"
     odd = address(place, '""a""\\\n\n\r\t{}#\u2028 1, 2\n# EOF')
     run("create", odd)
@@ -172,7 +176,7 @@ def test_a_watch_goes_on_when_the_database_was_away(
 def test_doctor_reports_problems_of_streams_and_their_fixes(
     run: Run, orders: str, place: Place
 ) -> None:
-    """Of all streams; it ends by 1 until the fixes have been run, then by 0."""
+    """`doctor` looks at all streams. Its exit code is 1 until the fixes have been run."""
     put(place, orders, '{"NServiceBus.SagaId": "7"}', times=2)
     received(place, messages=1)
     place.sql(f"""
@@ -224,7 +228,11 @@ def test_doctor_creates_what_is_missing_and_shortens_names(run: Run, place: Plac
 def test_doctor_finds_subscribers_that_publishers_cannot_reach(
     run: Run, orders: str, place: Place
 ) -> None:
-    """A dropped queue, an address that is none, and another table; the commands end these."""
+    """
+    The queue was dropped, the address is none, or the table is no queue.
+
+    The proposed commands end these subscriptions.
+    """
     table, gone = address(place, "SubscriptionRouting"), address(place, "Shop.Gone")
     run("subscribe", "Shop.Placed", "--queue", orders, "--endpoint", "Shop.Orders")
     said = {
@@ -258,7 +266,7 @@ def delay(run: Run, place: Place, orders: str, *seconds: float) -> str:
 
 
 def test_move_due_moves_what_is_due_and_ends(run: Run, orders: str, place: Place) -> None:
-    """In transactions of a batch; it reports how many it moved, and when the next is due."""
+    """It moves batches, and reports how many messages it moved and when the next is due."""
     delayed = delay(run, place, orders, -1, -1, -1, 1000)
 
     moved = run("move-due", orders, "--batch", "2").out

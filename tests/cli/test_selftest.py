@@ -189,7 +189,7 @@ def test_a_database_that_is_not_utf8_is_found(place: Place) -> None:
 
 
 def test_an_error_of_the_server_is_found(place: Place) -> None:
-    """As `sqlqueue doctor` words it."""
+    """The check reports the error in the words of `sqlqueue doctor`."""
 
     def seen(change: str, wanted: str) -> str:
         place.sql(f"ALTER SYSTEM {change}")
@@ -207,7 +207,7 @@ def test_an_error_of_the_server_is_found(place: Place) -> None:
 def test_a_database_in_which_a_check_fails_is_found(
     dialect: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its collation and the check. What the server does not know is not checked."""
+    """The report names collation and check. A collation that the server lacks is not checked."""
     facts = selftest.facts
 
     @wraps(facts)
@@ -286,7 +286,7 @@ def test_what_the_login_may_not_do_is_not_checked(run: Run, place: Place, tmp_pa
 def test_a_failed_check_is_exit_code_1(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also one that lacked a right after something else had failed."""
+    """A check that fails, and then lacks a right, counts as failed."""
 
     def missed(_: selftest.Bench) -> selftest.Seen:
         yield "first", 1, 2
@@ -310,7 +310,7 @@ def test_only_a_server_with_several_collations_gets_more_databases(run: Run) -> 
 
 
 def test_a_login_of_a_selftest_is_by_password() -> None:
-    """Whatever the login is that made it; other parameters stay."""
+    """The login that makes it may connect otherwise. Other parameters of the url stay."""
     url = "sqlserver://db/shop?authentication=ActiveDirectoryDefault&encrypt=yes"
     plain = "postgresql://bo@db/shop?authentication=x"
 
@@ -380,7 +380,7 @@ def test_a_slow_login_is_no_fault_of_a_second_attempt(
 
 
 def test_a_run_that_is_stopped_drops_what_it_made(place: Place) -> None:
-    """As Ctrl-C does, between two checks."""
+    """Ctrl-C stops a run in this way between two checks."""
     running = selftest.run({"url": place.superuser}, [selftest.facts, selftest.figures])
     next(running)
     next(running)
@@ -443,7 +443,7 @@ UNORDERED = {"table": "[q]", "ordered": "false"}
     ],
 )
 def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[str]) -> None:
-    """By scans of a queue, sorts and spools of bodies, and conversions of RowVersion."""
+    """Faults are scans of a queue, sorts and spools of bodies, and conversions of RowVersion."""
     namespace = "http://schemas.microsoft.com/sqlserver/2004/07/showplan"
     text = f'<ShowPlanXML xmlns="{namespace}"><QueryPlan>{plan}</QueryPlan></ShowPlanXML>'
 

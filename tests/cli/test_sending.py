@@ -100,7 +100,7 @@ def lines(draw: st.DrawFn) -> tuple[str, str]:
 
 @given(drawn=lines())
 def test_the_own_text_of_a_body_is_sent(drawn: tuple[str, str]) -> None:
-    """Byte for byte, and it means what the line says; of a JSON string the text that it means."""
+    """A JSON string is sent as the text that it means. Any other JSON is sent byte for byte."""
     line, body = drawn
 
     (message,) = read(line.encode())
@@ -113,7 +113,7 @@ def test_the_own_text_of_a_body_is_sent(drawn: tuple[str, str]) -> None:
 
 @given(drawn=lines(), data=st.data())
 def test_a_line_that_is_no_json_is_never_sent(drawn: tuple[str, str], data: st.DataObject) -> None:
-    """Nor is one with NaN or Infinity: whatever is changed in it, it is read as JSON is."""
+    """NaN and Infinity are no JSON either. What is sent is what a JSON parser reads."""
     line, _ = drawn
     first = data.draw(st.integers(0, len(line)))
     last = data.draw(st.integers(first, min(len(line), first + 3)))
@@ -143,7 +143,7 @@ def test_a_line_that_is_no_json_is_never_sent(drawn: tuple[str, str], data: st.D
     ],
 )
 def test_no_number_or_name_of_a_body_changes(body: str) -> None:
-    """Neither a sum of money, nor a number that Python cannot hold."""
+    """Sums of money stay as they are, and so do numbers that Python cannot hold."""
     (message,) = read(b'{"id":"m","body": %b }' % body.encode())
 
     assert message["body"] == body.encode()
@@ -179,7 +179,7 @@ def test_a_line_that_would_lose_something_is_an_error(line: bytes) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_a_file_in_utf_16_is_named(encoding: str) -> None:
-    """As PowerShell writes one, with a byte order mark or without; UTF-8 may have one too."""
+    """PowerShell writes UTF-16. A file in UTF-8 may have a byte order mark."""
     lines = '\n{"body":"Łódź"}\n'
 
     assert "UTF-16" in refused(lines.encode(encoding))
@@ -243,7 +243,7 @@ def now(place: Place) -> datetime:
 def test_a_browse_is_sent_again_as_it_was_received(
     run: Run, place: Place, queues: tuple[str, str], rows: list[tuple[Any, ...]]
 ) -> None:
-    """Whatever a queue holds: the same row id, body, headers and remaining time."""
+    """Every row keeps its id, body, headers and remaining time."""
     source, target = queues
     place.sql(f"TRUNCATE {source}, {target}")
     before = fill(place, source, rows)
@@ -291,7 +291,7 @@ def test_a_browse_is_sent_again_with_all_that_it_says(
 def test_a_remaining_life_is_by_the_databases_clock(
     run: Run, place: Place, queues: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However wrong this machine's is."""
+    """The clock of this machine may be wrong by years."""
     source, target = queues
     fill(place, source, [(UUID(int=1), "{}", b"", 3600)])
     late = type(
@@ -366,7 +366,7 @@ def test_a_poison_message_of_a_browse_stops_all(run: Run, orders: str, place: Pl
 
 
 def test_a_header_is_not_added_to_a_message_as_received(run: Run, orders: str) -> None:
-    """Nor by an option."""
+    """`--header` and `--as-received` together are refused."""
     failed = run("send", orders, "--as-received", "--header", "a=b", stdin='{"body":""}')
 
     assert (failed.code, "--as-received" in failed.err) == (2, True)

@@ -109,7 +109,7 @@ def test_the_delayed_table_is_checked(bare: Bench, make: str, name: str, severit
 
 
 def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
-    """Only where there are some; on PostgreSQL only in a table that takes a while to read."""
+    """The index is proposed where messages expire, on PostgreSQL only in a large table."""
     dba = bare.dotnet.dba
     if bare.dotnet.makes_expires_index:
         dba.do("unindex_expires", bare.queue)
@@ -173,7 +173,11 @@ def old(bench: Bench) -> list[Finding]:
 
 
 def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -> None:
-    """By its process, application and age; one that pins nothing is no matter."""
+    """
+    The finding names its session and its age, and the fix ends the session.
+
+    A transaction that holds nothing back is not reported.
+    """
     other = bench.open("idler")
     other.begin()
     assert old(bench) == []
@@ -217,7 +221,7 @@ def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
 
 
 def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """With the fix, in which a hostile name is quoted, when its driver first works."""
+    """The first look at a queue warns. The fix quotes a hostile name."""
     queues = [bare.queue, bare.another('x"; DROP TABLE orders; --%s]')]
     shapes = bare.dotnet.dba.shapes
     for queue in queues:
@@ -240,7 +244,7 @@ def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptu
 
 
 def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: Bench) -> None:
-    """Absent, or no queue: before a message is received, not at the first poison message."""
+    """An absent table, or one that is no queue, is an error before a message is received."""
     errors = bare.beside("absent")
     bare.dotnet.send(bare.queue)
     loop = bare.loop(errorQueue=bare.address("absent"), transactionMode="none")
@@ -314,7 +318,7 @@ COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}',
 
 @only("postgresql", "rows that are inserted with their seq")
 def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None:
-    """After a copy of rows each send fails until the sequence is set; poison gets past them."""
+    """After a copy of rows each send fails until the sequence is set. Poison gets past them."""
     for queue in (bench.queue, bench.errors):
         bench.dotnet.dba.on(queue, f"{COPIED} FROM generate_series(1, 500) AS n")
     staged = stage(bench, chunk(b"ours"))

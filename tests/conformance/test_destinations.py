@@ -58,7 +58,7 @@ def receipt(bench: Bench) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("receipts", [True, False])
 def test_a_message_for_another_queue_is_forwarded_once(bench: Bench, *, receipts: bool) -> None:
-    """Once, without the header, without expiry, under an id of its own; the rest is delivered."""
+    """It has a new id, and neither the header nor an expiry. The others are delivered."""
     bench.another("billing")
     bench.dotnet.send(bench.queue, '{"n":"1"}', b"first")
     forward(bench, bench.address("billing"), b"forward")
@@ -82,7 +82,7 @@ def test_a_message_for_another_queue_is_forwarded_once(bench: Bench, *, receipts
 
 
 def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None:
-    """However its address is spelled; null stands for none."""
+    """Any spelling of this queue's address counts, and null stands for no address."""
     own = [bench.printed, *bench.dotnet.spellings("orders"), None]
     for at, address in enumerate(own):
         forward(bench, address, b"%d" % at)
@@ -98,7 +98,7 @@ def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None
 def test_headers_above_1_mib_are_searched_only_under_a_limit_of_their_own(
     bench: Bench, limit: str
 ) -> None:
-    """As high as maxMessageBytes it is none, and headers of any size would be parsed."""
+    """A limit as high as maxMessageBytes is none, and headers of any size would be parsed."""
     text = dumps({FORWARD_DESTINATION: bench.address("error"), "a": "b" * (1 << 20)})
     bench.dotnet.send(bench.queue, text, b"1")
     loop = bench.loop(maxMessageBytes="3m", maxHeaderBytes=limit)
@@ -223,7 +223,11 @@ def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("step", ["table_owners", "identities", "load"])
 def test_a_target_that_is_altered_costs_its_own_messages_only(bench: Bench, step: str) -> None:
-    """Whatever waits for it. The reason says that it is locked, and for how long a task waits."""
+    """
+    Each statement that waits for the lock is tried.
+
+    The reason says that the table is locked, and for how long a task waits.
+    """
     bench.another("billing")
     bench.another("altered")
     for table in ("altered", "billing", "orders"):
@@ -246,7 +250,7 @@ def test_a_target_that_is_altered_costs_its_own_messages_only(bench: Bench, step
 
 
 def test_a_task_runs_again_without_what_ends_its_transaction(bench: Bench) -> None:
-    """Once for each such destination; their messages go to the error queue, with the reason."""
+    """It runs once more for each such destination. Their messages go to the error queue."""
     bench.another("billing")
     names = ["refuses", "refuses too"]
     for name in names:
@@ -271,7 +275,7 @@ def test_a_task_runs_again_without_what_ends_its_transaction(bench: Bench) -> No
 def test_beyond_ten_destinations_a_task_fails_and_takes_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the error of the last one."""
+    """The error is that of the last destination."""
     monkeypatch.setattr(destinations, "MOST_FAILED", 1)
     for name in ("refuses", "refuses too"):
         bench.dotnet.dba.do("refuse", bench.another(name))
@@ -380,7 +384,7 @@ def failed_queue(bench: Bench, text: str | None) -> str | None:
 def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
     bench: Bench, delivery: str
 ) -> None:
-    """Of rows, copies and delayed messages; the transaction runs again without it."""
+    """The transaction runs again without plain and delayed rows for such destinations."""
     bench.dotnet.dba.do("refuse", bench.another("refuses"))
     bench.another("late")
     late = delayed_of(bench.beside("late"))
@@ -410,7 +414,11 @@ def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
 def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Null, unreadable, missing, no queue, refused by the table or at the commit: with reasons."""
+    """
+    The address is null, unreadable or missing, or its table is no queue or refuses the row.
+
+    Each row has its reason.
+    """
     dba, name = bench.dotnet.dba, bench.address
     bench.spoil()
     reasons: dict[str | None, str] = {
@@ -447,7 +455,7 @@ def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_g
 def test_a_row_whose_text_is_not_utf_8_goes_to_the_error_queue(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One queue's name of ten, in the second batch of a chunk; nothing of it names a queue."""
+    """The bad row is the last of ten, in the second batch of a chunk. The others are sent."""
     names = [bench.address("orders").encode()] * 9 + [b"A\xffB"]
     octets = pa.array(names, pa.binary())
     queues = pa.Array.from_buffers(pa.string(), 10, octets.buffers())  # as Spark casts bytes
@@ -489,7 +497,7 @@ def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None)
 
 
 def test_without_its_error_queue_nothing_is_sent(bench: Bench) -> None:
-    """Neither by a look ahead, which fails first, nor where it is dropped later."""
+    """The check before the write fails. So does a send, if the queue is dropped later."""
     bench.dotnet.dba.drop(bench.errors)
 
     with pytest.raises(errors.QueueNotFound, match="error"):
@@ -520,7 +528,7 @@ def test_a_delayed_message_whose_queue_is_gone_is_set_aside(bench: Bench) -> Non
 def test_a_lost_subscriber_costs_its_copies_only(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One row in the error queue for each lost copy; other subscribers get theirs."""
+    """The error queue gets one row for each lost copy. The other subscribers get their copies."""
     web, gone, odd = bench.another("web"), bench.address("gone"), "x" * 150
     bench.dotnet.create_subscriptions(routes(bench))
     for endpoint, topic, address in (

@@ -91,7 +91,7 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
 def test_an_idle_query_is_answered_late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, polled: float, waits: int
 ) -> None:
-    """Not its first question, nor if it asks seldom, because another source keeps it busy."""
+    """The first question is answered at once, and so is a query that another source keeps busy."""
     slept: list[float] = []
     monkeypatch.setattr(stream, "POLLED", polled)
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -104,7 +104,7 @@ def test_an_idle_query_is_answered_late(
 
 
 def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
-    """Also at the end of an AvailableNow run."""
+    """An AvailableNow run receives it before it ends."""
     loop = bench.loop()
     with bench.dotnet.apart(commit=True) as other:
         other.send(bench.queue, body=b"late")
@@ -199,7 +199,7 @@ def test_a_row_far_above_the_sequence_does_not_make_a_run_endless(
 @pytest.mark.parametrize("mode", ["receiveOnly", "none"])
 @only("postgresql", "a seq that a sender chooses")
 def test_no_row_above_the_sequence_lets_others_in_without_end(bench: Bench, mode: str) -> None:
-    """Also where the sequence comes past the lowest of them in the middle of the run."""
+    """During the run the sequence passes the lowest of these rows. The run still ends."""
     sent = send(bench, 4)
     for seq in (10, 2**31 - 1):
         bench.dotnet.dba.do("put_at", bench.queue, seq=seq)
@@ -217,7 +217,7 @@ def test_no_row_above_the_sequence_lets_others_in_without_end(bench: Bench, mode
 def test_a_queue_whose_sequence_is_behind_is_drained_in_one_run(
     bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after a copy of rows: those above the sequence come too, beside senders."""
+    """A copy of rows left seqs above the sequence. The run receives them, beside senders."""
     copied = send(bench, 20)
     bench.dotnet.dba.do("set_next", bench.queue, seq=1000)
     copied += send(bench, 10, first=20)
@@ -238,7 +238,7 @@ def test_a_queue_whose_sequence_is_behind_is_drained_in_one_run(
 
 
 def test_what_others_took_above_the_sequence_lets_no_later_message_in(bench: Bench) -> None:
-    """Though fewer are received than there were at the start."""
+    """The run receives less than there was at its start, and takes no later message instead."""
     sent = send(bench, 4)
     for seq in (10, 11):
         bench.dotnet.dba.do("put_at", bench.queue, seq=seq)
@@ -295,7 +295,7 @@ def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen
 
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_at_any_statement_of_the_driver_is_done_again(bench: Bench) -> None:
-    """Between ack, peeks and plan: one plan for the batch, every message of two queues once."""
+    """The batch has one plan, and every message of two queues comes once."""
     sessions = bench.use_own_name()  # a server may run other tests at the same time
     queues = f"{bench.printed}, {bench.address('error')}"
     for _ in bench.strikes(sessions):
@@ -355,7 +355,7 @@ def counts(tables: list[pa.Table]) -> dict[int, int]:
 
 
 def test_every_message_of_every_queue_comes_once(several: Several) -> None:
-    """In the order of each queue; one row of the stream names them all, a receipt its one queue."""
+    """Each queue keeps its order. The stream's row names all queues, and a receipt one."""
     bench = several.bench
     sent = [body for at, messages in enumerate((25, 0, 13)) for body in several.send(at, messages)]
     loop = several.loop(maxMessagesPerTrigger="10")
@@ -380,7 +380,7 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
     ],
 )
 def test_each_limit_bounds_each_batch(several: Several, raw: dict[str, Any], most: int) -> None:
-    """Also one that is smaller than a message; each weighs 1,000 bytes with its headers."""
+    """A limit below one message counts too. Each message has 1,000 bytes with its headers."""
     sent = [body for at in range(3) for body in several.send(at, 3, size=995)]
 
     got = [bodies(*tables) for tables in several.bench.batches(several.loop(**raw))]

@@ -60,7 +60,7 @@ def service_control_retries(bench: Bench) -> None:
 
 
 def test_poison_gets_headers_that_can_be_read(bench: Bench) -> None:
-    """Those of a failure, and its old text; nothing of the text is in the message for operators."""
+    """They are those of a failure, and the old text. The failure's message does not quote it."""
     text = 'not json "\\/\x01\u2028\ufeffé🚀'
     row = bench.dotnet.send(bench.queue, text, b"\x00body", lives=60_000)
 
@@ -83,7 +83,7 @@ def test_poison_gets_headers_that_can_be_read(bench: Bench) -> None:
 
 
 def test_for_a_reader_of_the_error_queue_it_is_an_ordinary_row(bench: Bench) -> None:
-    """Its headers as they stand, and none corrupt; without an error queue it is delivered."""
+    """A browse shows the new headers. A stream without an error queue delivers the row."""
     bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
 
@@ -98,7 +98,7 @@ def test_for_a_reader_of_the_error_queue_it_is_an_ordinary_row(bench: Bench) -> 
 
 
 def test_doctor_calls_it_poison(bench: Bench) -> None:
-    """As it does where the headers cannot be read."""
+    """`doctor` counts it together with messages whose headers cannot be read."""
     bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
     bench.dotnet.send(bench.errors, "[]", b"of an endpoint")
@@ -110,7 +110,7 @@ def test_doctor_calls_it_poison(bench: Bench) -> None:
 
 
 def test_poison_that_comes_back_goes_there_again(bench: Bench) -> None:
-    """With the same MessageId and old text, however often; a sink never gets it."""
+    """It keeps its MessageId and its old text, however often ServiceControl retries it."""
     row = bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_poison_in_an_error_queue_that_is_read_stays_as_it_is(bench: Bench) -> N
 
 
 def test_a_row_that_says_it_is_poison_goes_there_too(bench: Bench) -> None:
-    """Whoever wrote it; without a MessageId it gets its row's."""
+    """Anyone may write such a row. Without a MessageId it gets the id of its row."""
     text = (
         '{"NServiceBus.EnclosedMessageTypes":"SqlQueue.Poison","NServiceBus.Retries":"2","a":"b"}'
     )

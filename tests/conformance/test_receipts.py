@@ -52,7 +52,7 @@ def lax(bench: Bench, **raw: str) -> receipts.Claim:
 
 
 def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
-    """Of this stream and up to this batch, no others; done again, it changes nothing."""
+    """Receipts of other streams and of later batches stay. A second ack changes nothing."""
     stream, other = bench.new_stream(), bench.new_stream()
     received(bench, stream)
     bench.receive(bench.task(stream, task=1))
@@ -131,7 +131,7 @@ def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptur
 
 
 def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:
-    """And one of a stream of another queue, and one of no stream at all; nothing changes."""
+    """A stream of another queue and an unknown stream are refused too. Nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
     other = replace(bench.who, driver="another")
@@ -203,7 +203,7 @@ def receive(
 
 @pytest.mark.parametrize(("last", "files"), [(0, "0"), (1, "0 to 1")])
 def test_a_lost_first_entry_is_an_error_with_the_files(bench: Bench, last: int, files: str) -> None:
-    """Whether Spark has only received the lost batch, or has planned the one after it."""
+    """Spark has received the lost batch, or has also planned the next one."""
     loop, end = bench.loop(), INITIAL
     for number in range(last + 1):
         bench.dotnet.send(bench.queue)
@@ -222,7 +222,7 @@ def test_a_lost_first_entry_is_an_error_with_the_files(bench: Bench, last: int, 
 
 
 def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench) -> None:
-    """As when another kind of source is in the query, and several last entries are lost."""
+    """The query has a source of another kind, and several last entries are lost."""
     bench.dotnet.send(bench.queue)
     loop = bench.loop()
     end = loop.latest(INITIAL)

@@ -58,7 +58,7 @@ def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None
 @settings(ON_DATABASE, max_examples=30)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 3000), max_size=25))
 def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes: list[int]) -> None:
-    """Up to the count, and until those before weigh the ceiling; its retry has the same rows."""
+    """A task stops at its count or at its ceiling of bytes. A retry gets the same rows."""
     gone, held = (data.draw(st.sets(st.integers(0, 24), max_size=4)) for _ in range(2))
     bounds = data.draw(st.tuples(st.integers(0, 26), st.integers(0, 26)))
     messages, ceiling = data.draw(st.integers(1, 26)), data.draw(st.integers(1, 12_000))
@@ -122,7 +122,7 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
 
 
 def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> None:
-    """With failOnDataLoss=false: only what was returned is in the queue again."""
+    """With failOnDataLoss=false only the returned messages are missing from the batch."""
     bench.dotnet.send_many(bench.queue, [b"0", b"1", b"2"])
     stream = bench.new_stream()
     tasks = [bench.task(stream, task=at, first=at + 1, stop=at + 2) for at in range(2)]
@@ -280,7 +280,7 @@ def test_a_session_lost_at_any_statement_of_a_task_is_done_again(bench: Bench) -
 
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -> None:
-    """At most once: without a receipt, messages are lost only where the commit's answer is."""
+    """A message comes at most once. It is lost only with the answer to the commit."""
     task = bench.task(None)
     for session, after in bench.strikes():
         bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
@@ -327,7 +327,7 @@ def large_task(bench: Bench, **limits: Any) -> Task:
 
 
 def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench: Bench) -> None:
-    """As they are, under their ids, and counted as diverted; headers and body weigh together."""
+    """They keep headers and id, and count as diverted. Headers and body weigh together."""
     just, more = b"x" * (1000 - len('{"a":"b"}')), b"x" * (1001 - len('{"a":"b"}'))
     given = [(just, None), (BIG, None), (b"3", None), (BIG, -1), (more, None), (BIG, None)]
     sent = [bench.dotnet.send(bench.queue, '{"a":"b"}', body, lives=lives) for body, lives in given]
@@ -369,7 +369,7 @@ def test_large_headers_go_to_the_error_queue_though_all_messages_are_small(bench
 
 
 def test_a_large_range_with_large_headers_is_received_without_them(bench: Bench) -> None:
-    """So many messages are received in one pass where none is too large."""
+    """If no message were too large, so many would be received in one pass."""
     more = header_texts(bench, 1000)[1]
     bench.dotnet.send_many(bench.queue, [b"x"] * 1500)
     bench.dotnet.send(bench.queue, more, b"large")
@@ -403,7 +403,7 @@ def test_without_an_error_queue_large_headers_stop_the_stream(bench: Bench) -> N
 
 
 def test_a_stream_comes_to_large_headers_though_the_mean_is_small(bench: Bench) -> None:
-    """Behind many others first; 50 times the mean is far below maxMessageBytes."""
+    """Many small messages come first, so that 50 times the mean is far below maxMessageBytes."""
     more = header_texts(bench, 2000)[1]
     bench.dotnet.send_many(bench.queue, [b"x"] * 300)
     bench.dotnet.send(bench.queue, more, b"large")
@@ -430,7 +430,7 @@ def test_the_mean_of_the_lowest_shows_one_large_message_among_them(bench: Bench)
 
 
 def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
-    """Passed over at first, behind many others, it becomes the lowest; then the sample shows it."""
+    """The large message waits behind many others. When it is the lowest, the sample shows it."""
     bench.dotnet.send_many(bench.queue, [b"x"] * 300)
     bench.dotnet.send(bench.queue, body=BIG)
     bench.dotnet.send_many(bench.queue, [b"x"] * 10)
@@ -461,7 +461,7 @@ EXPIRED = {"-infinity": LONG_AGO, "0044-03-15 BC": LONG_AGO, "1950-01-01": datet
 def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
     bench: Bench,
 ) -> None:
-    """In a browse, with and without headers, in a command, a receive, its replay and its return."""
+    """Browses with and without headers, a command, a receive, its replay and its return agree."""
     for text in EXPIRIES | EXPIRED:
         row = bench.dotnet.send(bench.queue, body=text.encode())
         bench.dotnet.dba.do("set_expires_text", bench.queue, moment=text, row=str(row))

@@ -74,7 +74,7 @@ SHAPES = {
 @pytest.mark.parametrize("seqs", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("most", ["7", "100"])
 def test_a_stream_receives_each_message_once(twins: Bench, seqs: list[int], most: str) -> None:
-    """In batches that end between messages of one seq, too."""
+    """A batch may end between messages of one seq."""
     sent = send(twins, seqs)
     loop = twins.loop(maxMessagesPerTrigger=most, maxConcurrency="3")
 
@@ -89,7 +89,7 @@ def test_a_stream_receives_each_message_once(twins: Bench, seqs: list[int], most
 def test_a_browse_shows_each_message_once(
     twins: Bench, seqs: list[int], *, narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a page ends between messages of one seq, by its number or by its bytes."""
+    """A page may end between messages of one seq, by its number or by its bytes."""
     send(twins, seqs)
     ids = sorted(row.id.bytes for row in twins.dotnet.rows(twins.queue))
     monkeypatch.setattr(browse, "FIRST_PAGE", 5)

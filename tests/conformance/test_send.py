@@ -72,7 +72,7 @@ def logged(bench: Bench) -> list[tuple[Any, ...]]:
 
 
 def test_nothing_is_visible_before_the_dispatch_and_everything_after(bench: Bench) -> None:
-    """In the order of tasks and rows, each with an id of its own; a lost attempt is dropped."""
+    """Messages keep their order and have ids of their own. A lost attempt is dropped."""
     stage(bench, chunk(b"lost attempt"))
     first = stage(bench, chunk(b"1", b"2"), chunk(b"3"))
     second = stage(bench, chunk(*[b"4"] * 500))
@@ -174,7 +174,7 @@ def two(bench: Bench) -> Bench:
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("empty", [True, False])
 def test_two_writes_of_one_name_are_an_error(two: Bench, pair: str, *, empty: bool) -> None:
-    """To different destinations: the second would be skipped as a repeated one."""
+    """Their destinations differ. The second write would be skipped as a repeated one."""
     first, second = (named(two, given) for given in PAIRS[pair])
     write(two, first, *([] if empty else [b"first"]))
     before = [two.bodies("A"), two.bodies("B")]
@@ -219,7 +219,7 @@ def test_a_repeated_write_is_skipped_with_a_warning(
 def test_what_the_dispatch_log_does_not_know_is_not_compared(
     two: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A batch before the last one, a stream's sink, and a job's own entry for a request."""
+    """It has no destination for an older batch, a stream's sink, and a job's own entry."""
     here, there = named(two, A_QUEUE), named(two, B_QUEUE)
     write(two, here, b"0", batch=0)
     write(two, here, b"1", batch=1)
@@ -241,7 +241,7 @@ def test_what_the_dispatch_log_does_not_know_is_not_compared(
 
 
 def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
-    """Nor does a batch the chunks of a later one."""
+    """A dispatch of one batch also leaves the chunks of a later batch."""
     mine = stage(bench, chunk(b"mine"), batch=1)
     later = stage(bench, chunk(b"later"), batch=2)
     theirs = stage(bench, chunk(b"theirs"), sink="other", batch=1)
@@ -302,7 +302,7 @@ def test_a_missing_or_unreadable_destination_stops_the_whole_batch(bench: Bench)
 
 
 def test_expires_is_the_databases_clock_plus_the_lifetime(bench: Bench) -> None:
-    """Whatever clock the client, or its zone, has; an endpoint finds zero to be expired at once."""
+    """The client's clock and zone do not count. A lifetime of zero has expired at once."""
     lives = [0, 90_000, 2**31 - 1]
     chunks = [chunk(b"%d" % at, lives=each) for at, each in enumerate([*lives, None])]
     staged = stage(bench, pa.concat_tables(chunks))
@@ -513,7 +513,7 @@ def test_a_look_at_a_backlog_without_subscriptions_goes_on(bench: Bench) -> None
 
 
 def test_whose_tables_a_login_uses(bench: Bench) -> None:
-    """Its own, a DBA's, those of owners that are named, and a table that is named; no other."""
+    """It uses its own, a DBA's, those of owners that are named, and a table that is named."""
     dba, own, other = bench.dotnet.dba, bench.another("own"), bench.another("other")
     stranger = dba.login()
     dba.on(other, dba.shapes.give.format(name=stranger.name))
@@ -544,7 +544,11 @@ def test_whose_tables_a_login_uses(bench: Bench) -> None:
 
 
 def test_which_queues_are_destinations(bench: Bench) -> None:
-    """Those of subscribers to any of the topics too; a bad one is left to the dispatch."""
+    """
+    The queues of subscribers to any of the topics count too.
+
+    An address that cannot be used is left to the dispatch.
+    """
     table, error = bench.beside("Subscribed"), bench.address("error")
     raw = {"subscriptionTable": bench.desk.printed(table)}
     named: Names = {("topic", PLACED), ("topic", "Shop.IEvent")}

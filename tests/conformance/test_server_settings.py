@@ -77,7 +77,7 @@ def test_what_a_login_sets_changes_nothing(bench: Bench) -> None:
     ("level", "used"), [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")]
 )
 def test_a_commit_waits_for_synchronous_standbys(bench: Bench, level: str, used: str) -> None:
-    """Of a receive too. The level is raised where a crash or a takeover could undo the commit."""
+    """Dispatch and receive raise the level where a crash or a takeover could undo the commit."""
     url = with_settings(bench.dotnet.url, f"synchronous_commit={level}")
     tables = [bench.dotnet.quoted(bench.queue), f'"{bench.dotnet.state}".receipt']
     for table in tables:
@@ -98,7 +98,7 @@ def test_a_commit_waits_for_synchronous_standbys(bench: Bench, level: str, used:
 
 @ALONE
 def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Bench) -> None:
-    """A standby, or a primary no more: the session is opened again, for there may be another."""
+    """It is a standby, or no primary any more. The error says how a url finds another server."""
     url = with_settings(bench.dotnet.url, "default_transaction_read_only=on")
     bench.dotnet.send(bench.queue)
     odd = bench.open("odd", url=url)
@@ -113,7 +113,7 @@ def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Ben
 
 @ALONE
 def test_statement_pooling_is_refused(bench: Bench) -> None:
-    """At once, and with what would do."""
+    """The first statement fails, and the error names the pool mode that works."""
     with relayed(bench.dotnet.url, begins=False) as (url, _):
         session = bench.session(url=url)
         with pytest.raises(errors.StatementPooling, match="pool_mode=transaction"):
@@ -131,7 +131,7 @@ def limited(bench: Bench, limit: str) -> str:
 @ALONE
 @pytest.mark.parametrize("is_between", [True, False])
 def test_a_time_limit_of_the_login_is_named_at_once(bench: Bench, *, is_between: bool) -> None:
-    """In a statement, and between two, where there is no SQLSTATE; it is not tried again."""
+    """It ends a statement, or a session between two, without a SQLSTATE. There is no retry."""
     session = bench.session("limited", url=limited(bench, "300ms"))
     attempts = []
 
@@ -165,7 +165,7 @@ def test_a_time_limit_below_query_timeout_is_found(bench: Bench) -> None:
 
 @ALONE
 def test_no_notice_is_printed(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    """Not of a long name, which is cut between two characters; not of a trigger, with a body."""
+    """One notice is about a name that is too long, and a trigger sends one with a body."""
     table = bench.dotnet.quoted(bench.queue)
     bench.dotnet.dba.run(f"""
         CREATE FUNCTION "{bench.dotnet.schema}".say() RETURNS trigger LANGUAGE plpgsql AS
@@ -187,7 +187,7 @@ def clock(session: Session) -> int:
 
 @ALONE
 def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFixture) -> None:
-    """Also by a new session of the process, with a line in the log; another url fails at once."""
+    """A new session of the process waits too, and the log has a line. Another url fails at once."""
     with (
         embedded.server() as server,
         stamina.set_testing(testing=True, attempts=10 * ATTEMPTS, cap=True),
@@ -291,7 +291,7 @@ def workers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
 
 
 def test_a_session_takes_the_connection_of_the_one_before(workers: Workers) -> None:
-    """Under its own name, alone, and only with the same options. One of two at once is closed."""
+    """It gives it a new name. Sessions with other options do not get the connection."""
     first = workers.use()
 
     with workers.session("second") as second, workers.session() as third:

@@ -140,7 +140,7 @@ def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: Que
 def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
     bench: Bench, shop: Shop, topics: list[str], hear: list[str]
 ) -> None:
-    """Also a queue that two endpoints share, however it is spelled; a topic is a full name."""
+    """A queue that two endpoints share gets one too, however it is spelled."""
     plain, _ = bench.dotnet.spellings("web")
     for topic in (PLACED, EVENT):
         shop.subscribe("another", topic, plain)
@@ -154,7 +154,7 @@ def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
 def test_events_without_subscribers_are_logged_once_a_batch(
     bench: Bench, shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the topics, which may hold anything, and how many messages went nowhere."""
+    """The line has the topics, which may hold anything, and how many messages were discarded."""
     odd = "Shop.Odd\nNothing"
     chunks = [events(b"1", b"2", topics=["Shop.Gone"]), events(b"3"), events(b"4", topics=[odd])]
 
@@ -171,7 +171,7 @@ def test_events_without_subscribers_are_logged_once_a_batch(
 
 
 def test_subscribers_are_read_again_after_5_seconds(bench: Bench, shop: Shop, clock: Clock) -> None:
-    """Until then a new subscriber gets nothing; another table is read at once."""
+    """A new subscriber gets nothing until then. Another table is read at once."""
     shop.publish(events(b"1"), batch=1)
     shop.subscribe("stock", PLACED)
     bench.dotnet.unsubscribe(shop.table, "mail", PLACED)
@@ -264,7 +264,7 @@ def test_what_is_known_of_topics_is_bounded(
 def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     bench: Bench, shop: Shop, address: str | None, why: str
 ) -> None:
-    """Or it alone would miss the message; taken out, the batch goes through at once."""
+    """It alone would miss the message. Without its subscription the batch goes through."""
     address = bench.address("gone") if address is None else address
     shop.subscribe("late", EVENT, address)
     staged = stage(bench, events(b"1"), events(b"2", topics=[EVENT]))

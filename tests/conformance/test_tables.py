@@ -49,7 +49,7 @@ HOSTILE = [
 
 
 def test_our_tables_are_the_ones_that_an_endpoint_makes(bare: Bench) -> None:
-    """Column for column and index for index; also where a name has no room for the suffix."""
+    """Columns and indexes are equal, also where a name has no room for the suffix."""
     bare.dotnet.create_delayed(bare.delayed)
 
     for table in ("ours", "x" * 55):
@@ -86,7 +86,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 
 
 def test_an_install_gives_up_behind_another(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a DBA's script does, which takes none of our locks; a later install succeeds."""
+    """A DBA's script may hold the tables. A later install succeeds."""
     monkeypatch.setattr(schema, "LOCK_WAIT", 0.3)
     desk = bare.desk
     with transaction(desk, timeout=TIMEOUT):
@@ -102,7 +102,7 @@ def test_an_install_gives_up_behind_another(bare: Bench, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
-    """Of queue, endpoint, topic and table of subscriptions, for all that can be done to a queue."""
+    """A queue, endpoint, topic and table of subscriptions have it, and everything works."""
     queue, table = bench.beside(name), bench.beside((name + "s")[1:])
     printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
     bench.dotnet.send(bench.errors, body=b"bystander")
@@ -134,7 +134,11 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
 
 
 def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> None:
-    """Before anything is received. Those without a version may be of any release: it is found."""
+    """
+    The error comes before anything is received.
+
+    Tables without a version may be of any release, so they raise it too.
+    """
     said = f"not found in schema {bare.dotnet.state} .*`sqlqueue install`"
     with (
         StateSession(bare.source(), "x") as session,
@@ -321,7 +325,7 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
 
 @only("postgresql", "types that only this one has")
 def test_a_stream_names_the_column_its_type_and_the_right_one(bench: Bench) -> None:
-    """Of all columns at once, in the order of the table."""
+    """The error lists all wrong columns, in the order of the table."""
     bench.dotnet.dba.on(
         bench.queue,
         "ALTER TABLE {queue} ALTER COLUMN expires TYPE timestamptz, ALTER COLUMN id TYPE text",
@@ -431,7 +435,11 @@ def work(bench: Bench, source: QueueAddress, login: Login) -> None:
 
 
 def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) -> None:
-    """From none to all, but for those on a state schema, which may be another team's."""
+    """
+    The login starts without rights, and each error has the next GRANT.
+
+    An error on a state schema has none, because the schema may be another team's.
+    """
     dba = bench.dotnet.dba
     source = bench.another("sequence schema")  # it may pass for words of the server's sentence
     dba.do("own", source)

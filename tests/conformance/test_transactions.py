@@ -116,7 +116,7 @@ def test_an_error_that_is_suppressed_without_an_attempt_is_a_fault(bench: Bench)
 
 
 def test_the_error_of_a_wait_has_its_limit(bench: Bench) -> None:
-    """That of this wait, also where it is shorter than the statement's."""
+    """The error has the limit of this wait, also where it is shorter than that of the statement."""
     connection = bench.desk
 
     def wait() -> None:
@@ -131,7 +131,7 @@ def test_the_error_of_a_wait_has_its_limit(bench: Bench) -> None:
 
 
 def test_what_looks_once_more_before_the_commit_may_undo_all(bench: Bench) -> None:
-    """Also in Python; what one transaction wanted to look at is not looked at in the next."""
+    """An error in Python undoes the transaction too. The next transaction does not look again."""
     connection = bench.desk
     looks: list[str] = []
 

@@ -67,7 +67,7 @@ def test_a_run_of_available_now_ends_with_an_error(bench: Bench) -> None:
 def test_a_run_of_available_now_may_end_without_an_error(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With failOnMissingReceipts=false; it says how many messages are left."""
+    """It does with failOnMissingReceipts=false, and logs how many messages are left."""
     fill(bench)
     loop = bench.loop(failOnMissingReceipts="false", maxMessagesPerTrigger="2")
     loop.freeze()

@@ -61,7 +61,7 @@ def counts(before: watch.QueueLook, now: watch.QueueLook) -> list[int | None]:
 
 
 def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
-    """Also where all that came is gone, and where nothing ever waited at a look."""
+    """Messages that are gone at the second look count, also where none waited at a look."""
     first = look(bare)
     bare.dotnet.send_many(bare.queue, [b"x"] * 5)
     second = look(bare)
@@ -82,7 +82,7 @@ def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
 
 
 def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
-    """By the database's clock and the header; nothing where that cannot be read."""
+    """The age is by the database's clock and the header TimeSent, and absent without it."""
     sent = bare.dotnet.clock().replace(tzinfo=UTC) - timedelta(seconds=90)
     assert look(bare).oldest is None
 
@@ -95,7 +95,7 @@ def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
 
 
 def test_failures_are_grouped_by_exception(bare: Bench) -> None:
-    """With where, when first and last, and an example of what was said."""
+    """Each group has its queues, its first and last time, and an example of the message."""
     moments = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (2, 1, 3)]
     for moment, kind in zip(moments, ("A.X", "A.X", "A.Y"), strict=True):
         failure = {
@@ -130,7 +130,7 @@ def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[
 def test_ranges_hold_every_message_once(
     bench: Bench, gone: set[int], parts: int, size: int
 ) -> None:
-    """Whatever gaps there are; ranges ascend, do not overlap, and are not more than asked for."""
+    """Ranges ascend, do not overlap, and are not more than asked for, whatever gaps there are."""
     bench.dotnet.dba.empty(bench.queue)
     bench.dotnet.send_many(bench.queue, [b"%d" % at + b"x" * size for at in range(40)])
     base = bench.seqs()[0]
@@ -170,7 +170,7 @@ def fill(bench: Bench, *lives: int | None) -> None:
 
 
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
-    """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
+    """What is sent meanwhile stays. An empty queue has no batch."""
     assert list(purge_parts(bare.desk, bare.queue, look(bare).depth)) == []
     fill(bare, *[None] * 25)
     depth = look(bare).depth
@@ -186,7 +186,11 @@ def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
 
 
 def test_only_what_has_expired_is_purged(bare: Bench) -> None:
-    """In full batches; what a consumer holds is not waited for, but found the next time."""
+    """
+    The purge deletes full batches.
+
+    It does not wait for a message that a consumer holds, but the next purge finds it.
+    """
     fill(bare, None, -1, 3_600_000, 0, -86_400_000, *[-1] * 5)
     purged = partial(purge_expired, bare.desk, bare.queue, batch=3)
 
@@ -214,7 +218,7 @@ class Victim(RecordedConnection):
 
 
 def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
-    """By ranges and by expiry; each message is counted once."""
+    """Both purges, by ranges and by expiry, count each message once."""
     fill(bare, *[-1] * 2, *[None] * 3)
 
     waits = look(bare).depth
@@ -314,7 +318,7 @@ def test_a_message_keeps_its_identity(bare: Bench) -> None:
 
 
 def test_a_choice_takes_what_fits_all_of_it(bare: Bench) -> None:
-    """Ids of messages and rows, exceptions by either name, the failed queue, and the time."""
+    """A choice has ids, exceptions by either name, the failed queue, and the time."""
     noon = "2026-06-30 12:00:00:000000 Z"
     row = fail(bare, b"0", **{MESSAGE_ID: "a", EXCEPTION: "Shop.Late"})
     fail(bare, b"1", **{MESSAGE_ID: "b", TIME_OF_FAILURE: noon})
@@ -348,7 +352,11 @@ HOSTILE = {
 
 
 def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
-    """Corrupt headers, no FailedQ, hostile ones, a queue that is none, or elsewhere, or itself."""
+    """
+    The headers are corrupt, or FailedQ is absent or hostile.
+
+    It may also name no usable queue.
+    """
     known = bare.dotnet.dialect == "postgresql"
     reasons = {dumps({FAILED_Q: each}): why if known else "" for each, why in HOSTILE.items()}
     reasons |= {dumps({FAILED_Q: bare.address("error")}): "error queue itself", "{}": "no header"}
@@ -370,7 +378,7 @@ def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
 
 
 def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
-    """One that went away, and one with a law of its own; a batch is undone as a whole."""
+    """One queue was dropped, and one has a constraint. A refused batch is undone as a whole."""
     gone, strict = bare.another("gone"), bare.another("strict")
     for at, each in enumerate((gone, strict, strict, bare.queue)):
         fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed(each)})
@@ -414,7 +422,7 @@ def test_a_message_that_is_another_now_is_not_returned(bare: Bench) -> None:
 
 
 def test_a_message_with_the_seq_of_one_that_is_gone_stays(bare: Bench) -> None:
-    """In a new table the numbers begin again; a message is known by its id too."""
+    """In a new table the seqs begin again, so the id is compared too."""
     for body in (b"0", b"1"):
         fail(bare, body)
     batches = give_back(bare, planned(bare), batch=1)
@@ -470,7 +478,7 @@ def test_a_return_keeps_no_text_that_a_sender_chose(
 
 
 def test_a_return_holds_a_page(bare: Bench) -> None:
-    """Of headers of 1 MB a page is in memory at once, however many there are."""
+    """Only a page of headers is in memory at once, however many messages there are."""
 
     def peak() -> int:
         tracemalloc.start()

@@ -160,7 +160,11 @@ def repeats_a_name(text: str | None) -> bool:
 
 @pytest.mark.parametrize("kind", ["map", "json"])
 def test_every_row_is_written_so_that_an_endpoint_reads_the_same(bench: Bench, kind: str) -> None:
-    """In the bytes of the 9.1 writer, whole or after what was added; a text with each name once."""
+    """
+    The bytes are those of the 9.1 writer, alone or after added headers.
+
+    JSON in which each name is there once stays as it is.
+    """
     maps = [list((case.read or {}).items()) for case in SOUND]
     column = {
         "map": pa.array(maps, FIELDS["headers"]),

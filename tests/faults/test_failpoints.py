@@ -297,7 +297,7 @@ def walk(world: World, monkeypatch: pytest.MonkeyPatch) -> Walk:
 
 @pytest.mark.timeout(900)
 def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(walk: Walk) -> None:
-    """Whatever dies wherever, each message is in its place once, and nothing is left behind."""
+    """Each process is killed between any two statements. Each message is in its place once."""
     for trip in (stream, lose, send_by_name, send_otherwise, retry):
         walk(trip)
 
@@ -307,7 +307,11 @@ def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(walk: Walk) -> None
 
 
 def test_a_dispatch_in_two_commits_is_found(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunks in one commit, the dispatch log in the next: a kill between them repeats."""
+    """
+    A planted dispatch commits the chunks first and the dispatch log later.
+
+    A kill between the commits repeats messages.
+    """
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
         with suppress(ChunksMissing), transaction(connection):

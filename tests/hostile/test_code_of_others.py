@@ -155,7 +155,11 @@ def sent(place: Place, url: str) -> int:
 def test_no_function_or_operator_of_another_login_runs(
     place: Place, ready: dict[str, str], intruder: psycopg.Connection[Any], run: Run
 ) -> None:
-    """In no command, in a stream, in a sink, nor while a session begins; a superuser uses them."""
+    """
+    A superuser runs all commands, a stream and a sink, and each begins a session.
+
+    None of them runs the planted code.
+    """
     assert trap(intruder) > 10_000
     with pytest.raises(psycopg.errors.RaiseException, match=RAN):
         place.sql("SELECT cardinality(ARRAY[1::bigint])")  # they would run
@@ -315,7 +319,7 @@ def test_a_look_costs_the_same_with_many_tables_of_others(place: Place, mallory:
 def test_a_view_beside_a_queue_is_not_its_table_of_delayed_messages(
     run: Run, place: Place, mallory: Tenant, command: str
 ) -> None:
-    """Who may create there can give it that name; a named queue is read all the same."""
+    """Any login that may create there can give a view that name. A named queue is still read."""
     queue = f'"{place.schema}"."good"'
     place.sql(QUEUE.format(f'"{place.schema}"', '"good"'))
     place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')
@@ -422,7 +426,7 @@ def publish(place: Place, url: str, table: str) -> list[Subscription]:
 def test_subscriptions_of_others_are_not_read(
     run: Run, place: Place, tenant: Tenants, mallory: Tenant, kind: str
 ) -> None:
-    """By a stream's start, a publisher or a command, unless an option names the table."""
+    """A stream's start, a publisher and a command read the table only if an option names it."""
     shop, table = tenant("Shop"), f'"{place.schema}"."SubscriptionRouting"'
     add_stream(shop, place, shop.queue)
     place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')

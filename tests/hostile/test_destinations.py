@@ -295,7 +295,7 @@ def scene(place: Place, tenant: Tenants) -> Iterator[Scene]:
 
 @pytest.mark.parametrize("kind", CODE)
 def test_a_table_of_an_attacker_is_used_for_nothing(scene: Scene, kind: str) -> None:
-    """Whatever is in it: not by a header or a column, and by a superuser not by an option."""
+    """A header or a column may not lead there. A superuser may not send there even by an option."""
     scene.arm(kind)
     superuser = scene.connection(scene.place.superuser)
     scene.forward(scene.trap)
@@ -371,7 +371,11 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
 
 
 def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene) -> None:
-    """Even where it runs nothing, or the stream may insert there; the reason names the option."""
+    """
+    The table may run nothing, and the stream may have the right to insert.
+
+    The reason names the option that allows it.
+    """
     scene.arm("none")
     audit, owner = scene.table("audit"), f"{scene.shop.login}_s"
     scene.place.sql(f"ALTER TABLE {audit} OWNER TO {owner}")
@@ -450,7 +454,7 @@ def test_an_address_as_long_as_headers_may_be_is_refused_unread(scene: Scene) ->
 
 
 def test_a_destination_that_raises_stops_nothing(scene: Scene) -> None:
-    """A trigger of a trusted owner, whatever error it raises, at once or at the commit."""
+    """A trigger raises any error, and the message goes to the error queue."""
     for code in ("P0001", "40P01", "53200", "XX000"):
         table, function = scene.table(code), scene.table("f" + code)
         scene.place.sql(f"""
@@ -486,7 +490,7 @@ class Gap(RecordedConnection):
 
 
 def test_a_trigger_that_is_added_beside_a_send_does_not_run(scene: Scene) -> None:
-    """Before the lock it is found; behind it the attacker, who holds TRIGGER, waits."""
+    """Before the lock it is found. After the lock the attacker, who holds TRIGGER, waits."""
     scene.arm("none")
     audit = scene.table("audit")
     scene.place.sql(f"""
@@ -688,7 +692,7 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
 
 @pytest.mark.parametrize("child", [False, True], ids=["its own trigger", "that of a child"])
 def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: bool) -> None:
-    """Who may create tables beside a queue can make the one that its mover empties."""
+    """Any login that may create tables beside a queue can make the table that its mover empties."""
     scene.arm("none")
     name = f'"{scene.place.schema}"."audit.Delayed"'
     scene.place.sql(f"GRANT USAGE, CREATE ON SCHEMA {scene.place.schema} TO {scene.mallory.login}")

@@ -68,7 +68,7 @@ def drain(bench: Bench) -> list[bytes]:
 
 
 def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Bench) -> None:
-    """3 MB on disk: stats, doctor and a stream's look read their beginning, a report the others."""
+    """They have 3 MB on disk. `stats`, `doctor` and a stream's look read their beginning."""
     put(place, f"'{TYPED},\"a\":\"' || {HUGE} || '\"}}'", "''", late="now() + interval '1 day'")
     put(place, f"'{TYPED}}}'", "'next'")
     options = bench.source(errorQueue=bench.address("error"))
@@ -89,7 +89,7 @@ def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Ben
 def test_a_header_name_that_spark_cannot_read_goes_to_the_error_queue(
     place: Place, bench: Bench
 ) -> None:
-    """Else a job could not send the message on, and failed again after each restart."""
+    """Otherwise a job could not send the message on, and would fail after each restart."""
     for name, body in (("n" * 50_001, "long"), ("n" * 50_000, "fine")):
         put(place, f"""'{TYPED},"{name}":"x"}}'""", f"'{body}'")
 
@@ -123,7 +123,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_million_bytes_of_tiny_headers_are_moved_unread(
     place: Place, bench: Bench, parsed: list[int]
 ) -> None:
-    """To parse a megabyte takes half a second, with the transaction open. The others go on."""
+    """To parse a megabyte takes half a second, with the transaction open."""
     put(place, f"'{{' || {TINY} || '}}'", "'tiny'")
     for at in range(3):
         put(place, f"'{TYPED}}}'", f"'{at}'")
@@ -160,7 +160,7 @@ def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
 def test_the_only_limit_of_error_triage_is_that_of_messages(
     given: dict[str, str], limit: int
 ) -> None:
-    """Also where its table of options raises that one, in any case."""
+    """It follows maxMessageBytes in the table of options, in upper or lower case."""
     settings = error_triage.Settings(
         url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
     )
@@ -176,7 +176,7 @@ def test_the_only_limit_of_error_triage_is_that_of_messages(
 def test_a_row_that_the_server_cannot_send_goes_to_the_error_queue(
     place: Place, bench: Bench
 ) -> None:
-    """540 MB of headers and 540 MB of body: no client ever gets a row of more than 1 GB."""
+    """Headers and body have 540 MB each. No client can get a row of more than 1 GB."""
     text = f"""
         CREATE TEMPORARY TABLE packed (value bytea);
         INSERT INTO packed SELECT convert_to(repeat('x', 540000000), 'UTF8');
@@ -199,7 +199,7 @@ def test_a_row_that_the_server_cannot_send_goes_to_the_error_queue(
 def test_a_browse_leaves_out_what_is_too_large(
     place: Place, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a warning that names it; the others come, page by page."""
+    """A warning names the large message. The browse shows the others page by page."""
     for body in ("'1'", "convert_to(repeat('y', 2000), 'UTF8')", "'3'"):
         put(place, "'{}'", body)
 
@@ -293,7 +293,7 @@ def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
 
 @pytest.mark.parametrize("kind", ["garbage", "another good one"])
 def test_a_rewritten_chunk_is_not_sent(place: Place, bench: Bench, kind: str) -> None:
-    """Also where it is a good one: the driver knows from the task what that has staged."""
+    """The other payload may be valid. The driver compares it with what its task has reported."""
     staged = stage(bench, chunk(b"true"))
     other = pack(chunk(b"forged")).bytes.to_pybytes()
     text = f'UPDATE "{place.state}".staging SET payload = %s'

@@ -241,7 +241,11 @@ WAYS = {
 def test_a_table_is_used_if_its_owner_is_trusted(
     world: World, login: str, named_by: str, owner: str
 ) -> None:
-    """Or, by an ordinary login, if an option names it. All else is the error."""
+    """
+    An ordinary login also uses a table that an option names.
+
+    Any other table raises an error that names the owner.
+    """
     queues = [world.table(each, login) for each in OWNERS]
     world.empty(*queues, BASE, ERRORS, DELAYED, ROUTING, DEFAULT_ROUTING)
 

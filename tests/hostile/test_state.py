@@ -219,7 +219,7 @@ def refused(place: Place, match: str) -> None:
 def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_runs(
     place: Place, login: Login
 ) -> None:
-    """Without tables, too; the error names the schema's owner and the trigger."""
+    """An empty schema is refused too. The error names the schema's owner and the trigger."""
     ((database,),) = place.sql("SELECT quote_ident(current_database())")
     with psycopg.connect(login(f"CREATE ON DATABASE {database}"), autocommit=True) as squatter:
         name = squatter.info.user
@@ -383,7 +383,7 @@ def rows(team: Team) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def test_a_team_can_do_nothing_with_the_tables_of_another(teams: tuple[Team, Team]) -> None:
-    """By no statement, on no table of its schema, and not on its queue; nor does it join it."""
+    """The server refuses every statement on the state tables, the schema, and the roles."""
     a, b = teams
     busy(b)
     before = rows(b)
@@ -470,7 +470,7 @@ def strongest_locks(a: Team) -> Iterator[None]:
 def test_no_lock_of_a_team_makes_another_wait(
     teams: tuple[Team, Team], hold: Callable[[Team], AbstractContextManager[None]]
 ) -> None:
-    """Neither its streams nor its writes, although both have one txnAppId."""
+    """Streams and writes of the other team go on, although both teams use one txnAppId."""
     a, b = teams
     stream = b.stream()
 

@@ -117,7 +117,7 @@ def test_a_transaction_skips_no_more_than_100_000_seqs(bench: Bench) -> None:
 
 
 def test_no_seq_beyond_80_percent_of_the_type_is_skipped(bench: Bench) -> None:
-    """Else one login could use up all seqs of a table that many teams send to."""
+    """Otherwise one login could use up all seqs of a table that many teams send to."""
     near = LARGEST // 5 * 4 - 10
     bench.dotnet.execute(f"SELECT setval('{bench.address('error')[:-1]}_seq_seq\"', {near})")
     plant(bench, f"generate_series({near + 1}, {near + 50}) AS n")
@@ -209,7 +209,7 @@ def mover(bench: Bench) -> Mover:
 
 
 def test_rows_at_the_next_seqs_stop_no_mover(bench: Bench, mover: Mover) -> None:
-    """As for poison: the queue of a mover is one that many may insert into."""
+    """Many logins may insert into the queue of a mover, as into an error queue."""
     plant(bench, "generate_series(1, 500) AS n", "orders")
 
     assert mover.move(bench.desk) == Moved(1, None)
@@ -217,7 +217,7 @@ def test_rows_at_the_next_seqs_stop_no_mover(bench: Bench, mover: Mover) -> None
 
 
 def test_an_open_transaction_stops_no_mover(place: Place, bench: Bench, mover: Mover) -> None:
-    """Neither with the id of a message that is due, nor with a few of the next seqs."""
+    """The transaction holds the id of a due message, or a few of the next seqs."""
     ((row,),) = bench.dotnet.execute(f"SELECT id FROM {bench.desk.printed(bench.delayed)}")
     queue = bench.printed
     ids: Any = f"INSERT INTO {queue} (id, headers, body, seq) SELECT '{row}', '{{}}', '', 900"

@@ -247,7 +247,7 @@ def relayed(world: World) -> None:
 
 
 def test_relay_between_two_batches(worlds: dict[str, World]) -> None:
-    """Headers byte for byte, message ids, bodies; poison stays behind."""
+    """Each message arrives once, and its headers are equal byte for byte. Poison stays behind."""
     world = worlds["relayed"]
     between = world.target.count()
 

@@ -55,7 +55,7 @@ def leave_a_receipt(queue: Queue, days: float) -> None:
 
 
 def test_what_a_killed_write_staged_is_deleted_after_a_week(queue: Queue) -> None:
-    """With its pages; what is younger, or has a name, stays."""
+    """The pages of its payload are deleted too. Younger chunks and those of a named write stay."""
     for sink, days in {"write:old": 8, "write:young": 6, "app:old": 8}.items():
         created = datetime.now(UTC) - timedelta(days=days)
         key = {"sink": sink, "batch": 0, "attempt": "a", "chunk": 0}

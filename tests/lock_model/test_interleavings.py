@@ -127,7 +127,7 @@ def problems(group: str, names: Sequence[str], found: Found) -> set[str]:
 @pytest.mark.parametrize("sessions", [2, 3])
 @pytest.mark.parametrize("group", GROUPS)
 def test_sessions_that_meet_do_no_harm(group: str, sessions: int) -> None:
-    """No other deadlock, no wait that the table lacks, no stale receipt, no half row."""
+    """No order of statements gives an unknown deadlock or wait, a stale receipt, or half a row."""
     told = {names: problems(group, names, found) for names, found in met(group, sessions)}
 
     assert {names: each for names, each in told.items() if each} == {}
@@ -163,7 +163,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the hints or in the path of a statement."""
+    """The fault is in the hints of a statement or in its path."""
     name, shape, path, meeting = map(str.strip, fault.split("|"))
     group, *names = meeting.split()
     monkeypatch.setitem(SHAPES, name, shape or SHAPES[name])

@@ -204,7 +204,7 @@ def test_who_has_rights_and_who_is_in_two_domains_is_listed(shop: Shop, team: st
 
 
 def test_a_stream_is_stopped_and_continues(shop: Shop, team: str) -> None:
-    """Without its right it fails; without its login it cannot connect; then it has all."""
+    """It fails without its right or its login. With both it receives the rest."""
     shop.fill(ORDERS, 4)
     state = shop.words["sqlqueue_orders"]
     limits = {"stateSchema": state, "maxMessagesPerTrigger": "2", "errorQueue": "error"}
@@ -231,7 +231,7 @@ def test_a_stream_is_stopped_and_continues(shop: Shop, team: str) -> None:
 
 
 def test_one_message_is_shown_and_deleted(shop: Shop) -> None:
-    """In a queue, in a receipt that is returned without it, and in what a dead write staged."""
+    """The message is in a queue, in a receipt, and in what a dead write staged."""
     in_queue, in_receipt = blocks("docs/retention.md", "one")
     from_queue, from_receipt, from_staging, vacuum = blocks("docs/retention.md", "delete")
     shop.fill(ORDERS, 3)
@@ -270,7 +270,7 @@ def test_whoever_holds_the_key_of_the_page_keeps_an_installer_waiting(shop: Shop
 def test_the_rights_on_the_page_are_those_that_the_script_grants(
     shop: Shop, page: str, dialect: str
 ) -> None:
-    """Statement by statement; the page has comments of its own."""
+    """The statements are equal and in the same order. The page has comments of its own."""
     script = shop.sqlqueue(*SCRIPT, "orders", "--dialect", dialect)
     granted, listed = (
         re.findall(r"^GRANT [^;]+_(?:reader|sender)\W;$", text, flags=re.MULTILINE)
@@ -282,7 +282,7 @@ def test_the_rights_on_the_page_are_those_that_the_script_grants(
 
 
 def test_the_page_names_each_state_table(shop: Shop) -> None:
-    """As `install` makes them."""
+    """The names are those of the tables that `install` makes."""
     installed = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
 
     rows = " ".join(table("docs/dba.md", "state-tables").column())

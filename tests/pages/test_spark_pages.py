@@ -231,7 +231,7 @@ def test_the_code_of_a_page_runs(
 
 
 def test_each_sql_of_the_page_of_bodies_gives_its_body(spark: SparkSession, shop: Shop) -> None:
-    """JSON word for word, and XML of one element each."""
+    """JSON is equal word for word, and the XML has one element for each field."""
     bodies = table("docs/bodies.md", "json")
     texts = ", ".join(each.strip("`") for each in bodies.column())
 
@@ -268,7 +268,7 @@ def test_the_code_of_the_page_of_failed_messages(spark: SparkSession, shop: Shop
 
 
 def test_a_listener_sends_what_the_table_of_alerts_names(spark: SparkSession, shop: Shop) -> None:
-    """Of the second batch and later ones, when another batch was acknowledged; and its end."""
+    """It reports later batches, when another one was acknowledged, and the end of the query."""
     sent: list[tuple[str, Any]] = []
     shop.run(*blocks("docs/guide/monitoring.md", "listener"))
     shop.names["send"] = lambda name, value, **_: sent.append((name, value))

@@ -82,7 +82,7 @@ def check_refused(batch: pa.RecordBatch, reason: str, **raw: Any) -> None:
 def test_a_bad_row_is_refused_by_its_number(
     given: dict[str, Any], raw: dict[str, Any], reason: str
 ) -> None:
-    """Also one that does not fit the options, and where the batch is a slice of a larger one."""
+    """So is one that does not fit the options. The number is right in a slice too."""
     batch = frame(2, **given)
 
     check_refused(batch, reason, **raw)
@@ -169,7 +169,7 @@ FAULTS = {
 def test_a_text_that_is_not_utf_8_is_refused_by_its_row_and_column(
     column: str, text: bytes
 ) -> None:
-    """In every column of texts, also in the second half of a larger batch."""
+    """Every column of texts is tried, also in a slice of a larger batch."""
     name = column.split(maxsplit=1)[0]
     batch = frame(2, **{name: TEXT_COLUMNS[column](text)})
     reason = FAULTS.get(column, f"{column} is not UTF-8")
@@ -242,7 +242,7 @@ def test_a_frame_is_refused_with_what_fits(types: dict[str, str], reason: str) -
 
 
 def test_a_frame_without_one_destination_is_refused() -> None:
-    """Neither the option nor a column, a read that would be published, retries with an option."""
+    """There is neither option nor column, a read would be published, or retries have the option."""
     check_frame({"body": "binary"}, queue=False, topics=True)
     with pytest.raises(BadFrame, match="give the option queue, or a column queue"):
         check_frame({"body": "binary"}, queue=False)
@@ -264,7 +264,7 @@ NAMED: tuple[str, None] = ("queue", None)  # by the options
 
 @pytest.mark.parametrize(("seconds", "left"), [(0, 100), (30, 70), (101, 0), (-86400, 100)])
 def test_a_batch_pays_for_the_one_before_it(seconds: float, left: float) -> None:
-    """By the rate, less what has passed, also by a clock that was set back."""
+    """The wait follows the rate, less the time passed. A clock may be set back."""
     assert seconds_left(1000, seconds, 10) == left
 
 
@@ -274,7 +274,7 @@ def sink(**raw: str) -> SinkOptions:
 
 
 def test_what_the_rows_of_a_chunk_name() -> None:
-    """Queues of rows that are sent, topics of rows that are published; no row that is delayed."""
+    """Sent rows name queues, and published rows name topics. Delayed rows name nothing."""
     rows: list[dict[str, object]] = [
         {"queue": None},
         {"queue": "a"},

@@ -97,7 +97,7 @@ def test_a_failed_batch_comes_again_word_for_word(run: Run) -> None:
 
 
 def test_lost_offset_gets_the_stored_plan(run: Run) -> None:
-    """Without offsets/N and commits/N the plan of the stream's row is handed out again."""
+    """If offsets/N and commits/N are lost, the plan in the stream's row is used again."""
     run.queue.fill(0, 150)
     run.go()
     run.queue.fill(150, 4150)
@@ -164,7 +164,7 @@ def test_a_lost_last_entry_of_two_sources_is_refused(queue: SparkQueue) -> None:
 
 
 def test_reading_twice_receives_once(run: Run) -> None:
-    """By two actions in foreachBatch, a limit that stops early, and a union with itself."""
+    """A foreachBatch reads its frame with a limit, in two actions, and in a union with itself."""
     run.queue.fill(0, 3000)
     seen: list[list[str]] = []
 
@@ -215,7 +215,7 @@ def test_commit_removed_after_its_ack_is_refused(run: Run) -> None:
 
 def test_checkpoint_copied_to_a_second_query(run: Run) -> None:
     """
-    Two drivers on one stream: the first raises that it was taken over, and nothing is lost.
+    Two drivers use one stream. The first raises that it was taken over, and nothing is lost.
 
     Both get the batch that was open, because the second looks like a restart.
     """
@@ -248,7 +248,7 @@ def test_checkpoint_copied_to_a_second_query(run: Run) -> None:
 def test_a_batch_is_open_if_it_was_planned_and_not_committed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """By number, on every path that Hadoop reads; a typo in it is no closed batch."""
+    """Batches compare by number, on every path of Hadoop. An absent path is an error."""
     java = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - no other way to set it
     java.set("fs.viewfs.impl", "org.apache.hadoop.fs.viewfs.ViewFileSystem")
     java.set(f"fs.viewfs.mounttable.{tmp_path.name}.link./lake", tmp_path.as_uri())

@@ -89,7 +89,7 @@ def shown(query: StreamingQuery, queue: SparkQueue) -> str:
 def test_plans_and_progress(
     queue: SparkQueue, login: Login, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
-    """Of a frame, a write and a stream, in every mode of explain."""
+    """Plans of a frame, a write and a stream hide the password, in every mode of explain."""
     queue.fill(0, 20)
     out = queue.another("out")
     given = queue.options | login.ways[way]
@@ -118,7 +118,7 @@ def test_plans_and_progress(
     ],
 )
 def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
-    """The sentence, the Python traceback and the JVM's, of a browse, a write and a stream."""
+    """The sentences and tracebacks of a browse, a write and a stream hide the password."""
     queue.dba.drop(queue.address)
     given = queue.options | login.ways[way]
     port = f":{urlsplit(queue.place.url).port}/"
@@ -148,7 +148,7 @@ def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
 
 
 def test_logs(queue: SparkQueue, login: Login) -> None:
-    """All that driver and workers write at INFO, of two good batches and a bad one."""
+    """Driver and workers log good batches and a bad one at INFO, without the password."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # refused by the sink, in a task
     out = queue.another("out")

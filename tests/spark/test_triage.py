@@ -80,7 +80,7 @@ def digests(spark: SparkSession, *headers: str | None) -> list[str]:
 
 
 def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSession) -> None:
-    """Line, build, order, machine and language do not count; stack and exception do."""
+    """Line, build, order, machine and language do not count. The stack and the exception do."""
     parts = {"order": GUID, "line": "7", "place": "C:\\\\build\\\\17", "number": "12", "at": "bei"}
     alike: list[list[str | None]] = [
         [trace(), *(trace(**{name: text}) for name, text in parts.items())],
@@ -140,7 +140,7 @@ def test_a_digest_reads_the_beginning_of_a_text(spark: SparkSession) -> None:
 
 
 def test_a_group_has_what_its_failures_have_in_common(spark: SparkSession) -> None:
-    """Their number, times, last message, queues and types; poison is a group, too."""
+    """A group has their number, times, last message, queues and types. Poison is a group, too."""
     texts = [
         failed(f"'{at}'", **{MESSAGE_ID: own, TIME_OF_FAILURE: WHEN.format(hour)} | more)
         for at, own, hour, more in (
@@ -247,7 +247,7 @@ def killed(retry: Start, gap: str, *ids: str, limit: int | None = None) -> str:
 def test_the_oldest_of_a_choice_are_returned_once(
     queue: SparkQueue, retry: Start, gap: str
 ) -> None:
-    """By the time of the failure, then by their order in the error queue; the others stay free."""
+    """Failures are ordered by time, and then by seq in the error queue. The others stay free."""
     ids = [f"m-{at}" for at in range(1, 5)]
     earlier = "timeOfFailure = TIMESTAMP '2020-01-01 00:00:00Z'"
     retry()._update("failureId = '4'", earlier)  # noqa: SLF001
@@ -272,7 +272,7 @@ def test_the_oldest_of_a_choice_are_returned_once(
 def test_what_no_endpoint_can_read_stays(
     queue: SparkQueue, retry: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of the command; and a run returns to MOST_QUEUES."""
+    """The rules are those of the command. In addition, a run returns to MOST_QUEUES at most."""
     monkeypatch.setattr(triage, "MOST_QUEUES", 1)
     other = queue.another("other").name.replace("'", "''")
     made = retry("m-1", "m-2", "m-3", "m-4")
@@ -395,7 +395,7 @@ def test_a_request_that_is_given_up_is_never_sent_automatically(
 
 
 def test_runs_that_mark_at_once_all_succeed(retry: Start) -> None:
-    """Each its own rows of one file: a commit that came first is no failure."""
+    """Each run marks its own rows of one file. An earlier commit is no failure."""
     runs = [retry() for _ in range(4)]
 
     def mark(at: int) -> None:

@@ -95,7 +95,7 @@ def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
 
 
 def test_a_message_names_the_query_or_the_application_as_its_sender(queue: SparkQueue) -> None:
-    """The application where `register` saw it; a message that is passed on keeps its sender."""
+    """`register` sees the application. A message that is passed on keeps its sender."""
     plain, registered = queue.spark.newSession(), queue.spark.newSession()
     register(registered)
     body = "SELECT 'x' AS body"
@@ -118,7 +118,7 @@ def test_a_message_names_the_query_or_the_application_as_its_sender(queue: Spark
 def test_a_missing_destination_is_found_before_a_task_runs(
     queue: SparkQueue, *, streaming: bool
 ) -> None:
-    """If the options name it, the frame is not computed in vain; they override the column."""
+    """If the options name the destination, the frame is not computed. They override the column."""
     ran = queue.spark.sparkContext.accumulator(0)
 
     @F.udf("string", useArrow=False)
@@ -164,7 +164,7 @@ def test_bytes_that_spark_casts_to_a_text_cost_their_row(queue: SparkQueue) -> N
 
 @pytest.mark.parametrize("kept", ["true", "false"])
 def test_a_table_may_declare_its_texts_in_any_way(queue: SparkQueue, kept: str) -> None:
-    """A queue's name in CHAR, a body with a collation; also what a stream sends of them."""
+    """A queue's name is CHAR, and a body has a collation. A write and a stream send them."""
     spark, setting = queue.spark, "spark.sql.preserveCharVarcharTypeInfo"
     names = queue.another("names")
     size = len(names.name) + 3
@@ -245,7 +245,7 @@ def test_overwrite_is_refused(queue: SparkQueue) -> None:
 
 
 def test_two_writes_of_a_batch_need_two_names(queue: SparkQueue) -> None:
-    """With one name the second one is an error, not a repeated one; then each sends once."""
+    """With one name the second write is an error. With two names each write sends once."""
     first, second = queue.another("first"), queue.another("second")
     apps = {"A": "bill", "B": "bill"}
 
