@@ -26,7 +26,7 @@ from sqlq_spark.jobs import streams
 from sqlq_spark.jobs.error_triage import Settings
 from sqlq_spark.jobs.queue_to_delta import OTHER, application, table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.options import SinkOptions
+from sqlq_spark.options import SinkOptions, SourceOptions
 
 ROOT = Path(__file__).parent.parent
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
@@ -319,3 +319,19 @@ def test_what_looks_alike_is_kept_apart() -> None:
     assert len({table_name(each).lower() for each in types}) == len(types)
     assert len(known) == 2 * len(writes)
     assert application("1", "x", one) == application("1", "x", other)
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [({}, 256 << 20), ({"MAXMESSAGEBYTES": "512m"}, 512 << 20)]
+)
+def test_the_only_limit_of_error_triage_is_that_of_messages(
+    given: dict[str, str], limit: int
+) -> None:
+    """It follows maxMessageBytes in the table of options, in upper or lower case."""
+    settings = Settings(
+        url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
+    )
+    options = SourceOptions.parse(settings.read())
+
+    assert (options.max_header_bytes, options.max_message_bytes) == (limit, limit)
+    assert not options.limits_headers

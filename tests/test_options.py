@@ -1,8 +1,9 @@
-"""Options without Spark: what they mean, what cannot be meant, and what gives the password."""
+"""Options without Spark: their meaning, typos and other mistakes, and what gives the password."""
 
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,13 @@ from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import Target
 from sqlq_spark.database.sessions import ATTEMPTS, StateSession, ask_password, log_in
 from sqlq_spark.datasource import DefaultSource
-from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
+from sqlq_spark.errors import (
+    BadInput,
+    BadOption,
+    MisplacedOption,
+    MissingOption,
+    OptionOfOtherSource,
+)
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions, Trusted
 from sqlq_spark.options.names import names_of, other_password_variables
@@ -155,6 +162,40 @@ def test_an_option_that_cannot_be_meant_is_refused_with_what_is_expected() -> No
         with pytest.raises(error, match=sentence) as refused:
             kind.parse({name: text for name, text in given.items() if text})
         assert "hush" not in str(refused.value)
+
+
+OF_WRITES = {"intent", "timeToBeReceived"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("peekDelay", "10ms", "is '10ms': expected a time of at least 100ms, as 1s"),
+        ("maxMessagesPerTrigger", "1e5", "is '1e5': expected a whole number of at least 1"),
+        ("maxBytesPerTrigger", "0", "is '0': expected bytes, at least 1, as 67108864 or 64m"),
+        ("queryTimeout", "0s", "is '0s': expected a time from 1s to 1d, as 30s"),
+        ("transactionMode", "scope", "is 'scope': expected receiveOnly or none"),
+        ("purgeOnStartup", "yes", "is 'yes': expected true or false"),
+        ("errorQueue", " ", "is ' ': expected a queue's name"),
+        ("queue", "🚀" * 14, f"is '{'🚀' * 14}': expected"),
+        ("intent", "Shout", "is 'Shout': expected Send, Publish or Reply"),
+        ("timeToBeReceived", "-00:00:01", "is '-00:00:01': expected hh:mm:ss, at most 24.20:31:23"),
+        ("maxmessagespertriger", "5", "is not known: did you mean maxMessagesPerTrigger?"),
+        ("url", "host=db password=hush", "is '…': expected postgresql://user@host:5432/database"),
+    ],
+)
+def test_the_error_of_a_bad_option_says_what_is_expected(
+    option: str, value: str, sentence: str
+) -> None:
+    """
+    A typo in a name or a value is refused.
+
+    Names that are less alike may be of Spark's sources.
+    """
+    kind = SinkOptions if option in OF_WRITES else SourceOptions
+
+    with pytest.raises(BadInput, match=re.escape(f"option {option} {sentence}")):
+        kind.parse({"url": URL, "queue": "orders", "header": "json"} | {option: value})
 
 
 def test_the_options_of_a_table_are_refused_by_their_names() -> None:

@@ -22,6 +22,7 @@ from sqlq_spark.admin import checks, inspect
 from sqlq_spark.wire.headers import FAULT_PREFIXES, parse_wire_time
 
 from .conftest import Bench, bodies
+from .test_wire import MAPS, expected, put, read
 
 FAILURE = {
     "NServiceBus.MessageId",
@@ -80,6 +81,26 @@ def test_poison_gets_headers_that_can_be_read(bench: Bench) -> None:
     parse_wire_time(str(headers["NServiceBus.TimeOfFailure"]))
     assert headers[CORRUPT] == text
     assert bench.dotnet.state_rows("receipt", "messages, diverted") == [(0, 1)]
+
+
+def test_poison_goes_to_the_error_queue_and_nothing_else_does(bench: Bench) -> None:
+    """
+    A row keeps its id and body, and its text becomes a header.
+
+    It gets no expiry, and is counted.
+    """
+    rows = [case for case in put(bench, None, elsewhere=False) if not case.expired]
+    poison = [case for case in rows if case.poison]
+
+    tables = [bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))]
+
+    assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
+    moved = bench.dotnet.rows(bench.errors)
+    assert [
+        (row.id, row.expires, (loads(row.headers) or {})[CORRUPT], row.body) for row in moved
+    ] == [(case.id, None, case.headers, case.body) for case in poison]
+    counted = [(len(rows) - len(poison), len(poison))]
+    assert bench.dotnet.state_rows("receipt", "messages, diverted") == counted
 
 
 def test_for_a_reader_of_the_error_queue_it_is_an_ordinary_row(bench: Bench) -> None:
@@ -195,3 +216,18 @@ def test_a_lone_surrogate_becomes_a_replacement_character(bench: Bench) -> None:
     divert(bench)
 
     assert bench.failures()[b"\x01"][CORRUPT] == "[\ufffd"
+
+
+@only("postgresql", "an id that must be unique")
+def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> None:
+    """The row that is there already stays. The MessageId is the id that the moved row had."""
+    row = bench.dotnet.send(bench.queue, "[]", b"second")
+    bench.dotnet.send(bench.errors, "{}", b"first", row=row)
+
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
+
+    first, second = bench.dotnet.rows(bench.errors)
+    assert (first.id, first.body) == (row, b"first")
+    assert second.body == b"second"
+    assert second.id != row
+    assert json.loads(second.headers or "")["NServiceBus.MessageId"] == str(row)

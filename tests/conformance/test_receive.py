@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from collections import Counter
@@ -25,7 +24,6 @@ from sqlq_spark.receive import browse, poison
 from sqlq_spark.receive import task as module
 from sqlq_spark.receive.receipts import save
 from sqlq_spark.receive.task import Task, TaskResult, receive
-from sqlq_spark.wire.headers import MESSAGE_ID
 from sqlq_spark.wire.rows import QUEUE_ROW, SparkBatch
 
 from .conftest import ON_DATABASE, TIMEOUT, Bench, bodies
@@ -154,21 +152,6 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
     assert accepting.num_rows == 0
     assert bench.bodies() == [b"new"]
     assert bench.dotnet.state_rows("receipt", "batch") == []
-
-
-@only("postgresql", "an id that must be unique")
-def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> None:
-    """What lies there already is not touched; the MessageId is the id that the row had."""
-    row = bench.dotnet.send(bench.queue, "[]", b"second")
-    bench.dotnet.send(bench.errors, "{}", b"first", row=row)
-
-    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-
-    first, second = bench.dotnet.rows(bench.errors)
-    assert (first.id, first.body) == (row, b"first")
-    assert second.body == b"second"
-    assert second.id != row
-    assert json.loads(second.headers or "")[MESSAGE_ID] == str(row)
 
 
 def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:

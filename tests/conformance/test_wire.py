@@ -117,27 +117,6 @@ def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str
     assert bench.seqs() == []
 
 
-def test_poison_goes_to_the_error_queue_and_nothing_else_does(bench: Bench) -> None:
-    """Its id and body, its text as a header; without expiry; it is counted."""
-    rows = [case for case in put(bench, None, elsewhere=False) if not case.expired]
-    poison = [case for case in rows if case.poison]
-
-    tables = [bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))]
-
-    assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
-    moved = bench.dotnet.rows(bench.errors)
-    assert [(row.id, row.expires, old_text(row.headers), row.body) for row in moved] == [
-        (case.id, None, case.headers, case.body) for case in poison
-    ]
-    counted = [(len(rows) - len(poison), len(poison))]
-    assert bench.dotnet.state_rows("receipt", "messages, diverted") == counted
-
-
-def old_text(text: str | None) -> str | None:
-    """The text that poison had before it got headers that can be read."""
-    return (loads(text) or {})[headers.CORRUPT_HEADERS]
-
-
 def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str, bytes | None]]:
     """Headers and bodies as they lie in the table after they went through the staging."""
     frame = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "headers": column})

@@ -17,7 +17,6 @@ from sqlq_spark.admin import checks, inspect, report, watch
 from sqlq_spark.database import schema
 from sqlq_spark.errors import PayloadRefused, SqlQueueError
 from sqlq_spark.jobs import error_triage
-from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import browse, forward, poison
 from sqlq_spark.wire import header_columns
 from sqlq_spark.wire.headers import FORWARD_DESTINATION
@@ -152,22 +151,6 @@ def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
     assert got == [b"tiny", b"small"]
     assert len(parsed) == 1
     assert max(parsed) < 1000
-
-
-@pytest.mark.parametrize(
-    ("given", "limit"), [({}, 256 << 20), ({"MAXMESSAGEBYTES": "512m"}, 512 << 20)]
-)
-def test_the_only_limit_of_error_triage_is_that_of_messages(
-    given: dict[str, str], limit: int
-) -> None:
-    """It follows maxMessageBytes in the table of options, in upper or lower case."""
-    settings = error_triage.Settings(
-        url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
-    )
-    options = SourceOptions.parse(settings.read())
-
-    assert (options.max_header_bytes, options.max_message_bytes) == (limit, limit)
-    assert not options.limits_headers
 
 
 # ----- large rows ------------------------------------------------------------------------------
