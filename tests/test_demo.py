@@ -108,7 +108,7 @@ def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
 
 
 def test_a_result_is_good_only_if_every_message_came_once() -> None:
-    """The count finds what is lost, repeated and strange; any wrong figure is exit 1."""
+    """The count finds lost, repeated and unknown messages. Any wrong figure is exit code 1."""
     counted = count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
     assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
     more = {"kills": 2, "sent_each_second": 1, "received_each_second": 1, "sent": 5, "received": 5}

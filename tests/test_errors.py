@@ -46,7 +46,7 @@ def named_facts(kind: type[SqlQueueError]) -> set[str]:
 
 
 def test_the_fields_of_an_error_are_the_facts_of_its_text() -> None:
-    """A class that only groups others has neither; the root's text is its reason."""
+    """A class that only groups others has neither. The root's text is its reason."""
     for kind in error_classes():
         fields = kind.fields()
 
@@ -85,7 +85,7 @@ def test_no_fact_of_an_error_writes_a_line_of_its_own() -> None:
 def test_no_argument_of_a_log_line_writes_a_line_of_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Names of queues, and what a finding says."""
+    """Arguments are names of queues, and the texts of findings."""
     logging.getLogger("sqlq_spark").warning("queue %s has %d messages", "a\nERROR b\x1b[2J", 3)
 
     assert caplog.messages == ["queue a·ERROR b·[2J has 3 messages"]
@@ -193,7 +193,7 @@ CASES: list[tuple[type[errors.DatabaseFailure], Place, type[errors.DatabaseFailu
 def test_what_a_code_means_depends_on_the_statement(
     kind: type[errors.DatabaseFailure], place: Place, meaning: type[errors.DatabaseFailure]
 ) -> None:
-    """The same code is of a queue, of a state table, or of what a trigger does."""
+    """One code may be about a queue, about a state table, or about what a trigger does."""
     found = place.error(kind, "the server's words", code="42")
 
     assert type(found) is meaning

@@ -163,7 +163,7 @@ FULL_NAMES = {
 
 
 def test_a_full_name_ends_at_the_first_comma_outside_brackets() -> None:
-    """A hundred thousand of any mark take one pass; one over the rest at each would take hours."""
+    """A hundred thousand marks take one pass. A search from each mark would take hours."""
     assert {name: wire.full_name(name) for name in FULL_NAMES} == FULL_NAMES
     for text in ("[" * 10**5, "]" * 10**5, "[]" * 10**5, "\\" * 10**5, "," * 10**5):
         assert text.startswith(wire.full_name(text))
@@ -178,7 +178,7 @@ def test_topics_that_fit_come_back_from_their_header(topics: list[str]) -> None:
 
 
 def test_a_blank_counts_only_outside_of_the_arguments_of_a_generic_type() -> None:
-    """There stand the assemblies of the arguments. A tab and a line break are blanks too."""
+    """Arguments have blanks before their assemblies. A tab and a line break are blanks too."""
     blanks = ["Shop.Placed, Shop", " A", "A ", "A\tB", "A\n", f"{GENERIC} ", "A]] B", "A\\[ B]"]
     none = ["Shop.Placed", GENERIC, "A`1[[B, C]],D`1[[E, F]]", r"A\ B", ""]
     assert [*map(wire.has_blank, blanks + none)] == [True] * len(blanks) + [False] * len(none)

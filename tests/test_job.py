@@ -64,7 +64,7 @@ def refused(*words: str) -> str:
 
 
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
-    """What neither gives is the default; a table of the file is a flag that is repeated."""
+    """What neither gives is the default. A table of the file is a flag that can be repeated."""
     own = f'url = "{URL}"\nerror_queue = "a"\ntable = "t"\ngroups = "x"\nlimit = 7\n'
     table = '[source]\npeekDelay = "1s"\nlimit = 3\nfailOnDataLoss = false\n'
     path = file(tmp_path, f"{own}retention_days = 1\n{table}")
@@ -160,7 +160,7 @@ def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
 
 
 def test_an_error_is_one_sentence() -> None:
-    """Ours in one sentence, also where only Spark's text of it is left; others by their name."""
+    """Our errors have one sentence, also within Spark's text. Others have their name."""
     ours = QueueNotFound(queue='"public"."Orders"', server="localhost")
     spark = RuntimeError(
         "[STREAM_FAILED] Query terminated: Traceback (most recent call last):\n"
@@ -206,7 +206,7 @@ def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_settings_in_conf_fit_their_job() -> None:
-    """Each stands there, be it as a comment, but login and log level; so does the tested Delta."""
+    """Each one is there, maybe as a comment, except login and log level. Delta's version fits."""
     for name in JOBS:
         path, kind = ROOT / "conf" / f"{name}.toml", module(name).Settings
         made, _ = job_settings.load("", kind, ["--settings", str(path)])
@@ -270,7 +270,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_settings_that_do_not_go_together() -> None:
-    """Each is named, with what is expected."""
+    """The error names each of them, with what is expected."""
     for given, expected in REFUSED:
         with pytest.raises(BadSettings, match=re.escape(expected)):
             tables(**given)

@@ -40,7 +40,7 @@ ENTRIES = {"__init__", "__main__"}  # what a user imports or runs: they see ever
 
 
 def test_imports_run_one_way() -> None:
-    """A module imports from its own package and from the floors below; each package has a floor."""
+    """A module imports from its own package and from lower floors. Each package has a floor."""
     wrong = []
     for path, nodes in TREES.items():
         home, names = path.parts[0].removesuffix(".py"), set()
@@ -91,7 +91,7 @@ def words_of(nodes: list[ast.AST], *, is_command: bool = False) -> Iterator[tupl
 
 
 def test_only_a_dialect_names_its_database() -> None:
-    """Other code asks the connection or its names, by what every dialect has."""
+    """Other code asks the connection or its names, by methods that every dialect has."""
     wrong = [
         f"{path}:{line}: {word}"
         for path, nodes in TREES.items()

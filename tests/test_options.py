@@ -156,7 +156,7 @@ REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
 
 
 def test_an_option_that_cannot_be_meant_is_refused_with_what_is_expected() -> None:
-    """It says why, and where the option belongs, before anything connects; no password is shown."""
+    """The error says why, before anything connects, and shows no password."""
     for kind, raw, error, sentence in REFUSED:
         given = {"url": URL, "queue": "orders"} | raw
         with pytest.raises(error, match=sentence) as refused:
@@ -199,7 +199,7 @@ def test_the_error_of_a_bad_option_says_what_is_expected(
 
 
 def test_the_options_of_a_table_are_refused_by_their_names() -> None:
-    """Spark adds `provider` and `owner`; no value is in the error, for one may be a password."""
+    """Spark adds `provider` and `owner`. The error has no value, because one may be a password."""
     given = {"url": URL, "password": "hush", "queue": "orders", "owner": "lake"}
     table = {f"option.{name}": given[name] for name in ("url", "password", "queue")}
     with pytest.raises(errors.OptionsOfTable, match="options password, queue, url:") as refused:
@@ -212,7 +212,7 @@ def test_the_options_of_a_table_are_refused_by_their_names() -> None:
 @pytest.mark.parametrize("kind", [SourceOptions, SinkOptions])
 @pytest.mark.parametrize(("server", "schema"), [("postgresql", "public"), ("sqlserver", "dbo")])
 def test_options_travel_to_executors(kind: Kind, server: str, schema: str) -> None:
-    """Pickled options are equal; their repr hides the password. What Spark adds is accepted."""
+    """A copy is equal, and its repr hides the password. Options that Spark adds are accepted."""
     raw = {"password": "hush", "allowedDestinations": "orders, Shop.*", "queue": "Shop"}
     sparks = {"path": "Shop", "paths": "[]", "checkpointLocation": "/c", "mergeSchema": "x"}
     options = kind.parse({"url": f"{server}://host/shop", **raw, **sparks})
@@ -277,7 +277,7 @@ FAULTS: list[tuple[type[errors.DatabaseFailure], dict[str, Any], int]] = [
 
 
 def test_a_fault_that_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else is."""
+    """No other fault is tried again."""
     session = StateSession(parse(queue="q"), "test")
     monkeypatch.setattr(session, "open", lambda: None)
     with stamina.set_testing(testing=True, attempts=ATTEMPTS, cap=True):  # no pauses

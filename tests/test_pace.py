@@ -84,7 +84,7 @@ def test_a_batch_takes_what_waits_within_its_limits() -> None:
 def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
     queues: list[Backlog], allowed: SourceOptions, ramp: Ramp, turn: int
 ) -> None:
-    """Each queue is asked within as many batches as there are queues."""
+    """Each queue is planned within as many batches as there are queues."""
     batches = [
         plans(queues, allowed, ramp, waited=allowed.max_trigger_delay, turn=turn + at)
         for at in range(len(queues))
@@ -201,7 +201,7 @@ def test_a_look_starts_where_the_queue_started() -> None:
 
 
 def test_after_a_batch_that_received_nothing_a_look_passes_over_its_messages() -> None:
-    """Others hold them; when nothing is behind them, or 30 s are over, they are tried again."""
+    """Others hold them. They are tried again after 30 s, or when nothing is behind them."""
     held = received(look(PeekState(), WAITING)[0], NONE)
     behind = Found(1, marks=(9,), last=9)
 
@@ -257,7 +257,7 @@ def test_tasks_are_numbered_over_all_queues() -> None:
 
 
 def test_bytes_and_partitions_are_shared_by_what_was_expected() -> None:
-    """Small tasks share a partition; a batch that runs again has the same, whatever is set."""
+    """Small tasks share a partition. A batch that runs again has the same partitions."""
     end = offset({}, {"messages": 3, "bytes": 1000, "bounds": [1, 2]})
     for most, expected in (("8m", [MIB, MIB, 6 * MIB]), ("1", [1, 1, 1])):
         tasks = tasks_of(end, options(maxBytesPerTrigger=most))
@@ -310,14 +310,14 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_an_offset_of_another_form_raises() -> None:
-    """No statement gets what a database cannot store; the error says what was found."""
+    """No statement gets what a database cannot store. The error says what was found."""
     for found, wrong in WRONG.items():
         with pytest.raises(BadOffset, match=f"{found}.* Run the query with the release"):
             Offset.parse(offset({}).to_json() | wrong)
 
 
 def test_an_offset_keeps_its_text() -> None:
-    """Spark compares the text of offsets: the order of keys is constant."""
+    """Spark compares the text of offsets, so the order of keys is constant."""
     end = offset({}, {"bounds": [3, 4]})
 
     assert Offset.parse(end.to_json()) == end

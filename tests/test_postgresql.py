@@ -56,7 +56,7 @@ SAID = {
 
 
 def test_only_a_server_that_is_there_is_worth_another_try() -> None:
-    """A connection lost while it was made is tried again; a wrong url fails at once."""
+    """A connection that is lost while it is made is tried again. A wrong url fails at once."""
     for kind, texts in SAID.items():
         assert {type(connection_error("postgresql://db/shop", each)) for each in texts} == {kind}
 

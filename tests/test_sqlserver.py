@@ -239,20 +239,20 @@ FACTS = [
 
 @pytest.mark.parametrize(("names", "pattern", "why"), FACTS, ids=range(len(FACTS)))
 def test_a_statement_says_what_its_server_needs(names: str, pattern: str, why: str) -> None:
-    """Facts of SQL Server that no test of the suite can run."""
+    """These are facts of SQL Server that no test of the suite can run."""
     for name in names.split():
         anywhere = pattern if pattern.startswith("(?!") else f".*?{pattern}"
         assert re.match(anywhere, plain(TEXTS[name])), f"{name}: {why}"
 
 
 def test_an_index_on_due_is_what_a_move_seeks_by() -> None:
-    """The finding has the rule of `move_due`: no filtered and no columnstore index."""
+    """The check has the rule of `move_due`. A filtered or a columnstore index does not count."""
     assert plain(TEXTS["due_index"]) in plain(TEXTS["check_delayed"])
     assert "i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0" in TEXTS["due_index"]
 
 
 def test_no_line_of_a_result_ends_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clean-up of `selftest` sends names of others as they are; a script has lines GO."""
+    """`selftest` sends statements with names of others as they are. Only a script has lines GO."""
     sent: list[str] = []
 
     def do(_session: Any, _statement: str, text: str, _tables: Any) -> Result:
@@ -313,7 +313,7 @@ def test_what_is_sent_as_json_is_never_cut() -> None:
 
 
 def test_no_null_is_ever_bound() -> None:
-    """A driver asks the server for the type of one, and may lose what was done before by that."""
+    """To bind one, a driver asks the server for its type, and may lose what was done before."""
     text = "UPDATE s SET plan = @plan WHERE batch = @batch"
 
     sql, bound = calls.build_call("x", text, {"plan": None, "batch": 1, "n": 2}, guarded=False)
@@ -366,7 +366,7 @@ def test_a_creator_waits_for_the_transports_installer() -> None:
 
 
 def test_what_we_insert_is_what_the_transports_send_inserts() -> None:
-    """No column that an endpoint's table would not have; what is left out is NULL there as well."""
+    """Every column is one of the transport's. What is left out is NULL there as well."""
     for theirs, ours in ((THEIRS["send"], TEXTS["load"]), (THEIRS["move"], TEXTS["move_due"])):
         texts = (theirs, plain(ours).replace(".Delayed", ""))
         found = [re.findall(r"INTO \S+ \(([\w, ]+)\)", text)[-1].split(", ") for text in texts]
@@ -464,7 +464,7 @@ SEQS = st.lists(st.tuples(st.integers(-3, 20), st.integers(0, 2 * LARGEST)), min
 def test_a_page_ends_where_it_is_full_and_splits_no_seq(
     sizes: list[tuple[int, int]], most: int
 ) -> None:
-    """The message that reaches the limit is in it; what is too large weighs nothing."""
+    """The message that reaches the limit is included. One that is too large weighs nothing."""
     weighed = [calls.Size(*each) for each in sorted(sizes)]
     page = calls.cut_page(weighed, most=most, largest=LARGEST)
 
@@ -493,7 +493,7 @@ def test_a_page_of_nothing() -> None:
 def test_a_message_that_came_after_the_weighing_is_noticed(
     large: list[int | None], *, weighed: bool
 ) -> None:
-    """It is too heavy for the page, and not too large for a browse."""
+    """It makes the page too heavy, but is not too large for a browse."""
     page = pa.table({"large": pa.array(large, pa.int64())})
 
     assert rows.is_weighed(page, LARGEST) is weighed

@@ -40,7 +40,7 @@ def test_the_tests_of_the_page_pass(
 def test_two_processes_of_xdist_share_nothing(
     server: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plugin imports nothing heavy; each test has a database, and none is left."""
+    """The plugin imports nothing heavy. Each test has a database, and none is left."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv(VARIABLE, server)
     pytester.makeini("[pytest]")  # else a file above this folder counts

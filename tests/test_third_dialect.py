@@ -97,7 +97,7 @@ def files(folder: Path) -> Iterator[str]:
 
 
 def test_the_steps_of_the_page_make_a_dialect_and_change_nothing_else(copied: Path) -> None:
-    """Each file that is new or differs is one that the tables name; and each of those does."""
+    """Every file that is new or differs is in the tables, and every file of the tables is one."""
     changed = {
         name
         for name in files(copied)
@@ -163,7 +163,7 @@ def test_the_commands_take_and_print_its_addresses(copied: Path, place: Place) -
 
 
 def test_the_script_is_that_of_the_same_server(copied: Path) -> None:
-    """Names of SQL are as the server writes them, whatever the notation of addresses."""
+    """SQL has names as the server writes them, whatever the notation of addresses."""
     assert run(copied, "tests/script_texts.py", "third") == golden("postgresql")
     words = ("script", "sales/Shop", "--dialect", "third")
     assert '"sales"."Shop"' in run(copied, "-m", "sqlq_spark", *words)

@@ -268,7 +268,7 @@ def test_a_script_uses_no_role_to_which_another_adds_members(run: Run, place: Pl
 
 
 def test_each_role_does_its_work(run: Run, place: Place) -> None:
-    """A reader receives and diverts, a sender sends exactly once, an operator runs commands."""
+    """A reader receives and diverts, a sender sends exactly once, and an operator runs commands."""
     hostile, topic = 'Er"ror; --', ("Shop.Placed", "--endpoint", "Lake")
     errors = '"public"."Er""ror; --"'
     place.sql(script(run, place, QUEUE, *ALL, "--error", errors))
@@ -307,7 +307,7 @@ def test_each_role_does_its_work(run: Run, place: Place) -> None:
 
 
 def test_no_role_reads_or_forges_what_is_not_its_own(run: Run, place: Place) -> None:
-    """The server writes the login of receipts and entries; only an operator reads the trail."""
+    """The server writes the login of receipts and entries. Only an operator reads the trail."""
     place.sql(script(run, place, QUEUE))
     reader, sender, operator, producer = (url_of(place, each) for each in ROLES)
     refuses(producer, f"SELECT FROM {QUEUE}", "SELECT FROM sqlqueue.version")
@@ -394,7 +394,7 @@ def test_an_endpoint_of_the_same_name_is_not_replaced_in_silence(run: Run, place
 def test_a_queue_is_unsubscribed_and_dropped_with_its_delayed_table(
     run: Run, place: Place, orders: str
 ) -> None:
-    """Each step asks first; other subscribers stay, and with messages it needs the flag."""
+    """Each step asks first. A queue with messages needs a flag, and other subscribers stay."""
     other, delayed = (address(place, name) for name in ("Shop.Billing", "Shop.Orders.Delayed"))
     run("create", other)
     run("create", orders, "--delayed")
@@ -423,7 +423,7 @@ def test_a_queue_is_unsubscribed_and_dropped_with_its_delayed_table(
 def test_a_queue_of_which_a_stream_has_receipts_is_never_dropped(
     run: Run, place: Place, orders: str
 ) -> None:
-    """Every state schema is looked into where none is named, by `doctor` too."""
+    """Where no state schema is named, `retire` and `doctor` look into every one."""
     other = replace(place, state="other")
     words = ("--state-schema", other.state)
     assert run("install", *words).code == 0

@@ -130,7 +130,7 @@ SEND = ("send", "--url", "postgresql://127.0.0.1:1/shop")  # the error comes bef
 def test_what_fails_ends_by_its_exit_code_with_one_sentence(
     run: Run, ready: dict[str, str], failure: tuple[Any, ...]
 ) -> None:
-    """It names the option in the command's spelling, says what to do, and has no password."""
+    """The sentence names the option as the command spells it, has a fix, and no password."""
     code, words, sentence, *lines = failure
     given = "\n\n".join(('{"body": "good", "queue": "q"}', *lines))
 

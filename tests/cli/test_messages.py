@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def test_lines_become_messages(run: Run, orders: str, place: Place, tmp_path: Path) -> None:
-    """The fields of a line win over the options; it may be delayed, published or sent elsewhere."""
+    """A field of a line wins over the option. A line may also delay, publish or name a queue."""
     other, path = address(place, "Shop.Billing"), tmp_path / "event"
     run("create", orders, "--delayed")
     run("create", other)
@@ -75,7 +75,7 @@ def test_lines_become_messages(run: Run, orders: str, place: Place, tmp_path: Pa
 def test_a_browse_obeys_no_character_and_can_be_sent_again(
     run: Run, orders: str, place: Place
 ) -> None:
-    """Headers and bodies of any bytes come back; poison is shown; a terminal sees no control."""
+    """Headers and bodies of any bytes come back. A terminal gets no control character."""
     body = "[red]\x1b[2J a\x9b31mb\u202ec\u2066d\u200be\x7ff\U000e0041g ä 😀"
     lines = {"body": body, "headers": {"k\u202e": "\x85\u2028"}}, {"bodyBase64": "/wA="}
     run("send", orders, "--message-type", "A.B.Placed, X", stdin=json_lines(*lines))
@@ -186,7 +186,7 @@ def test_show_finds_a_message_by_either_of_its_ids(run: Run, orders: str, place:
 def test_purge_return_and_drop_ask_first_and_leave_entries(
     run: Run, orders: str, place: Place
 ) -> None:
-    """An entry says who, when, what and how many: one for each receipt and batch of a purge."""
+    """An entry has who, when, what and how many. Each receipt and each batch of a purge has one."""
     put(place, orders, body=b"1", times=6)
     whole = f"SELECT id, expires, headers, body FROM {orders} ORDER BY seq"
     second = place.sql(whole)[1]

@@ -123,7 +123,7 @@ def test_no_help_and_no_error_ends_by_a_character(
 def test_an_answer_of_any_bytes_is_no_yes(
     place: Place, ready: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends the command as any other answer."""
+    """It ends the command, as any answer but yes does."""
     before = count(place, ready["QUEUE"])
 
     code, _, err = written(monkeypatch, "utf-8", "purge", ready["QUEUE"], stdin=b"\xff\n")
@@ -155,7 +155,7 @@ def test_a_script_stays_in_an_encoding_that_has_its_characters(
 
 
 def test_a_stream_without_an_encoding_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook has one of its own."""
+    """A notebook replaces standard output by such a stream."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
 

@@ -45,7 +45,7 @@ def looked_at(run: Run, *words: str) -> dict[str, dict[str, Any]]:
 
 
 def test_all_queues_are_found_and_their_kind_is_shown(run: Run, orders: str, place: Place) -> None:
-    """A locked one stops no other; its fix ends the session. Hostile names change no screen."""
+    """A locked queue stops no other, and its fix ends the session. No name changes the screen."""
     delay(run, place, orders, 3600)
     expected = {
         "failures": ("error queue", "ok"),
@@ -156,7 +156,7 @@ def test_figures_are_written_for_programs_collectors_and_readers(
 def test_a_watch_goes_on_when_the_database_was_away(
     run: Run, orders: str, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It reports the loss, and looks again, for as often as it was asked."""
+    """It reports the loss and looks again, as often as it was asked to."""
     watch = ("--watch", "--interval", "0.1", "--count", "2")
     assert len(run("stats", orders, *watch, "--json").objects) == 2
     options = SourceOptions.parse({"url": place.url, "queue": orders, "stateSchema": place.state})
@@ -203,7 +203,7 @@ def test_doctor_reports_problems_of_streams_and_their_fixes(
 
 
 def test_doctor_creates_what_is_missing_and_shortens_names(run: Run, place: Place) -> None:
-    """Its fixes do, also of a table whose name leaves no room for that of delayed messages."""
+    """A fix also works for a table whose name leaves no room for that of delayed messages."""
     wide, short = (address(place, "xü" + "y" * length) for length in (45, 44))
     checked = run("doctor", wide, "--json").objects
     assert [each["name"] for each in checked] == ["state", "absent"]

@@ -123,7 +123,7 @@ def test_every_check_passes_and_nothing_is_left(
 def test_a_check_sees_what_was_broken(
     place: Place, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """An exact number or kind of what was promised is missed; no check passes by chance."""
+    """With a fault the check misses an exact number or kind of what it promises."""
     fault, name, send = FAULTS[case], case.split(maxsplit=1)[0], selftest.Bench.send
     check = getattr(selftest, name)
     monkeypatch.setattr(selftest, "WAIT", 2.0)
@@ -249,7 +249,7 @@ def test_a_statement_without_its_index_is_found(
 def test_a_right_that_the_script_forgot_is_found(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The role's own work misses it."""
+    """The check does the work of the role, and reports the missing right."""
     as_login = selftest.Bench.as_login
 
     def revoked(bench: selftest.Bench, role: str) -> selftest.Bench:
@@ -267,7 +267,7 @@ def test_a_right_that_the_script_forgot_is_found(
 
 
 def test_what_the_login_may_not_do_is_not_checked(run: Run, place: Place, tmp_path: Path) -> None:
-    """The missing right is named. That is no failure."""
+    """The report names the missing right, and the check has not failed."""
     dba = place.dotnet.dba
     login = dba.login()
 
@@ -324,7 +324,7 @@ def test_a_login_of_a_selftest_is_by_password() -> None:
     "more", ["_dead", "0; {drop}; --", '0"; {drop}; --', "0\nGO\n{drop}\nGO\n"]
 )
 def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place, more: str) -> None:
-    """What is younger may be of a run beside this one, and stays. A name is executed nowhere."""
+    """What is younger may belong to another run, and stays. A name is never executed."""
     place.sql("CREATE SCHEMA kept")
     old, young = f"{selftest.MARK}00000001", f"{selftest.MARK}ffffffff"
     end = more.format(drop="DROP SCHEMA kept")
@@ -343,7 +343,7 @@ def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place, more: s
 def test_a_clean_up_that_fails_leaves_the_report(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It has been written after each check."""
+    """The report is written after each check."""
 
     def failing(*_: object) -> None:
         raise RightMissing(reason="no right to drop", statement="selftest", fix="GRANT")
@@ -454,7 +454,7 @@ def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[s
 
 @pytest.mark.parametrize("name", [name for name in calls.STATEMENTS if not RUN.match(name)])
 def test_a_statement_of_sql_server_becomes_a_batch_with_its_parameters(name: str) -> None:
-    """Each is declared once, those that the text declares itself too."""
+    """Each parameter is declared once, also one that the statement declares itself."""
     text = calls.STATEMENTS[name]
 
     batch = explain.declare(text)

@@ -173,7 +173,7 @@ WRONG = {
 
 @pytest.mark.parametrize("line", WRONG)
 def test_a_line_that_would_lose_something_is_an_error(line: bytes) -> None:
-    """It says what, and in which line."""
+    """The error says what would be lost, and in which line."""
     assert WRONG[line] in refused(line)
 
 
@@ -272,7 +272,7 @@ def test_a_browse_is_sent_again_as_it_was_received(
 def test_a_browse_is_sent_again_with_all_that_it_says(
     run: Run, place: Place, queues: tuple[str, str], rows: list[tuple[Any, ...]]
 ) -> None:
-    """The sender adds headers, and changes none; the message has its id."""
+    """The sender adds headers but changes none, and the message keeps its id."""
     source, target = queues
     place.sql(f"TRUNCATE {source}, {target}")
     before = fill(place, source, [(*row[:3], None) for row in rows])
@@ -308,7 +308,7 @@ def test_a_remaining_life_is_by_the_databases_clock(
 def test_rows_that_are_in_the_queue_already_get_new_ids(
     run: Run, place: Place, orders: str
 ) -> None:
-    """The command says so, and their messages keep their ids."""
+    """The command reports it. The messages keep their own ids."""
     for headers in ("{}", '{"NServiceBus.MessageId":"m"}'):
         put(place, orders, headers, b"1")
     ((first,), _) = place.sql(f"SELECT id::text FROM {orders} ORDER BY seq")

@@ -52,7 +52,7 @@ def run(bench: Bench, text: str) -> None:
 
 @pytest.mark.parametrize("name", cases("wrong"))
 def test_what_is_wrong_is_found_and_its_fix_works(bare: Bench, name: str) -> None:
-    """The statements can be run as they stand; what else there is stays right."""
+    """The proposed statements can be run as they are printed, and break nothing else."""
     state = bare.dotnet.dba.shapes.wrong[name]
     bare.dotnet.dba.on(bare.queue, state.make)
 
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_found_and_its_fix_works(bare: Bench, name: str) -> Non
 
 @only("postgresql", "an index that is built beside the traffic and may be left half done")
 def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
-    """CONCURRENTLY leaves one behind, which is not used."""
+    """CREATE INDEX CONCURRENTLY leaves an index behind that the server does not use."""
     bare.dotnet.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
     bare.dotnet.send_many(bare.queue, [b"1", b"2"])
     bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 1")
@@ -127,7 +127,7 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
 
 
 def test_what_a_login_may_not_see_is_noted_and_no_fix_grants_a_state_schema(bare: Bench) -> None:
-    """It may be another team's. Without a right old transactions of others are not found."""
+    """The schema may be another team's. Without a right, old transactions stay unknown."""
     schema.install(bare.open("install", stateSchema=str(bare.queue.schema)))
     with bare.login() as (login, connection):
         findings = checks.of_any_queue(connection, bare.queue)
@@ -156,7 +156,7 @@ class Forbidden(RecordedConnection):
 
 
 def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> None:
-    """It is a note with the fix. What needs no right is checked again, without the sessions."""
+    """The finding is a note with a fix. The other checks run again, without the sessions."""
     doctor, start = Forbidden(bare.desk), Forbidden(bare.desk)
 
     (note,) = checks.of_server(doctor)
@@ -201,7 +201,7 @@ PARTS = [
 
 @only("postgresql", "the catalogue that the test reads")
 def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
-    """Its statement makes it as it was; an install leaves the others as they are."""
+    """The fix makes it as it was. An install leaves the other tables as they are."""
     state = bench.dotnet.state
     tables = [QueueAddress(part, state) for part in PARTS if not part.endswith("_query")]
 
@@ -276,7 +276,7 @@ NO_SIGNS = [
 
 @pytest.mark.parametrize("headers", SIGNS)
 def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A stream warns, unless the option silences it; what was handled elsewhere is no sign."""
+    """A stream warns about them unless warnIfShared=false. Failures of other queues are no sign."""
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
     def starting(**raw: str) -> str:
@@ -344,7 +344,7 @@ def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None
 def test_a_sequence_is_not_set_near_the_end_of_its_type(
     bare: Bench, last: int, *, is_far: bool
 ) -> None:
-    """One row far ahead uses up no seqs: the row is shown, and no change of type is proposed."""
+    """One row far ahead uses up no seqs. It is shown, and no change of type is proposed."""
     bare.dotnet.send(bare.queue)
     bare.dotnet.dba.on(bare.queue, COPIED.replace(" n", f" {last}"))
 
@@ -362,7 +362,7 @@ def test_a_sequence_is_not_set_near_the_end_of_its_type(
 
 @only("postgresql", "a table that another maker of queues makes")
 def test_a_sequence_behind_is_found_where_seqs_repeat(bare: Bench) -> None:
-    """No send fails there; the numbers repeat."""
+    """Sends do not fail there, but the sequence gives out the same seqs again."""
     bare.dotnet.dba.on(
         bare.queue,
         "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;"
@@ -377,7 +377,7 @@ def test_a_sequence_behind_is_found_where_seqs_repeat(bare: Bench) -> None:
 
 @only("postgresql", "rights on a sequence")
 def test_a_login_that_may_not_see_the_sequence_gets_no_guess(bare: Bench) -> None:
-    """What it cannot see is not behind."""
+    """A sequence that the login cannot see is not reported as behind."""
     bare.dotnet.dba.on(bare.queue, f"{COPIED} FROM generate_series(1, 500) AS n")
 
     with bare.login("SELECT, DELETE, UPDATE") as (_, connection):

@@ -126,7 +126,7 @@ def test_each_destination_has_its_own_table(bench: Bench) -> None:
 
 @pytest.mark.parametrize("ordinary", [False, True])
 def test_without_the_table_nothing_of_the_batch_is_sent(bench: Bench, *, ordinary: bool) -> None:
-    """The error has the command that makes it; an ordinary queue is no such table."""
+    """The error has the command that makes the table. An ordinary queue does not replace it."""
     address = bench.address("error" if ordinary else "orders.Delayed")
     if not ordinary:
         bench.dotnet.dba.drop(bench.delayed)
@@ -165,7 +165,7 @@ def test_what_is_due_is_moved_in_the_order_of_due_times(bench: Bench) -> None:
 
 @only("postgresql", "times beyond the year 9999")
 def test_what_is_due_at_infinity_stops_no_mover(bench: Bench) -> None:
-    """It waits for ever, or not at all; no pause is reckoned by it."""
+    """The message waits for ever, or is moved at once. No pause is computed from its time."""
     for moment, moved in (("infinity", 0), ("-infinity", 1)):
         bench.dotnet.store(bench.delayed, delay=0)
         bench.dotnet.dba.on(bench.delayed, f"UPDATE {{queue}} SET Due = '{moment}'")
@@ -196,7 +196,7 @@ def test_movers_of_both_kinds_at_once_lose_and_double_nothing(bench: Bench) -> N
 
 @only("postgresql", "an id that must be unique")
 def test_a_known_id_does_not_stop_a_mover(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Its message gets a new one, and those behind it come as well."""
+    """A message whose id is in the queue already gets a new one, and the others are moved too."""
     taken = bench.dotnet.send(bench.queue, body=b"there")
     bench.dotnet.store(bench.delayed, body=b"copy", delay=-2, row=taken)
     bench.dotnet.store(bench.delayed, body=b"behind", delay=-1)
@@ -213,7 +213,7 @@ def test_a_known_id_does_not_stop_a_mover(bench: Bench, caplog: pytest.LogCaptur
 def test_what_the_queue_cannot_hold_stays_and_the_others_move(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A varchar would store question marks; a move when the column is wide takes the rest."""
+    """A varchar would store question marks. When the column is wide, the rest is moved."""
     dba = bench.dotnet.dba
     dba.on(bench.queue, dba.shapes.wrong["headers_type"].make)
     for at, name in enumerate(("Zoë", "日本", "b")):
@@ -245,7 +245,7 @@ class Narrow(RecordedConnection):
 def test_messages_that_stay_are_warned_of_when_their_number_changes(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream moves every second, and would fill its log."""
+    """A stream moves every second, so a warning each time would fill its log."""
     own = mover(bench)
     for unfit in (3, 3, 4, 0, 4):
         own.move(Narrow(bench.desk, unfit))
@@ -291,7 +291,7 @@ def test_an_available_now_run_receives_all_that_is_due_when_it_starts(bench: Ben
 
 
 def test_the_queue_of_an_instance_needs_no_delayed_table(bench: Bench) -> None:
-    """The transport makes one for the endpoint; a table that is there is moved all the same."""
+    """The transport makes one for the endpoint only. If a table is there, it is emptied."""
     names = [bench.printed]
     for name in ("orders.web1", "orders.web2"):
         bench.another(name)

@@ -110,7 +110,7 @@ def test_headers_above_1_mib_are_searched_only_under_a_limit_of_their_own(
 
 
 def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
-    """A foreign writer may spell any character so; its neighbours that only look alike stay."""
+    """Another writer may escape any character. Names that only look similar do not count."""
     bench.another("billing")
     names = [
         "NServiceBus.SqlServer.\\u0046orwardDestination",
@@ -144,7 +144,7 @@ def failing(bench: Bench) -> dict[str, str]:
 
 
 def test_what_cannot_be_forwarded_goes_to_the_error_queue(bench: Bench) -> None:
-    """Its headers say where it should have gone, and why not; the rest of the batch goes on."""
+    """Its headers say where it should have gone, and why it did not. The others go on."""
     bench.another("billing")
     reasons = failing(bench)
     for address in reasons:
@@ -170,7 +170,7 @@ def test_what_cannot_be_forwarded_goes_to_the_error_queue(bench: Bench) -> None:
 
 
 def test_it_comes_here_without_error_queue(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Its header says where it should have gone; a warning says why it did not."""
+    """The message is delivered with its header, and a warning says why it was not forwarded."""
     reasons = failing(bench)
     for address in reasons:
         forward(bench, address, address.encode())
@@ -186,7 +186,7 @@ def test_it_comes_here_without_error_queue(bench: Bench, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("errors", [True, False])
 def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: bool) -> None:
-    """An attacker's many addresses do not make as many statements, also to put them aside."""
+    """Many addresses of an attacker do not make many statements, to look or to divert."""
     for at in range(200):
         forward(bench, bench.address(f"absent {at}"))
     bench.watched = True
@@ -199,7 +199,7 @@ def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: boo
 
 
 def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its messages go to the error queue; all locked targets together are waited for once."""
+    """Its messages go to the error queue. A task waits once for all locked targets."""
     monkeypatch.setattr("sqlq_spark.receive.forward.PATIENCE", 0.2)
     locked = [bench.another(f"locked {at}") for at in range(3)]
     bench.another("billing")
@@ -481,7 +481,7 @@ def test_a_row_whose_text_is_not_utf_8_goes_to_the_error_queue(
 
 @pytest.mark.parametrize("undeliverable", [None, "FAIL"])
 def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None) -> None:
-    """It is the default; the row is named before it leaves its task."""
+    """This is the default. The bad row is named before it leaves its task."""
     options = bench.sink(queue=None, undeliverable=undeliverable)
     assert options.undeliverable_address is None
     mixed = rows((bench.address("orders"), b"1"), (bench.address("absent"), b"2"))
@@ -510,7 +510,7 @@ def test_without_its_error_queue_nothing_is_sent(bench: Bench) -> None:
 
 
 def test_a_delayed_message_whose_queue_is_gone_is_set_aside(bench: Bench) -> None:
-    """Its table is gone with it. That of the options takes all rows, so it is no fault of one."""
+    """Its delayed table is gone too. If the table of delayedQueue is gone, the write fails."""
     bench.dotnet.create_delayed(bench.delayed)
     bad = [(bench.address("absent"), b"1"), (None, b"2"), ("", b"3")]
 

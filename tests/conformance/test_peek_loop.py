@@ -68,7 +68,7 @@ def test_ranges_cover_the_batch_and_do_not_overlap(
 
 
 def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) -> None:
-    """One statement asks all queues, then none runs before it is over, however often Spark asks."""
+    """One statement asks all queues. Then none runs until peekDelay is over."""
     clock, queues = Clock(), f"{bench.printed}, {bench.address('error')}"
     bench.watched = True
     loop = bench.loop(clock, peekDelay="5s", queues=queues)
@@ -116,7 +116,7 @@ def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
 
 
 def test_a_checkpoint_of_transaction_mode_none_begins_receipts(bench: Bench) -> None:
-    """The stream that it makes counts its own batches from the first, and loses nothing."""
+    """The new stream counts its own batches from the first one, and loses nothing."""
     sent = send(bench, 9)
     end, _ = bench.batch(bench.loop(transactionMode="none", maxMessagesPerTrigger="3"))
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_transaction_mode_none_begins_receipts(bench: Bench) -> 
 
 
 def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
-    """A receipt is no longer in the queue: the batch that was interrupted is replayed whole."""
+    """Received messages are in a receipt, so an open batch is replayed whole."""
     sent = send(bench, 3)
     loop = bench.loop()
     end = loop.latest(INITIAL)
@@ -146,7 +146,7 @@ def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
 
 
 def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Bench) -> None:
-    """What Spark has in its commit log is acknowledged, though the next batch cannot be planned."""
+    """What Spark has committed is acknowledged, even if the next batch cannot be planned."""
     send(bench, 1)
     clock, second = Clock(), bench.another("second")
     loop = bench.loop(clock, queues=f"{bench.printed}, {bench.address('second')}")
@@ -182,7 +182,7 @@ def run_beside_senders(bench: Bench, loop: StreamDriver, messages: int = 3) -> l
 def test_a_row_far_above_the_sequence_does_not_make_a_run_endless(
     bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It comes last. What is sent after the start waits for the next run."""
+    """The run receives that row last. What is sent after its start waits for the next run."""
     sent = send(bench, 7)
     bench.dotnet.dba.do("put_at", bench.queue, seq=2**31 - 1)
     loop = bench.loop(maxMessagesPerTrigger="3", transactionMode=mode)
@@ -256,7 +256,7 @@ def test_what_others_took_above_the_sequence_lets_no_later_message_in(bench: Ben
 
 @only("postgresql", "a right on a sequence")
 def test_a_login_that_may_not_see_the_sequence_gets_no_end_from_it(bench: Bench) -> None:
-    """Its run ends at the highest seq."""
+    """The run ends at the highest seq."""
     send(bench, 2)
 
     with bench.login("SELECT") as (_, connection):
@@ -268,7 +268,7 @@ def test_a_login_that_may_not_see_the_sequence_gets_no_end_from_it(bench: Bench)
 
 
 def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
-    """All rows are above it, and all are received."""
+    """All rows are above the sequence, and all are received."""
     sent = send(bench, 9)
     bench.dotnet.dba.do("set_next", bench.queue, seq=1)
     loop = bench.loop(maxMessagesPerTrigger="2")
@@ -279,7 +279,7 @@ def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen: bool) -> None:
-    """What another client put at the end of all numbers stays there; the rest is received."""
+    """A row that another client put there stays. The others are received."""
     dba = bench.dotnet.dba
     dba.on(bench.queue, dba.shapes.otherwise["another order"])  # with room for such a number
     dba.do("put_at", bench.queue, seq=2**63 - 1)
@@ -390,7 +390,7 @@ def test_each_limit_bounds_each_batch(several: Several, raw: dict[str, Any], mos
 
 
 def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several) -> None:
-    """They count together; the end of the wait may come before the next peekDelay."""
+    """All queues count together. The wait may end before the next peekDelay."""
     clock = Clock()
     raw = {"minMessagesPerTrigger": "10", "maxTriggerDelay": "60s", "peekDelay": "1s"}
     loop = several.loop(clock=clock, **raw)

@@ -155,7 +155,7 @@ def test_poison_that_comes_back_goes_there_again(bench: Bench) -> None:
 
 
 def test_poison_in_an_error_queue_that_is_read_stays_as_it_is(bench: Bench) -> None:
-    """A stream may read `error`, and pass it on to operators: FailedQ is where it failed first."""
+    """A stream may read `error` and divert to operators. FailedQ is where the row failed first."""
     row = bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
     before = bench.dotnet.rows(bench.errors)
@@ -188,7 +188,7 @@ def test_a_row_that_says_it_is_poison_goes_there_too(bench: Bench) -> None:
 def test_headers_that_become_too_large_stay_as_they_are(
     bench: Bench, caplog: pytest.LogCaptureFixture, letter: str, many: int, more: int
 ) -> None:
-    """An escape makes a text six times as long; the log says that ServiceControl cannot read it."""
+    """Escapes make a text six times as long. The log says that ServiceControl cannot read it."""
     (width,) = bench.desk.stored_bytes(pa.array(["x"])).to_pylist()
     text = letter * (many // width)
     longer = text + letter * (more // width)
@@ -206,7 +206,7 @@ def test_headers_that_become_too_large_stay_as_they_are(
 
 @only("sqlserver", "a text with half of a surrogate pair")
 def test_a_lone_surrogate_becomes_a_replacement_character(bench: Bench) -> None:
-    """Text of SQL Server is any UTF-16."""
+    """SQL Server stores any UTF-16 as text."""
     bench.dotnet.dba.on(
         bench.queue,
         "INSERT INTO {queue} (Id, Recoverable, Headers, Body) "

@@ -76,7 +76,7 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
 def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     bench: Bench, caplog: pytest.LogCaptureFixture, start: int
 ) -> None:
-    """A standby that was behind, a backup: what was received since would come again, unsaid."""
+    """Without the error, a stream would repeat messages after a restore or a late failover."""
     stream = bench.new_stream(acked=2)
 
     with pytest.raises(errors.DatabaseRolledBack) as caught:
@@ -92,7 +92,7 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
 
 @pytest.mark.parametrize("driver", ["the driver", "one before"])
 def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, driver: str) -> None:
-    """A query that runs through a failover receives nothing again; its claim may be lost too."""
+    """A query that runs through a failover repeats nothing, even if its claim is lost too."""
     stream = bench.new_stream(acked=2)
     who = replace(bench.who, driver=driver)
 
@@ -110,7 +110,7 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
 
 
 def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """A takeover of the server may have lost them. By default, or with another option, it warns."""
+    """A failover may have lost them. By default, or with failOnDataLoss=false, the stream warns."""
     stream, raw = bench.new_stream(), {"failOnMissingReceipts": "true"}
     bench.plan(stream, 1)
     received(bench, stream)
@@ -153,7 +153,7 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
 
 
 def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench: Bench) -> None:
-    """A mistyped batch must not close batches that were never planned; a queue may be gone."""
+    """A mistyped batch must not close unplanned batches. The queue may be gone."""
     stream = bench.new_stream()
     received(bench, stream)
 
@@ -170,7 +170,7 @@ def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench
 
 @only("postgresql", "times beyond the year 9999")
 def test_a_time_beyond_all_calendars_stops_nothing(bench: Bench) -> None:
-    """A time that Python has not: it is shown, received, diverted, and returned without it."""
+    """Python has no such time. Its message is shown, received, diverted and returned without it."""
     sent = dumps({TIME_SENT: wire_time(datetime.now(UTC))})
     expires = ["infinity", "294276-12-31", "-infinity", "0044-03-15 BC"]
     for at, each in enumerate(expires):
@@ -237,7 +237,7 @@ def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench
 
 @pytest.mark.parametrize("move", [Bench.return_, Bench.drop])
 def test_what_an_operator_moved_closes_the_batch(bench: Bench, move: Callable[..., int]) -> None:
-    """The sink may hold it; a new checkpoint receives what was returned."""
+    """The sink may hold it already. A new checkpoint receives what was returned."""
     bench.dotnet.send(bench.queue)
     loop = bench.loop()
     end = loop.latest(INITIAL)

@@ -31,7 +31,7 @@ from .transport import Busy
 
 
 def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None:
-    """A body of NULL too, and with the time that is left; the receipt counts them all."""
+    """A body of NULL and the time that is left arrive too. The receipt counts all messages."""
     text = '{"key\\/with":"\\uD83D\\uDE80","n":null,"ü":"x \\u0000"}'
     for headers, body, lives in (
         *((text, b"\x00\xff", None), (text, None, None), (text, b"", 60_000)),
@@ -90,7 +90,7 @@ def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes:
 
 
 def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
-    """What was received once is received, however long Spark takes."""
+    """A message that was received is handed out again, however long Spark takes."""
     for lives in (300, 3_000, 30_000):  # a machine that stands still may find it expired
         bench.dotnet.send(bench.queue, body=b"short", lives=lives)
         stream = bench.new_stream()
@@ -105,7 +105,7 @@ def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
 
 
 def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) -> None:
-    """It waits before it takes anything: it would skip the rows, and leave an empty receipt."""
+    """It waits before it takes anything. Otherwise it would leave an empty receipt."""
     bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)])
     task, second = bench.task(bench.new_stream()), bench.session("second")
 
@@ -136,7 +136,7 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
 
 
 def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench) -> None:
-    """The batch is closed; so is one of a stream that is unknown, as of another database."""
+    """Its batch is closed. A task of an unknown stream is refused too."""
     bench.dotnet.send(bench.queue)
     stream = bench.new_stream()
     bench.receive(bench.task(stream))
@@ -155,7 +155,7 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
 
 
 def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
-    """The poison, and the batch with it, stays; for what is too large the error has the facts."""
+    """Poison or a large message stops the whole batch. The error of a large one has its size."""
     absent, stream = bench.beside("absent"), bench.new_stream()
     bench.dotnet.send(bench.queue, "[]")
     with pytest.raises(errors.QueueNotFound):
@@ -174,7 +174,7 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
 
 
 def test_no_statement_of_an_endpoint_waits_for_our_open_receive(bench: Bench) -> None:
-    """It passes over what we hold; only the purge of everything waits, as for any consumer."""
+    """Endpoints pass over rows that we hold. Only a purge of everything waits."""
     bench.dotnet.create_delayed(bench.delayed)
     for at in range(10):
         bench.dotnet.send(bench.queue, body=b"%d" % at, lives=-1 if at in {2, 7} else None)
@@ -278,7 +278,7 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
 
 @only("postgresql", "another database deletes in one pass anyway")
 def test_ranges_are_not_used_beside_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One statement waits 1 ms for its row, and is undone; the next task does not try it."""
+    """One statement waits 1 ms for a held row, and is undone. The next task does not try it."""
     monkeypatch.setattr(postgresql, "FEWEST", 0)
     monkeypatch.setattr(postgresql, "HELD", {})
     stream = bench.new_stream()
@@ -366,7 +366,7 @@ def test_a_large_range_with_large_headers_is_received_without_them(bench: Bench)
 
 
 def test_without_an_error_queue_large_headers_stop_the_stream(bench: Bench) -> None:
-    """The error has their size and the option; nothing is taken."""
+    """The error has their size and the option, and nothing is taken."""
     more = header_texts(bench, 1000)[1]
     bench.dotnet.send(bench.queue, more, b"1")
     task = large_task(bench, max_message_bytes=1 << 20, max_header_bytes=1000, error_address=None)
@@ -400,7 +400,7 @@ def test_a_stream_comes_to_large_headers_though_the_mean_is_small(bench: Bench) 
 
 
 def test_the_mean_of_the_lowest_shows_one_large_message_among_them(bench: Bench) -> None:
-    """A plan stores it as a whole number, which must not be less."""
+    """A plan stores the mean as a whole number, which must not be lower."""
     for _ in range(poison.SAMPLED - 1):
         bench.dotnet.send(bench.queue, "", b"")
     bench.dotnet.send(bench.queue, "{}", b"x" * 1009)
@@ -477,7 +477,7 @@ def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
 def test_a_receipt_of_an_earlier_release_may_have_expiries_beyond_the_calendar(
     bench: Bench,
 ) -> None:
-    """They are null when it is handed out again: Spark could not show them."""
+    """Such an expiry becomes null when the receipt is read, because Spark could not show it."""
     stream = bench.new_stream()
     bench.plan(stream, 1)
     task = bench.task(stream)

@@ -59,7 +59,7 @@ def with_settings(url: str, *settings: str) -> str:
 
 @ALONE
 def test_what_a_login_sets_changes_nothing(bench: Bench) -> None:
-    """Isolation, names, texts and times are said in the statements, where they matter."""
+    """Statements set isolation, names, texts and times themselves, where they matter."""
     url = with_settings(bench.dotnet.url, *SETTINGS)
     odd = bench.open("odd", url=url)
     dispatch(
@@ -153,7 +153,7 @@ def test_a_time_limit_of_the_login_is_named_at_once(bench: Bench, *, is_between:
 
 @ALONE
 def test_a_time_limit_below_query_timeout_is_found(bench: Bench) -> None:
-    """The fix sets it for this login in this database; a longer one is right."""
+    """The fix sets the limit for this login in this database. A longer limit is accepted."""
     for limit, names in (("1s", ["transaction_limit"]), ("2h", []), ("0", [])):
         connection = bench.open(f"limit {limit}", url=limited(bench, limit))
         found = [each for each in checks.of_server(connection) if each.is_problem]
@@ -226,7 +226,7 @@ POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transacti
 
 @POOLED
 def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
-    """What is prepared might be gone by then; a statement that fails leaves no transaction open."""
+    """A prepared statement might be gone. A statement that fails leaves no transaction open."""
     topics = bench.beside("SubscriptionRouting")
     bench.dotnet.dba.do("own", bench.queue)
     bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
@@ -304,7 +304,7 @@ def test_a_session_takes_the_connection_of_the_one_before(workers: Workers) -> N
 
 
 def test_only_sessions_of_workers_that_did_not_fail_are_kept(workers: Workers) -> None:
-    """What one had begun is undone with its connection; a command and a driver end theirs."""
+    """A failed worker closes its connection, and so do a command and a driver."""
     with pytest.raises(ZeroDivisionError), workers.session() as session:
         session.run_with_retries(lambda connection: connection.value("version") / 0)
     workers.use(StateSession(workers.bench.source(), f"{workers.name} command"))
@@ -313,7 +313,7 @@ def test_only_sessions_of_workers_that_did_not_fail_are_kept(workers: Workers) -
 
 
 def test_a_kept_connection_that_died_is_replaced(workers: Workers) -> None:
-    """Its next user does not notice."""
+    """The next session gets a new connection, and reports nothing."""
     dead = workers.use()
     workers.bench.dotnet.kill(workers.name)
 
@@ -406,7 +406,7 @@ DISPATCHES, STAGES = "dispatch app:sink/0", "sink app:sink/0/1"
 def test_a_session_that_hangs_is_ended(
     bench: Bench, caplog: pytest.LogCaptureFixture, case: tuple[str, str, str, str]
 ) -> None:
-    """Whoever waits for it ends it, logs that, and goes on."""
+    """A session that waits for it ends it, logs that, and goes on."""
     (stream, do), (work, name, locks, copy) = works(bench), case
     name = name.format(stream)
 
@@ -429,7 +429,7 @@ def test_a_session_that_hangs_is_ended(
     ],
 )
 def test_no_other_is_ended(bench: Bench, work: str, name: str, locks: str, copy: str) -> None:
-    """One that works, or is of another stream or sink."""
+    """A session that works, or is of another stream or sink, is not ended."""
     stream, do = works(bench)
 
     with hanging(bench, name.format(stream), locks, copy) as pid:

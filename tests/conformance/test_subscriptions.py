@@ -101,7 +101,7 @@ def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
 
 
 def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: QueueAddress) -> None:
-    """The first makes the table as an endpoint does; one address counts for a topic, the last."""
+    """The first one makes the table as an endpoint does. The last address for a topic counts."""
     listed = partial(subscriptions.list_subscriptions, bare.desk, table)
     take_back = partial(subscriptions.unsubscribe, bare.desk, table)
     theirs, mail = bare.beside("theirs"), '"x"."mail"'
@@ -196,7 +196,7 @@ def test_a_locked_table_stops_no_publisher_for_a_minute(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that has read the topics uses them with a warning; then it fails, as one that has not."""
+    """A publisher uses the topics that it has read, and warns. Then it fails, as a new one does."""
     caplog.set_level(logging.WARNING, "sqlq_spark")
     shop.publish(events(b"1"), batch=1)
     monkeypatch.setattr(bench.desk, "timeout", 2.0)
@@ -221,7 +221,7 @@ def test_a_locked_table_stops_no_publisher_for_a_minute(
 def test_rows_of_other_topics_are_not_read(
     bench: Bench, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They cost a publisher nothing; too many of its own topics are an error that names them."""
+    """They cost a publisher nothing. Too many rows of its own topics are an error."""
     monkeypatch.setattr(subscriptions, "MOST_ROWS", 3)
     monkeypatch.setattr(subscriptions, "TOPICS_AT_ONCE", 3)
     for each in range(9):
@@ -247,7 +247,7 @@ def test_rows_of_other_topics_are_not_read(
 def test_what_is_known_of_topics_is_bounded(
     bench: Bench, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Authors choose topics; what was not asked for is dropped."""
+    """Authors choose topics, so a process drops those that were not asked for."""
     monkeypatch.setattr(subscriptions, "MOST_TOPICS", 5)
     cache, options = subscriptions.cache, shop.sink()
 
@@ -281,7 +281,7 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
 
 
 def test_a_subscriber_that_is_gone_since_stops_nothing(bench: Bench, shop: Shop) -> None:
-    """It took back its subscription, then its queue: the table is read before anything fails."""
+    """Its subscription and its queue are gone. The table is read again before a write fails."""
     shop.publish(events(b"1"), batch=1)
     bench.dotnet.unsubscribe(shop.table, "mail", PLACED)
     bench.dotnet.dba.drop(shop.queues.pop("mail"))

@@ -64,7 +64,7 @@ def test_our_tables_are_the_ones_that_an_endpoint_makes(bare: Bench) -> None:
 
 
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
-    """The second waits for the first; a column is made once, in a table that has rows too."""
+    """Each waits for the one before. A column is added once, also to a table with rows."""
     new, body_string = bare.beside("new"), bare.dotnet.has_body_string
     bare.dotnet.dba.do("own", bare.queue)
     bare.dotnet.send(bare.queue, body=b"before")
@@ -167,7 +167,7 @@ def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> N
 def test_state_tables_of_another_release_are_left_alone(
     bench: Bench, version: int, error: type[Exception], fix: str
 ) -> None:
-    """Streams check at each try, installs and the doctor too. The error says what to do."""
+    """Streams, installs and the doctor check the version. The error says what to do."""
     bench.dotnet.dba.change("version", version=version)
     said = f"have version {version}, but this release supports {schema.VERSION}"
 
@@ -184,7 +184,7 @@ def test_state_tables_of_another_release_are_left_alone(
 
 
 def test_a_state_schema_may_have_any_name(bare: Bench) -> None:
-    """It is quoted like a queue."""
+    """Its name is quoted like that of a queue."""
     state = bare.dotnet.state[-6:] + " a.b;q\"uo'te{queue}$do$%s"
     options = bare.source(stateSchema=state)
     try:
@@ -218,7 +218,7 @@ def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("otherwise", cases("otherwise"))
 def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str) -> None:
-    """The doctor has nothing against it; it is browsed, received from, returned and sent to."""
+    """It can be browsed, received from, returned to and sent to. The doctor reports nothing."""
     dotnet = bench.dotnet
     alter(bench, dotnet.dba.shapes.otherwise[otherwise])
     assert checks.of_any_queue(bench.desk, bench.queue) == []
@@ -245,7 +245,7 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
 
 @only("postgresql", "column types that it can cast")
 def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
-    """Other makers of queues have them; the values are the same."""
+    """Other programs make such queues. The values are the same."""
     alter(
         bench,
         "ALTER TABLE {queue} ALTER COLUMN Expires TYPE date, ALTER COLUMN Body TYPE text"
@@ -270,7 +270,7 @@ def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
 
 @only("postgresql", "types that only this one has")
 def test_a_domain_counts_as_its_base_type(bench: Bench) -> None:
-    """The owner of the table chose it."""
+    """The owner of the table has chosen the domain."""
     bench.dotnet.dba.on(
         bench.queue,
         "CREATE DOMAIN {refuse} AS text;ALTER TABLE {queue} ALTER COLUMN headers TYPE {refuse}",
@@ -283,7 +283,7 @@ def test_a_domain_counts_as_its_base_type(bench: Bench) -> None:
 
 @only("postgresql", "column types that it can cast")
 def test_an_expiry_of_days_is_never_too_early(bench: Bench) -> None:
-    """What is sent lives until the end of its day; what is returned keeps its expiry."""
+    """A sent message lives until the end of its day. A returned one keeps its expiry."""
     alter(bench, "ALTER TABLE {queue} ALTER COLUMN Expires TYPE date")
     dispatch(bench, stage(bench, chunk(b"ours", lives=60_000)))
     (before,) = bench.dotnet.rows(bench.queue)
@@ -299,7 +299,7 @@ def test_an_expiry_of_days_is_never_too_early(bench: Bench) -> None:
 
 @pytest.mark.parametrize("how", cases("no_queue"))
 def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
-    """Names in quotes and capitals are other names, to endpoints too; nothing is taken from it."""
+    """Quoted names with capitals are other names, to endpoints too. Nothing is taken from it."""
     bench.dotnet.send(bench.queue, lives=-1)
     alter(bench, bench.dotnet.dba.shapes.no_queue[how])
     queue, desk = bench.queue, bench.desk
@@ -363,7 +363,7 @@ KINDS = {
 @only("postgresql", "kinds of tables that the other has not")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench, kind: str) -> None:
-    """A row's place is known within one table only; delayed messages are not moved from one."""
+    """The place of a row is unique within one table only. Delayed messages are not moved either."""
     bench.dotnet.dba.run(KINDS[kind].format(bench.dotnet.schema, COLUMNS))
     odd = bench.beside("odd")
 
@@ -390,7 +390,7 @@ def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench,
 
 @only("postgresql", "policies that COPY is refused under")
 def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
-    """The error has the server's words; the doctor's fix works."""
+    """The error has the server's words, and the doctor's fix works."""
     state, queues = bench.dotnet.state, bench.dotnet.schema
     with bench.login("SELECT, INSERT, UPDATE, DELETE") as (login, connection):
         bench.dotnet.dba.enlist(login)

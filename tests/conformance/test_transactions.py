@@ -81,7 +81,7 @@ def test_an_error_in_a_transaction_undoes_all_of_it(
 
 
 def test_a_transaction_that_an_attempt_has_ended_does_not_go_on(bench: Bench) -> None:
-    """Its error is raised, although the transaction suppresses it; the session can be used."""
+    """Its error is raised, even if the caller suppresses it. The session can be used again."""
     connection = HarshConnection(bench.desk)
 
     def work() -> None:
@@ -101,7 +101,7 @@ def test_a_transaction_that_an_attempt_has_ended_does_not_go_on(bench: Bench) ->
 
 
 def test_an_error_that_is_suppressed_without_an_attempt_is_a_fault(bench: Bench) -> None:
-    """The transaction was undone, so nothing is left to commit."""
+    """The server has undone the transaction, so nothing is left to commit."""
     connection = bench.desk
 
     def work() -> None:

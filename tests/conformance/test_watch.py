@@ -147,7 +147,7 @@ def test_ranges_hold_every_message_once(
 
 
 def test_heavy_messages_come_in_small_pages(bench: Bench) -> None:
-    """What was read sizes the next page. A reader that stops early holds no transaction."""
+    """The size of a page follows from the one before. A reader that stops holds no transaction."""
     bench.dotnet.send_many(bench.queue, [b"x"] * browse.FIRST_PAGE + [bytes(1 << 20)] * 70)
 
     found = [(page.num_rows, page.nbytes) for page in pages(bench, 1, 1000)]
@@ -234,7 +234,7 @@ def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
 def test_purge_on_startup_waits_for_consumers(
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a consumer gives back is purged too; what comes later is not for an AvailableNow run."""
+    """What a consumer gives back is purged too. What comes later waits for another run."""
     sessions = bare.use_own_name()
     fill(bare, *[None] * 3)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
@@ -284,7 +284,7 @@ def waiting(bench: Bench) -> list[bytes | None]:
 
 
 def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> None:
-    """What the endpoint added when it failed leaves the text; all else stays byte for byte."""
+    """Headers that the endpoint added are removed. The others stay byte for byte."""
     failures = [case for case in golden() if FAILED_Q in (case.read or {})]
     here = f'"{FAILED_Q}":"{escape(bare.printed)}"'
     texts = [
@@ -307,7 +307,7 @@ def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> No
 
 
 def test_a_message_keeps_its_identity(bare: Bench) -> None:
-    """One without a message id goes by its row's, which changes: it is written down."""
+    """Without a message id the row's id counts. It changes, so it becomes a header."""
     row = bare.dotnet.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
 
     (done,) = give_back(bare, planned(bare, ids=frozenset({str(row)})))
@@ -408,7 +408,7 @@ def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.M
 
 
 def test_a_message_that_is_another_now_is_not_returned(bare: Bench) -> None:
-    """Its headers changed after it was read; nothing of its batch goes."""
+    """Its headers changed after it was read, so nothing of its batch is returned."""
     for body in (b"0", b"1", b"2"):
         fail(bare, body)
     batches = give_back(bare, planned(bare), batch=1)
@@ -439,7 +439,7 @@ def test_a_message_with_the_seq_of_one_that_is_gone_stays(bare: Bench) -> None:
 
 
 def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
-    """No more is returned than was shown, and nowhere else."""
+    """Only what the plan showed is returned, and only to the queues that it showed."""
     for body in (b"0", b"1"):
         fail(bare, body)
     found = planned(bare)
@@ -457,7 +457,7 @@ def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
 def test_a_return_keeps_no_text_that_a_sender_chose(
     bare: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many queues, exceptions and reasons are counted together; each text is cut."""
+    """Queues, exceptions and reasons beyond a limit count together, and each text is cut."""
     for name in ("MOST_SOURCES", "MOST_GROUPS", "MOST_REASONS"):
         monkeypatch.setattr(failed_messages, name, 2)
     for each in range(3):
@@ -501,7 +501,7 @@ def test_a_return_holds_a_page(bare: Bench) -> None:
 
 
 def test_poison_stays(bare: Bench) -> None:
-    """What a stream moved because its headers could not be read needs other headers first."""
+    """A message that was diverted for its headers needs other headers before it can return."""
     fail(bare, b"poison", **{EXCEPTION: POISON_TYPE})
     fail(bare, b"good")
 

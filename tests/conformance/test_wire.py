@@ -98,7 +98,7 @@ def expected(rows: Iterable[Case]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str | None) -> None:
-    """Poison is marked as such; a browse touches nothing, and shows what has expired."""
+    """Poison is marked. A browse changes nothing, and also shows what has expired."""
     rows = put(bench, table)
     before = bench.dotnet.rows(bench.queue)
     first, stop = (before[0].seq, before[-1].seq + 1) if before else (0, 0)

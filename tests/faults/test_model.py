@@ -219,7 +219,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_every_message_is_in_one_place_whatever_happens(world: World) -> None:
-    """Looked at after every commit, and when all have come to an end."""
+    """Every message is looked for after each commit, and at the end."""
     run_state_machine_as_test(type("Model", (Machine,), {"world": world}), settings=SETTINGS)
 
 
@@ -241,7 +241,7 @@ def new_always(*_: object) -> bool:
 def test_the_model_finds_a_message_that_is_lost_without_a_rule(
     world: World, monkeypatch: pytest.MonkeyPatch, rule: str, lacking: Callable[..., object]
 ) -> None:
-    """What was found is run once more, and there another may get a lock first: a flaky failure."""
+    """A second run of what was found may differ by who gets a lock, so it may be flaky."""
     monkeypatch.setattr(receiving, rule, lacking)
 
     with pytest.raises((Lost, FlakyFailure)) as found:

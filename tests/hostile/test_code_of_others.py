@@ -174,7 +174,7 @@ def test_no_function_or_operator_of_another_login_runs(
 def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
     place: Place, ready: dict[str, str], intruder: psycopg.Connection[Any]
 ) -> None:
-    """Each transaction sets the path; what the driver asks as it connects is left to the login."""
+    """Each transaction sets the search path. What the driver asks as it connects is not covered."""
     assert ready
     trap(intruder, without=OF_DRIVER)
 
@@ -186,7 +186,7 @@ def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
 def test_the_script_of_a_dba_runs_none_either(
     place: Place, intruder: psycopg.Connection[Any], run: Run
 ) -> None:
-    """A superuser runs it, so a function of another login would make that one a superuser."""
+    """A superuser runs the script, so a function of another login would get all rights."""
     name = place.connection.info.dbname
     roles = [
         word
@@ -258,7 +258,7 @@ def loot(tenant: Tenant) -> list[str]:
 
 
 def test_tables_of_others_are_listed_and_not_read(run: Run, place: Place, mallory: Tenant) -> None:
-    """stats, doctor and report name the owner and the setting; who trusts the owner reads them."""
+    """Reports name the owner and the setting. With `--trust` the tables are read."""
     login = mallory.login
     for name in ("trap", "sound"):
         mallory.sql(QUEUE.format(login, name))
@@ -343,7 +343,7 @@ def test_a_view_beside_a_queue_is_not_its_table_of_delayed_messages(
 def test_state_tables_of_an_untrusted_owner_are_not_read(
     run: Run, place: Place, mallory: Tenant
 ) -> None:
-    """`doctor` and `retire` name their schema; it runs no code, and keeps no queue."""
+    """`doctor` and `retire` name their schema, and run none of its code."""
     queue = f'"{place.schema}"."gone"'
     place.sql(QUEUE.format(f'"{place.schema}"', '"gone"'))
     make_state(mallory, mallory.login)
@@ -371,7 +371,7 @@ def make_state(attacker: Tenant, state: str) -> None:
 def test_a_state_schema_under_the_default_name_is_no_trap(
     run: Run, place: Place, mallory: Tenant
 ) -> None:
-    """A login that may create schemas makes it first; nothing that begins a session reads it."""
+    """A login that may create schemas made it first. No start of a session reads it."""
     place.sql("DROP SCHEMA IF EXISTS sqlqueue CASCADE")
     database = place.connection.info.dbname
     place.sql(f"GRANT CREATE ON DATABASE {database} TO {mallory.login}")

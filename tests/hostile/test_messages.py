@@ -136,7 +136,7 @@ def test_a_million_bytes_of_tiny_headers_are_moved_unread(
 def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
     place: Place, bench: Bench, parsed: list[int]
 ) -> None:
-    """It has no error queue. It does not look into large headers for where they belong."""
+    """The job has no error queue. It does not parse large headers to find their destination."""
     elsewhere = f'"{FORWARD_DESTINATION}":"nowhere"'
     put(place, f"'{{{elsewhere},' || {TINY} || '}}'", "'tiny'", table="error")
     put(place, f"'{{{elsewhere}}}'", "'small'", table="error")
@@ -215,7 +215,7 @@ BAD, GOOD = b'{"a":"\xff\xfe"}', b'{"a":"\xc3\xa9"}'
 
 
 def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) -> None:
-    """The next message is fine, and so are all looks; without an error queue they have U+FFFD."""
+    """The next message is received, and all looks work. Without an error queue they have U+FFFD."""
     bench, sent = ascii_bench, b'{"NServiceBus.TimeSent":"\xff"}'
     for headers in (BAD, GOOD):
         put_bytes(bench, headers, "")
@@ -253,7 +253,7 @@ ROW = [
 def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
     place: Place, bench: Bench
 ) -> None:
-    """It can be dropped; an operator may return a large body that says how large it is."""
+    """It can be dropped. An operator may return a large body whose size is stated."""
     bomb = [*ROW[:8], struct.pack("<2i", 0, 1 << 30), bytes(1 << 30), None, bytes(8)]
     large = forged([(1, bomb)])  # 200 kB that become 1 GB
     outside = forged([(1, ROW)])  # a body from outside of the payload
@@ -289,7 +289,7 @@ def test_a_rewritten_chunk_is_not_sent(place: Place, bench: Bench, kind: str) ->
 
 @pytest.mark.parametrize("law", ["octet_length(body) < 3", "headers::json ->> 'a' IS NULL"])
 def test_the_error_of_a_constraint_quotes_no_message(place: Place, bench: Bench, law: str) -> None:
-    """The server's own text has the row, or a word of it."""
+    """The server's own text quotes the row, or a word of it."""
     place.sql(f'ALTER TABLE "{place.schema}".orders ADD CHECK ({law})')
     rows = chunk(b"secret").set_column(1, "headers", [["{secret}"]])
 

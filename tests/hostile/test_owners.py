@@ -260,7 +260,7 @@ def test_a_table_is_used_if_its_owner_is_trusted(
 
 
 def test_an_error_has_the_value_that_ends_it(world: World) -> None:
-    """It names the owner and why; to a superuser it proposes an ordinary login first."""
+    """It names the owner and the option. It first proposes an ordinary login to a superuser."""
     other, state = world.roles["other"], world.roles["state"]
     table = world.table("other")
     world.empty(table)
@@ -284,7 +284,7 @@ def test_an_error_has_the_value_that_ends_it(world: World) -> None:
 
 
 def test_a_descendant_keeps_the_rules(world: World) -> None:
-    """A DELETE and a SELECT reach it, and its owner may add code to it."""
+    """Statements on the parent reach it, and its owner may add code to it."""
     parent, other = '"root"."parent"', world.roles["other"]
     world.place.sql(QUEUE.format(parent, world.roles["superuser"]))
     world.place.sql(f"CREATE TABLE root.child () INHERITS ({parent})")
@@ -322,7 +322,7 @@ SET_UPS: dict[str, tuple[dict[str, str], str, str]] = {
 
 @pytest.mark.parametrize("set_up", SET_UPS)
 def test_what_a_user_sets_is_enough(server: str, set_up: str) -> None:
-    """Spark receives, with an error and a delayed table, replies to sales, publishes to billing."""
+    """Spark receives, diverts, moves due messages, replies and publishes with these settings."""
     owners, login, trusted = SET_UPS[set_up]
     with own_database(server) as place:
         database, dba = place.connection.info.dbname, place.connection.info.user

@@ -76,7 +76,7 @@ def plan(*queues: str, **more: object) -> str:
 def test_a_stored_plan_receives_only_from_queues_that_the_options_name(
     place: Place, shop: Tenant, stream: Stream
 ) -> None:
-    """The batch is empty, and stays so when it is done again."""
+    """A task of another queue receives nothing, also when its batch is done again."""
     payroll = f'"{place.schema}"."payroll"'
     place.sql(f"CREATE TABLE {payroll} (LIKE {shop.queue} INCLUDING ALL)")
     place.sql(PUT.format(payroll), b"salaries")
@@ -166,7 +166,7 @@ def test_a_stream_and_a_sink_go_on_under_another_login_of_their_role(
 def test_a_session_of_another_login_is_not_ended_but_named(
     place: Place, shop: Tenant, login: Login
 ) -> None:
-    """The server hides what it waits for. The error has the statement with which a DBA ends it."""
+    """The server hides what that session does. The error has the statement that ends it."""
     stream = Stream(place, shop.url, shop.queue, queryTimeout="1s")
     stream.batch()
     colleague, name = login(shop.reader), f"sqlqueue {stream.name} 1/0"
@@ -245,7 +245,7 @@ def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_ru
 def test_install_and_script_refuse_tables_that_run_code(
     place: Place, login: Login, text: str
 ) -> None:
-    """A view elsewhere, a sequence, a key and a plain trigger of a superuser are no fault."""
+    """A view elsewhere, a sequence, a key and a plain trigger of a superuser are allowed."""
     install(place)
     place.sql(f"""
         CREATE VIEW {place.schema}.monitor AS SELECT stream FROM {place.state}.stream;
@@ -267,7 +267,7 @@ def test_install_and_script_refuse_tables_that_run_code(
 def test_an_install_beside_tables_of_another_login_trusts_the_owner_of_the_database(
     place: Place, login: Login
 ) -> None:
-    """It changes nothing, and raises for any other owner, unless an option names the schema."""
+    """It raises for any other owner, unless an option names the schema."""
     reader = login()
     owner, name = (psycopg.conninfo.conninfo_to_dict(url)["user"] for url in (login(), reader))
     install(place)

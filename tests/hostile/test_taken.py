@@ -93,7 +93,7 @@ def open_transaction(place: Place, text: str) -> Iterator[None]:
     ],
 )
 def test_rows_at_the_next_seqs_stop_no_stream(bench: Bench, seqs: str, first: int) -> None:
-    """The sequence goes past them, and not up to a row that is far above."""
+    """The sequence goes past them, but not up to a row that is far above."""
     plant(bench, seqs)
     put_poison(bench, 5)
 
@@ -147,7 +147,7 @@ def test_a_login_that_may_only_insert_gets_past_a_few_seqs(bench: Bench) -> None
 
 
 def test_seqs_of_an_open_transaction_stop_no_stream(place: Place, bench: Bench) -> None:
-    """The attempts that follow have other ones; only who holds many of them makes it fail."""
+    """The next attempts use other seqs. A stream fails only if very many are held."""
     put_poison(bench)
     held = f"{PLANT.format(bench.address('error'))} FROM generate_series(1, {ATTEMPTS - 1}) AS n"
     with open_transaction(place, held):

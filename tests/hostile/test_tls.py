@@ -122,7 +122,7 @@ def test_a_client_logs_in_with_a_certificate_and_its_password(
 def test_less_is_allowed_where_it_is_written_with_one_warning(
     server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
-    """It names the mode, the host and what may happen; the next connection repeats nothing."""
+    """The warning names the mode, the host and the risk. It is not repeated."""
     words = f"sslmode={mode}"
     if mode == "variable":
         words, mode = "", "require"

@@ -284,7 +284,7 @@ def returned(world: World) -> None:
 
 
 def test_error_triage_between_a_return_and_its_mark(worlds: dict[str, World]) -> None:
-    """Repaired messages are sent once; those that cannot be returned stay, with exit code 1."""
+    """Repaired messages are sent once. Others stay, and the exit code is 1."""
     world = worlds["returned"]
     between = delta_rows(world.table)
 
@@ -329,7 +329,7 @@ def moved(world: World) -> None:
 
 
 def test_maintenance_while_it_moves(worlds: dict[str, World], tmp_path: Path) -> None:
-    """Each message that is due is in one of the two tables; the rerun is by spark-submit."""
+    """Each due message is in one of the two tables. The second run is by spark-submit."""
     world = worlds["moved"]
     world.place.sql(f"SELECT pg_terminate_backend(pid) {HELD}")
     world.place.sql(f"DROP TRIGGER hold ON {world.queue.name}")

@@ -107,8 +107,8 @@ def test_a_stream_names_no_queue_that_runs_code_of_its_owner(queue: Queue, tenan
     """
     Each is skipped with a finding, and the job does the others.
 
-    One that is named is the error, because a superuser runs the job. A queue that another session
-    has locked stops no other, too.
+    A queue that an option names is the error, because a superuser runs the job. A queue that
+    another session has locked stops no other.
     """
     tables = ("victim", "good", "slow", "locked")
     for table in tables:

@@ -135,7 +135,7 @@ def test_sessions_that_meet_do_no_harm(group: str, sessions: int) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_tables_of_waits_and_deadlocks_are_exact(group: str) -> None:
-    """A receive waits for no one; a task that hangs holds up its batch and its other attempts."""
+    """A receive waits for no one. A hanging task holds up its batch and its other attempts."""
     waits = {each for _, found in met(group, 2) for each in found.waits}
     deadlocks = {each for _, found in met(group, 2) for each in found.deadlocks}
 

@@ -100,7 +100,7 @@ def stream(shop: Shop) -> Iterator[Stream]:
 def test_the_commands_of_a_runbook(
     shop: Shop, stream: Stream, section: str, before: str, said: str
 ) -> None:
-    """Each ends as the page says; one of them says what it found or did."""
+    """Each command ends as the page says, and one of them prints what it found or did."""
     page, group = section.split("/")
     shop.fill(ORDERS, 2)
     shop.sql(before)
@@ -135,7 +135,7 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
 
 
 def test_the_rules_of_prometheus_name_gauges_that_stats_writes(shop: Shop) -> None:
-    """They are YAML."""
+    """The rules on the page are YAML."""
     [rules] = blocks("docs/guide/monitoring.md", "rules")
     [group] = yaml.safe_load(rules.text)["groups"]
     written = shop.sqlqueue("stats", "--openmetrics", "-")
@@ -145,7 +145,7 @@ def test_the_rules_of_prometheus_name_gauges_that_stats_writes(shop: Shop) -> No
 
 
 def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
-    """The open batch keeps its messages, whatever changed: limits, columns, poison, receipts."""
+    """The open batch keeps its messages, whatever limits, columns or modes change."""
     shop.fill(ORDERS, 3)
     stream = shop.stream()
     received = stream.batch()
@@ -192,7 +192,7 @@ def team(shop: Shop) -> Iterator[str]:
 
 
 def test_who_has_rights_and_who_is_in_two_domains_is_listed(shop: Shop, team: str) -> None:
-    """The login of a team is listed for its own state schema, and for others it gets rights on."""
+    """The login of a team is listed for its own state schema, and for others with its rights."""
     rights = blocks("docs/isolation.md", "check")
     login, state = str(urlsplit(team).username), shop.words["sqlqueue_orders"]
     shop.run(*rights)
@@ -259,7 +259,7 @@ def test_the_locks_of_statements_are_those_of_their_comments() -> None:
 
 
 def test_whoever_holds_the_key_of_the_page_keeps_an_installer_waiting(shop: Shop) -> None:
-    """It is the key of the schema `sqlqueue`."""
+    """The page has the key for the schema `sqlqueue`."""
     shop.run(*blocks("docs/dba.md", "advisory"))
     with closing(psycopg.connect(shop.url)) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", shop.rows[0])

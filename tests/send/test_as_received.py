@@ -48,7 +48,7 @@ def test_headers_stay_byte_for_byte() -> None:
 
 
 def test_a_replaced_value_that_is_nested_deeply_is_left_out() -> None:
-    """The parser that finds a name twice ends at a depth that the one of the headers allows."""
+    """The parser that finds a repeated name stops at a depth that the headers may have."""
     nested = "[" * 999 + "]" * 999
 
     (row,) = sent({"headers": [f'{{"a":{nested},"a":"x","{MESSAGE_ID}":"m"}}']})
@@ -106,7 +106,7 @@ def test_a_life_is_by_the_databases_clock(place: Place, monkeypatch: pytest.Monk
 
 
 def test_what_could_not_be_passed_on_is_refused() -> None:
-    """Poison, an `expires` that is no time, and options that would have no effect."""
+    """Poison, an `expires` that is no time, and options without an effect are refused."""
     with pytest.raises(BadMessage, match="headers is no JSON object"):
         sent({"headers": ["{}", "[]"]})
     types = {"body": "binary", "expires": "string"}

@@ -206,7 +206,7 @@ MACHINE, HOST = BY[wire.ORIGINATING_MACHINE], BY[wire.HOST_ID]
 def test_headers_of_the_row_win_and_of_two_senders_none_is_made(
     own: Mapping[str, str], raw: dict[str, str], expected: tuple[str | None, ...]
 ) -> None:
-    """A message that is passed on keeps what it has; the option is a default of it too."""
+    """A message that is passed on keeps its headers. The option is only a default."""
     made = replace(sender(**raw), sent_by=name_sender(raw.get("originatingEndpoint", "Lake")))
 
     (each,) = headers(made.messages(frame(1, headers=maps(own)), 0))
@@ -227,7 +227,7 @@ AT = datetime(2026, 7, 1, 9, 8, 7, 654321, UTC)
     ids=["text", "bigint", "interval"],
 )
 def test_a_delay_is_milliseconds_and_a_header(column: pa.Array) -> None:
-    """DeliverAt is the time sent and the delay; a row without a delay has neither."""
+    """DeliverAt is the time sent and the delay. A row without a delay has neither."""
     found = sender().messages(frame(4, delay=column), 0)
 
     assert found["delay"].to_pylist() == [1_800_000, None, 129_600_000, 1500]
@@ -309,7 +309,7 @@ def test_a_row_with_topics_says_publish_and_lists_them() -> None:
 
 
 def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> None:
-    """Their own topics win, their own queue too; an empty list is none."""
+    """A row's own topics or queue win. An empty list of topics counts as none."""
     raw = {"topics": "Shop.Placed,A`1[[B, C]]"}
     queue = pa.array([None, None, None, "orders"])
 

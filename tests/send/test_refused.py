@@ -123,7 +123,7 @@ TYPED: dict[str, Any] = {"messageType": "Shop.Placed"}
 def test_a_typed_message_without_a_body_is_refused(
     own: dict[str, str], raw: dict[str, Any], *, refused: bool
 ) -> None:
-    """No endpoint would run a handler for it. The first row has a body, the second none."""
+    """No endpoint would run a handler for it. The first row has a body, and the second none."""
     for column in (maps(own, own), pa.array([dumps(own)] * 2)):
         batch = frame(2, body=pa.array([b"x", b""], pa.binary()), headers=column)
         if refused:
@@ -191,7 +191,7 @@ def test_every_column_of_texts_is_tried() -> None:
 def test_with_undeliverable_a_text_that_is_not_utf_8_costs_its_row(
     column: str, text: bytes
 ) -> None:
-    """The chunk says why; the row has its body and what of its headers can be read."""
+    """The chunk says why. The row keeps its body and the headers that can be read."""
     name = column.split(maxsplit=1)[0]
     batch = frame(2, **{name: TEXT_COLUMNS[column](text)})
     queue = None if name in {"queue", "topics"} else "orders"
@@ -297,7 +297,7 @@ def test_what_the_rows_of_a_chunk_name() -> None:
 
 
 def test_a_rate_where_nothing_could_wait_is_refused() -> None:
-    """Tasks that insert directly share no count; a nameless write is one transaction."""
+    """Tasks that insert directly share no count, and a nameless write is one transaction."""
     with pytest.raises(BadOption, match="exactlyOnce with maxMessagesPerSecond, or pauseAbove"):
         sink(delivery="atLeastOnce", maxMessagesPerSecond="5")
     BatchWriter(sink(queue="q", txnAppId="a", txnVersion="1", maxMessagesPerSecond="5"), BODY)

@@ -131,10 +131,10 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Tables that have their share of the batch do not get it again, nor does the error queue.
+    Tables and the error queue that have their share of the batch do not get it again.
 
-    A type with a schema always has a table, the others' are the most frequent ones. A field whose
-    name the table has already gets another.
+    A type with a schema always has a table. Of the others the most frequent ones have tables. A
+    field whose name the table has already gets another.
     """
     error, odd, placed = queue.another("error"), "../../Shop`Free", "number INT,\n  Id STRING"
     made, given = receiving(
@@ -238,7 +238,7 @@ def test_rows_become_json(queue: SparkQueue) -> None:
 
 
 def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
-    """A row of an endpoint whose clock is behind is kept as long after its arrival as any other."""
+    """A row's age counts from its arrival, so an endpoint whose clock is behind loses nothing."""
     table = str(tmp_path / "table")
     ages = spark.createDataFrame([(40, 40), (0, 0), (30, 30), (9000, 0)], "ended int, arrived int")
     now = "current_timestamp() - make_dt_interval"

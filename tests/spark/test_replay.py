@@ -82,7 +82,7 @@ def run(queue: SparkQueue) -> Run:
 
 
 def test_a_failed_batch_comes_again_word_for_word(run: Run) -> None:
-    """The sink failed three times: each time the same rows in the same order, then the rest."""
+    """The sink fails three times, and gets the same rows in the same order each time."""
     run.queue.fill(0, 250)
 
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_lost_offset_gets_the_stored_plan(run: Run) -> None:
 
 
 def test_a_lost_first_entry_is_refused_while_the_query_has_its_name(run: Run) -> None:
-    """New messages wait behind the batch numbers that a sink may hold; the receipt stays."""
+    """A sink may hold the batch numbers, so new messages wait. The receipt stays."""
     run.queue.fill(0, 10)
     run.fail()
     forget(run.checkpoint, "offsets", 0)
@@ -184,7 +184,7 @@ def test_reading_twice_receives_once(run: Run) -> None:
 
 
 def test_rolled_back_checkpoint_is_refused(run: Run) -> None:
-    """The batches between were acknowledged; failOnDataLoss=false goes on without them."""
+    """The batches between were acknowledged. With failOnDataLoss=false the stream goes on."""
     run.queue.fill(0, 100)
     run.go()
     old = run.queue.folder / "old"
@@ -204,7 +204,7 @@ def test_rolled_back_checkpoint_is_refused(run: Run) -> None:
 
 
 def test_commit_removed_after_its_ack_is_refused(run: Run) -> None:
-    """AvailableNow acknowledges its last batch: without commits/N, Spark replays what is gone."""
+    """AvailableNow acknowledges its last batch. Without commits/N Spark would replay it."""
     run.queue.fill(0, 100)
     run.go()
     forget(run.checkpoint, "commits", 0)

@@ -106,7 +106,7 @@ UNITS = (" ", " a", "x(", "\n", " \u2028", " \u0085x ", " \u2029x", "\r x ", "\x
 
 
 def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
-    """No text makes the patterns backtrack, or look twice at a part, however long it is."""
+    """No text makes the patterns backtrack or read a part twice, however long it is."""
     size = 300_000
     hostile = [
         failed("'" * size, each) for unit in UNITS for each in (unit * size, f"   at {unit * size}")
@@ -121,7 +121,7 @@ def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
 
 
 def test_a_digest_reads_the_beginning_of_a_text(spark: SparkSession) -> None:
-    """A frame ends at any end of a line, and only a line feed begins one; 64 kB are read."""
+    """Only 64 kB are read. A line feed begins a frame, and any end of a line ends it."""
     frame, other = "   at Shop.A()\n", "   at Shop.B()\n"
     many = frame * (triage.LONGEST_TEXT // len(frame) + 1)
     message = "x" * triage.LONGEST_TEXT
@@ -288,7 +288,7 @@ def test_what_no_endpoint_can_read_stays(
 
 
 def test_one_rule_for_returns(queue: SparkQueue) -> None:
-    """What the command refuses, the function refuses; both write the same headers."""
+    """The function refuses what the command refuses, and both write the same headers."""
     exception = f"{EXCEPTION_INFO}ExceptionType"
     own = {MESSAGE_ID: "m", "a": None, "NServiceBus.RetriesX": "r", "NServiceBus.X": "x"}
     cases: list[dict[str, str | None]] = [
@@ -333,7 +333,7 @@ def test_only_failures_that_were_returned_long_ago_are_deleted(
 
 
 def test_a_request_whose_queue_was_dropped_waits_for_it(queue: SparkQueue, retry: Start) -> None:
-    """It goes on when the queue is there again, and stops no other until then."""
+    """It goes on when the queue is there again, and stops no other request until then."""
     request = killed(retry, BEFORE_SEND, "m-1")
     queue.dba.drop(queue.address)
     made = retry("m-1", "2", "9", groups=("0",))
@@ -374,7 +374,7 @@ def test_another_dispatch_log_does_not_send_again(
 def test_a_request_that_is_given_up_is_never_sent_automatically(
     retry: Start, queue: SparkQueue, gap: str
 ) -> None:
-    """Its failures are free again, unless they were sent: then they are marked."""
+    """Its failures are free again. If they were sent before, they are marked."""
     request = killed(retry, gap, "m-1", "m-2")
     asleep, made = retry(), retry("m-1", "m-2", give_up=(request,))
     rows = asleep.rows.where("request IS NOT NULL")
