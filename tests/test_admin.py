@@ -1,4 +1,4 @@
-"""Pure rules of commands and browses: an endpoint's queues, filters, the report's page."""
+"""Rules of commands and browses without IO: an endpoint's queues, filters, the report's page."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Tags(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note it."""
+        """Record the tag."""
         self.names.add(tag)
         self.attributes += attrs
 

@@ -1,4 +1,4 @@
-"""The demo as a user runs it, and its server: nothing of them stays behind, however they end."""
+"""The demo as a user runs it, and its server. Nothing of them is left, however they end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ main()
 
 
 def environ(**more: str) -> dict[str, str]:
-    """The environment of a user who set nothing."""
+    """The environment of a user who has set no variable."""
     return {name: text for name, text in os.environ.items() if name[:8] != "PYSPARK_"} | more
 
 
@@ -51,7 +51,7 @@ def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Give a folder that `pgserver` may enter; pytest's own are closed to it."""
+    """Give a folder that `pgserver` may enter, because it may not enter pytest's own."""
     made = Path(tempfile.mkdtemp(prefix="sqlq-keep-"))
     made.chmod(0o711)
     yield made
@@ -75,7 +75,7 @@ def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
 
 
 def spark_of(mark: str) -> bool:
-    """Whether a process with a mark in its environment is Spark's."""
+    """Whether a process with this mark in its environment is Spark's."""
     return "SparkSubmit" in str(inheriting(mark))
 
 
@@ -136,7 +136,7 @@ def owner(*words: str, **more: str) -> subprocess.Popen[str]:
 
 
 def left(home: Path) -> list[str]:
-    """What is left of a server: its folder, and processes that name it."""
+    """What is left of a server: its folder, and processes that name the folder."""
     return [*([str(home)] if home.exists() else []), *naming(home)]
 
 

@@ -24,7 +24,7 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.
 
 
 def run(program: str, *words: str, folder: Path = ROOT) -> list[str]:
-    """Run Python in a process of its own; the lines that it printed."""
+    """Run Python in a process of its own. Return the lines that it printed."""
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

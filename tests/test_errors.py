@@ -1,4 +1,4 @@
-"""What every error has: its facts as fields, which mypy checks, and a text that names them."""
+"""All errors: their facts are fields, which mypy checks, and their texts name the facts."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ QUEUE = QueueAddress("orders", "public")
 
 
 def place_of(statement: str, queue: QueueAddress | None = None) -> Place:
-    """Where an error comes from."""
+    """The place of an error."""
     return Place(server="db", state="sqlqueue", target="t", statement=statement, queue=queue)
 
 

@@ -63,7 +63,7 @@ def test_objects_of_texts_are_read_without_parsing_a_row(texts: list[str]) -> No
 
 
 def are_unfit(pairs: list[tuple[str, object]]) -> bool:
-    """Whether a name is there twice, or `__type` first."""
+    """Whether a name is there twice, or `__type` is first."""
     return len(pairs) != len(dict(pairs)) or [*dict(pairs)][:1] == ["__type"]
 
 

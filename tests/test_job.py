@@ -1,4 +1,4 @@
-"""Jobs without Spark: settings, what is refused, what is blanked, names of tables, exit codes."""
+"""Jobs without Spark: settings, refused ones, hidden secrets, names of tables, exit codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORDS = ["--url", URL, *REST]
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No url and no password but the test's own."""
+    """Remove url and password from the environment, except the test's own."""
     for name in ("SQLQUEUE_URL", "SQLQUEUE_PASSWORD", "PGPASSWORD"):
         monkeypatch.delenv(name, raising=False)
 
@@ -57,7 +57,7 @@ def file(folder: Path, text: str) -> str:
 
 
 def refused(*words: str) -> str:
-    """What is said of a command line that is wrong."""
+    """The error of a wrong command line."""
     with pytest.raises(BadSettings) as error:
         loaded(*words)
     return str(error.value)

@@ -1,4 +1,4 @@
-"""What can be seen without running: imports, statements, tables of options."""
+"""Checks of the source without running it: imports, statements, tables of options."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def words_of(nodes: list[ast.AST], *, is_command: bool = False) -> Iterator[tupl
     """
     The texts and names of a module's code, by line, without docstrings.
 
-    With `is_command` docstrings of functions count: they are what `--help` prints.
+    With `is_command` docstrings of functions count, because `--help` prints them.
     """
     kinds = (
         (ast.Module, ast.ClassDef) if is_command else (ast.Module, ast.ClassDef, ast.FunctionDef)
@@ -194,7 +194,7 @@ def of_statements(node: ast.AST | None) -> set[str]:
 
 
 def opens(*nodes: ast.AST) -> bool:
-    """Whether some items or statements open what an error undoes."""
+    """Whether some items or statements open a transaction or an attempt."""
     items = (item for node in nodes for item in ast.walk(node) if isinstance(item, ast.withitem))
     return any(is_call(item, UNDONE_WHOLE) for item in items)
 
@@ -206,7 +206,7 @@ def is_call(node: ast.AST, names: set[str]) -> bool:
 
 
 def goes_on(node: ast.AST) -> bool:
-    """Whether a `try` or `with` goes on after an error of a statement that may have undone more."""
+    """Whether a `try` or `with` continues after an error that may have undone more."""
     if isinstance(node, ast.Try):
         suppress = [not isinstance(each.body[-1], ast.Raise) for each in node.handlers]
         caught = [of_statements(each.type) for each in node.handlers]
@@ -219,7 +219,7 @@ def goes_on(node: ast.AST) -> bool:
 
 
 def suppressed(tree: ast.AST) -> set[str]:
-    """The functions in which an error of a statement is suppressed so."""
+    """The functions that suppress an error of a statement in this way."""
     functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
     return {each.name for each in functions if any(map(goes_on, ast.walk(each)))}
 

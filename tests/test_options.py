@@ -312,7 +312,7 @@ def fails(url):
 
 @pytest.fixture(autouse=True)
 def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules with functions of many kinds, no client of another test, and no region."""
+    """Make modules with functions of many kinds, and forget other tests' clients and regions."""
     (tmp_path / "shop_login.py").write_text(MODULE, encoding="utf-8")
     (tmp_path / "broken_login.py").write_text(f'raise ValueError("{SECRET}")', encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""What the next batch receives: how much of what waits, how a queue is looked at, which tasks."""
+"""Planning of the next batch: how much it takes, how a queue is looked at, and its tasks."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ SOME, NONE = Outcome(tasks=1, empty=0, got=3), Outcome(tasks=1, empty=1, got=0)
 def look(
     state: PeekState, *answers: Found, receipts: bool = True, now: float = 0.0, took: float = 0.0
 ) -> tuple[PeekState, list[Query]]:
-    """Run a look whose queries find `answers`, in order; all of them are needed."""
+    """Run a look whose queries find `answers`, in order. All answers must be needed."""
     asked = []
     query: Query | None
     state, query = peek.start_look(state, now)
@@ -176,7 +176,7 @@ def look(
 
 
 def received(state: PeekState, outcome: Outcome | None = None) -> PeekState:
-    """Plan all that was found, and learn what became of it."""
+    """Plan all that was found, and learn the outcome."""
     planned = peek.plan(state, Plan(state.found.messages, 1))[0]
     return planned if outcome is None else peek.learn(planned, outcome)
 
@@ -232,7 +232,7 @@ def options(**raw: str) -> SourceOptions:
 
 
 def offset(*parts: dict[str, Any]) -> Offset:
-    """Parse an offset of parts that lack what does not matter."""
+    """Parse an offset whose parts get defaults for what does not matter."""
     part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
     plan: list[dict[str, Any]] = [part | each for each in parts]
     for each in plan:

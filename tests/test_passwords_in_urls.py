@@ -1,4 +1,4 @@
-"""A password that someone puts into any place of a url is in no output; no server is needed."""
+"""A password at any place of a url is in no output. No server is needed."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def lines_with(password: str, text: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No password of this machine, and no pause."""
+    """Remove the url and passwords of this machine, and give commands a line to read."""
     for name in ("SQLQUEUE_URL", "SQLQUEUE_PASSWORD", "PGPASSWORD", "PGSSLMODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

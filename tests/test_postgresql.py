@@ -1,4 +1,4 @@
-"""Sessions of PostgreSQL: what is said, the error that it becomes, and TCP's limits."""
+"""Sessions of PostgreSQL: the server's texts, the errors that they become, and TCP's limits."""
 
 from __future__ import annotations
 

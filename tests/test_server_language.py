@@ -119,7 +119,7 @@ def stands(server: str) -> Iterator[tuple[Stand, Stand]]:
 
 
 def address(name: str, schema: str = SCHEMA) -> QueueAddress:
-    """A queue's address."""
+    """The address of a queue."""
     return QueueAddress(name, schema)
 
 

@@ -1,7 +1,7 @@
 """
-The T-SQL of the SQL Server dialect: that it is T-SQL, keeps rules, and says what it must.
+The statements of the SQL Server dialect: they are T-SQL, keep rules, and have what they need.
 
-No server is asked here; tests/conformance runs it on one that SQLQ_TEST_SQLSERVER names.
+No server is used here. tests/conformance runs them on one that SQLQ_TEST_SQLSERVER names.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ SENT = {
 
 
 def faults(text: str) -> list[str]:
-    """What a parser does not understand in a text; a question mark is a value."""
+    """What the parser does not understand in a text. A question mark is a value."""
     return [
         fault.desc() for fault in parse(re.sub(r"(?<=\W)\?(?=\W|$)", "@value", text)).violations
     ]
 
 
 def plain(text: str) -> str:
-    """A text with its white space evened out."""
+    """A text with single blanks as its only white space."""
     return " ".join(text.split())
 
 
@@ -69,7 +69,7 @@ QUEUE = "[sales].[Shop.Orders]"
 
 
 def endpoint_text(text: str) -> str:
-    """A text of the transport with its words put in, its values as parameters."""
+    """A text of the transport with its words filled in, and its values as parameters."""
     text = re.sub(r"(?<!:):(\w+)", r"@\1", text.replace("{text}", QUEUE))
     return plain(re.sub(r"\{\w+\}", QUEUE, text).replace("{{", "{").replace("}}", "}"))
 
@@ -540,7 +540,7 @@ def test_a_table_of_another_database_is_looked_up_and_fixed_there() -> None:
 
 
 def made(queue: str = "Shop.Orders@[sales]", database: str | None = None) -> list[str]:
-    """The batches of a script with everything in it."""
+    """The batches of a script with all options."""
     queues = endpoint("sqlserver://", queue, instances=["web1"], error="error", audit="audit")
     text = script(
         queues,

@@ -1,4 +1,4 @@
-"""What the errors of SQL Server's drivers become, as each driver raises them."""
+"""The errors of SQL Server's drivers as each driver raises them, and what they become."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_STATE = replace(PLACE, target="sqlqueue", queue=None)
 
 
 class Mssql(Exception):
-    """An error as mssql-python raises it: its phrase for the SQLSTATE, the server's sentence."""
+    """An error of mssql-python: its phrase for the SQLSTATE, and the server's sentence."""
 
     def __init__(self, phrase: str, sentence: str) -> None:
         super().__init__(f"Driver Error: {phrase}; DDBC Error: {sentence}")
@@ -40,7 +40,7 @@ class Mssql(Exception):
 
 
 def odbc(state: str, number: int, sentence: str) -> Exception:
-    """An error as pyodbc raises it: SQLSTATE, and a text that ends with the number."""
+    """An error of pyodbc: the SQLSTATE, and a text that ends with the number."""
     prefix = f"[{state}] [Microsoft][ODBC Driver 18 for SQL Server][SQL Server]"
     return Exception(state, f"{prefix}{sentence} ({number}) (SQLExecDirectW)")
 

@@ -1,8 +1,8 @@
 """
-A third dialect runs: PostgreSQL's under another name, with addresses and urls of its own.
+A third dialect runs: PostgreSQL's under another name, with its own addresses and urls.
 
-It stands in a copy of the package, made by the steps of CONTRIBUTING. Whatever else knew its
-databases by name, or took their notation for the only one, fails here.
+It is in a copy of the package, made by the steps of CONTRIBUTING. Code that knows its databases by
+name, or takes their notation for the only one, fails here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *args: str, **environ: str) -> str:
-    """Run a program of the copy; return what it printed."""
+    """Run a program of the copy, and return what it printed."""
     done = subprocess.run(
         [sys.executable, *args],
         cwd=folder,

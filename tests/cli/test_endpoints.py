@@ -113,7 +113,7 @@ def refuses(url: str, *texts: str) -> None:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for no caches of endpoints."""
+    """Do not wait until endpoints have read their subscriptions again."""
     monkeypatch.setattr(endpoints, "PATIENCE", 0)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def place(server: str) -> Iterator[Place]:
-    """Give one place to all tests here: what one test changes, no other needs."""
+    """Give one place to all tests here, because no test needs what another one changes."""
     with placed(server) as made:
         yield made
 

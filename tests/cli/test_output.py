@@ -59,7 +59,7 @@ def prepared(place: Place) -> dict[str, str]:
 def ready(
     place: Place, prepared: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
-    """Let the commands find it."""
+    """Name the database in the environment, where the commands find it."""
     monkeypatch.setenv("SQLQUEUE_URL", place.url)
     return prepared
 
@@ -67,7 +67,7 @@ def ready(
 def written(
     monkeypatch: pytest.MonkeyPatch, encoding: str, *words: str, stdin: bytes = b""
 ) -> tuple[int, bytes, bytes]:
-    """Run a command with streams of an encoding; its exit code and what it wrote."""
+    """Run a command with streams of an encoding. Return its exit code and what it wrote."""
     out, err = io.BytesIO(), io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding))

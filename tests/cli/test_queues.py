@@ -257,7 +257,7 @@ def test_doctor_finds_subscribers_that_publishers_cannot_reach(
 
 
 def delay(run: Run, place: Place, orders: str, *seconds: float) -> str:
-    """Delay messages, on a server in UTC; their table."""
+    """Delay messages, on a server in UTC. Return their table."""
     run("create", orders, "--delayed")
     table = f'{orders[:-1]}.Delayed"'
     row = "'{}', '', now() + make_interval(secs => unnest(%s::float[]))"

@@ -1,4 +1,4 @@
-"""The command `selftest`: each check passes, and sees what was broken for it; nothing is left."""
+"""The command `selftest`: each check passes, sees a planted fault, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _may_make_roles(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a check's queue, and the word of the promise that the check then misses."""
+    """A change of a check's queue, and the word of the promise that the check then misses."""
 
     missed: str
     sent: str = ""  # statement of another session, after messages were sent
@@ -90,7 +90,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_one(url: str, name: str) -> dict[str, Any]:
-    """What became of one check."""
+    """Run one check, and return its result."""
     given = {"url": url, "queryTimeout": "5s"}
     (found,) = selftest.run(given, [getattr(selftest, name)])
     return found

@@ -1,4 +1,4 @@
-"""What `sqlqueue send` reads of its lines, and what a browse that is sent again keeps."""
+"""What `sqlqueue send` reads in its lines, and what a browse keeps when it is sent again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AWAY = "postgresql://127.0.0.1:1/shop"  # a line is read without a connection
 
 
 def read(line: bytes, **raw: str) -> list[dict[str, Any]]:
-    """Read lines as the command does; the messages."""
+    """Read lines as the command does, and return the messages."""
     options = SinkOptions.parse({"url": AWAY, "queue": "q", **raw})
     session = Session(options, "test")
     tables = sending.read(session, options, io.BytesIO(line), {}, is_body=False)
@@ -40,7 +40,7 @@ def read(line: bytes, **raw: str) -> list[dict[str, Any]]:
 
 
 def refused(line: bytes, **raw: str) -> str:
-    """Read a line that cannot be sent; why."""
+    """Read a line that cannot be sent, and return the reason."""
     with pytest.raises(sending.BadLine) as error:
         read(line, **raw)
     return str(error.value)
@@ -221,7 +221,7 @@ def queues(place: Place, run: Run) -> tuple[str, str]:
 
 
 def fill(place: Place, queue: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Write rows as another sender does; what was written."""
+    """Write rows as another sender does, and return what was written."""
     for row in rows:
         place.sql(
             f"INSERT INTO {queue} (id, headers, body, expires) SELECT %s, %s, %s, ({NOW})"
@@ -232,7 +232,7 @@ def fill(place: Place, queue: str, rows: list[tuple[Any, ...]]) -> list[tuple[An
 
 
 def now(place: Place) -> datetime:
-    """Ask the database."""
+    """Ask the database for its time."""
     ((found,),) = place.sql(NOW)
     assert hasattr(found, "tzinfo")
     return found  # type: ignore[no-any-return]

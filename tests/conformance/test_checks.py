@@ -1,4 +1,4 @@
-"""Checks: each thing that can be wrong is made so, found, fixed by what the finding says, gone."""
+"""Checks: each fault is made, found, and fixed by the statements of its finding."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Forbidden(RecordedConnection):
     asked = 0
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection; the first look fails."""
+        """Run the statement, but let the first look at sessions fail."""
         self.asked += statement == "check_server"
         if statement == "check_server" and self.asked == 1:
             raise RightMissing(statement=statement, reason="not allowed", fix="GRANT VIEW")
@@ -167,7 +167,7 @@ def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> 
 
 
 def old(bench: Bench) -> list[Finding]:
-    """Transactions that are open, of sessions of this test."""
+    """Findings of open transactions, of sessions of this test."""
     found = checks.of_server(bench.desk, older=0.0)
     return [each for each in found if bench.name in each.found]
 

@@ -1,4 +1,4 @@
-"""Delayed delivery: stored by the sink, moved when due, beside endpoints and in any zone."""
+"""Delayed delivery: the sink stores messages, and movers move what is due, in any time zone."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def store_due(bench: Bench, messages: int) -> list[bytes]:
 
 
 def waiting(bench: Bench) -> list[bytes | None]:
-    """The bodies of what waits to be due."""
+    """The bodies of the delayed messages."""
     return [row.body for row in bench.dotnet.delayed_rows(bench.delayed)]
 
 
 def chunk(*rows: dict[str, Any]) -> pa.Table:
-    """Make a chunk; each row has what it says, and a body."""
+    """Make a chunk. Each row has the given columns, and a body."""
     fields = [*CHUNK_ROW, *CHUNK_DELAYS.values()]
     full = [{"headers": "{}", "body": b"%d" % at} | row for at, row in enumerate(rows)]
     used = [at for at in fields if at.name in CHUNK_ROW.names or any(at.name in r for r in full)]
@@ -237,7 +237,7 @@ class Narrow(RecordedConnection):
         self.__dict__["unfit"] = unfit
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
+        """Run the statement, and report after a move that some messages did not fit."""
         found = call()
         return [replace(found[0], unfit=self.unfit)] if statement == "move_due" else found
 

@@ -1,4 +1,4 @@
-"""Bad destinations of delayed messages and of rows: each costs one message, not the batch."""
+"""Bad destinations of messages and rows: each costs its message, and not the batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def forward(
     bench: Bench, address: str | None, body: bytes | None = b"x", *, lives: int | None = None
 ) -> None:
-    """Let a message for an address be moved into our queue."""
+    """Send a message with a destination into our queue."""
     text = dumps({"a": "b", FORWARD_DESTINATION: address})
     bench.dotnet.send(bench.queue, text, body, lives=lives)
 
@@ -132,7 +132,11 @@ def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
 
 
 def failing(bench: Bench) -> dict[str, str]:
-    """Make destinations that cannot be sent to: address → what the error says of it."""
+    """
+    Make destinations that cannot be sent to.
+
+    Return the addresses with the words of their errors.
+    """
     shapes, address = bench.dotnet.dba.shapes, bench.address
     bench.spoil()
     missing = (address("absent"), address("archive"), address("view"), shapes.missing_schema)
@@ -311,7 +315,7 @@ DELIVERIES = ["exactlyOnce", "atLeastOnce"]
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process know no subscriptions yet."""
+    """Let this process forget the subscriptions that it knows."""
     monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(Clock()))
 
 
@@ -371,7 +375,7 @@ def check_failure(headers: dict[str, str], body: bytes, failed_q: str | None, wh
 
 
 def failed_queue(bench: Bench, text: str | None) -> str | None:
-    """FailedQ of a row: the canonical address, the text where it is none, or nothing."""
+    """The FailedQ of a row: its canonical address, its text if it is no address, or nothing."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The driver's side of a stream, driven as Spark drives it; its tasks run as executors run them."""
+"""The driver of a stream, called as Spark calls it. Its tasks run as executors run them."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Be
 
 
 def run_beside_senders(bench: Bench, loop: StreamDriver, messages: int = 3) -> list[bytes]:
-    """Drain a queue as AvailableNow does; after each batch as many messages come as a batch has."""
+    """Drain a queue as AvailableNow does. After each batch as many messages are sent as it had."""
     got = []
     for tables in bench.batches(loop):
         got += bodies(*tables)
@@ -322,7 +322,7 @@ TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
 
 
 class Several:
-    """The bench's queue and two more, whose names hold what separates and quotes names."""
+    """The bench's queue and two more, with separators and quotes in their names."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

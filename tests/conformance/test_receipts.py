@@ -47,7 +47,7 @@ def ack(bench: Bench, end: Offset, who: receipts.Claim | None = None) -> None:
 
 
 def lax(bench: Bench, **raw: str) -> receipts.Claim:
-    """A driver that goes on after data loss."""
+    """The claim of a driver that goes on after data loss."""
     return replace(bench.who, options=bench.source(failOnDataLoss="false", **raw))
 
 

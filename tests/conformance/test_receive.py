@@ -300,7 +300,7 @@ BIG = b"x" * 5000
 
 
 def large_task(bench: Bench, **limits: Any) -> Task:
-    """Give a task as a plan makes it whose sample held a large message."""
+    """Give a task of a plan whose sample had a large message."""
     given: dict[str, Any] = {
         "max_message_bytes": 1000,
         "bytes_each": 5000 / poison.SAMPLED,
@@ -326,7 +326,7 @@ def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench:
 
 
 def header_texts(bench: Bench, limit: int) -> tuple[str, str]:
-    """Give headers of exactly so many bytes in the table, and of one character more."""
+    """Give headers of exactly `limit` bytes in the table, and headers of one character more."""
     texts = [f'{{"é":"{"x" * at}"}}' for at in range(limit)]
     sizes = [len(text.encode(bench.dotnet.stored)) for text in texts]
     at = sizes.index(limit)

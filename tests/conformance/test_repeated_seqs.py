@@ -57,7 +57,7 @@ def send_at(
     lives: int | None = None,
     queue: QueueAddress | None = None,
 ) -> str:
-    """Send a message that gets this seq; its id."""
+    """Send a message that gets this seq, and return its id."""
     queue = queue or bench.queue
     bench.dotnet.dba.do("set_next", queue, seq=seq)
     return str(bench.dotnet.send(queue, headers, body, lives=lives))

@@ -67,7 +67,7 @@ def staging(bench: Bench) -> list[tuple[Any, ...]]:
 
 
 def logged(bench: Bench) -> list[tuple[Any, ...]]:
-    """What the dispatch log has of batches that were sent."""
+    """The batches that the dispatch log has as sent."""
     return [row for row in bench.dotnet.state_rows("dispatch_log", "batch, messages") if any(row)]
 
 
@@ -422,7 +422,7 @@ PLACED = "Shop.OrderPlaced"
 
 
 def wait(options: SinkOptions, spark_batch: SparkBatch = NO_SPARK_BATCH) -> None:
-    """Let a task wait whose rows name no queue."""
+    """Wait as a task whose rows name no queue."""
     staged = Staged("sink", 1, 0, {}, spark_batch)
     wait_before_dispatch(options, staged, 0, queues(None))
 
@@ -439,12 +439,12 @@ def queues(*names: str | None) -> Names:
 
 
 def looks(bench: Bench) -> int:
-    """How often the sessions that are opened now looked at a queue."""
+    """How often the sessions that were opened since then looked at a queue."""
     return bench.said.count("peek")
 
 
 def hold(bench: Bench, work: Callable[[], Any]) -> Future[Any]:
-    """Start something that waits, and return when it has looked three times in vain."""
+    """Start work that waits, and return it when it has looked three times."""
     _ = bench.desk
     bench.watched = True
     waits = bench.thread(work)

@@ -1,4 +1,4 @@
-"""Sessions, and servers as they are found: settings, poolers, restarts, processes that hang."""
+"""Sessions and servers in practice: settings, poolers, restarts, and processes that hang."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SETTINGS = [
 
 
 def with_settings(url: str, *settings: str) -> str:
-    """The url of a session that begins with settings, as one of a role that has them."""
+    """The url of a session that begins with settings, as if its role had them."""
     options = " ".join(f"-c {each}" for each in settings)
     return f"{url}{'&' if '?' in url else '?'}options={quote(options)}"
 
@@ -181,7 +181,7 @@ def test_no_notice_is_printed(bench: Bench, capfd: pytest.CaptureFixture[str]) -
 
 
 def clock(session: Session) -> int:
-    """Run a statement, again where it is worth another try; how many rows it gave."""
+    """Run a statement, with retries where they can help. Return how many rows it gave."""
     return len(session.run_with_retries(lambda connection: connection.values("clock")))
 
 
@@ -257,7 +257,7 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
 
 
 class Workers:
-    """Workers of one process, and the connections that they leave to one another."""
+    """Workers of one process, and the connections that one leaves to the next."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench, self.name, self.idle = bench, f"{bench.name} own", sessions.Idle()
@@ -272,7 +272,7 @@ class Workers:
             return used.run_with_retries(lambda connection: connection)
 
     def kept(self) -> int:
-        """How many connections the process keeps, when those that end have ended."""
+        """How many connections the process keeps, after the others have ended."""
         kept = len(self.idle._kept)  # noqa: SLF001 - what a user never sees
         until(lambda: self.bench.dotnet.sessions(self.name), kept)
         return kept
@@ -347,7 +347,7 @@ DISPATCH = 'SELECT 1 FROM "{state}".dispatch_log FOR UPDATE'
 
 @contextmanager
 def hanging(bench: Bench, name: str, locks: str, copy: str) -> Iterator[int]:
-    """Lock rows in a session of that name, and begin what never ends; gives its pid."""
+    """Lock rows in a session of that name, and begin a statement that never ends. Give its pid."""
     with closing(psycopg.connect(bench.dotnet.url, application_name=f"sqlqueue {name}")) as session:
         session.execute(locks.format(state=bench.dotnet.state).encode())
         session.pgconn.send_query(copy.format(state=bench.dotnet.state).encode())
@@ -362,7 +362,7 @@ def is_there(bench: Bench, pid: int, more: str = "") -> bool:
 
 
 def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
-    """A stream, and all who wait for rows of the state tables: its attempt, its driver, a sink."""
+    """A stream, and all work that waits for its rows: an attempt, its driver, and a sink."""
     stream, short = bench.new_stream(), {"queryTimeout": f"{SOON}s"}
     bench.plan(stream, 1)
     bench.dotnet.send(bench.queue, "{}", b"received")

@@ -1,4 +1,4 @@
-"""Publish and subscribe: one table with the endpoints; each subscriber gets it once, or none."""
+"""Publish and subscribe with the endpoints' table: each subscriber gets a message, or none does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLACED, EVENT = "Shop.Placed", "Shop.IEvent"
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Give the clock by which this process, that remembers nothing yet, remembers."""
+    """Give the clock by which this process caches. Its cache is empty."""
     stopped = Clock()
     monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(stopped))
     return stopped
@@ -47,7 +47,7 @@ def table(bare: Bench) -> QueueAddress:
 
 @dataclass
 class Shop:
-    """Three queues of subscribers, and a table with two of PLACED, one of them and one of EVENT."""
+    """Three queues of subscribers, and their table. Two subscribe to PLACED, and two to EVENT."""
 
     bench: Bench
     table: QueueAddress

@@ -1,4 +1,4 @@
-"""Tables: made as the transport makes them, or otherwise; and logins that have few rights."""
+"""Tables that are made as the transport makes them, or otherwise, and logins with few rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is raised in a transaction or an attempt, all of its work is undone, and no more."""
+"""An error in a transaction, or in an attempt within it, undoes all of its work, and no more."""
 
 from __future__ import annotations
 

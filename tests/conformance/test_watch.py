@@ -1,4 +1,4 @@
-"""Looks at a queue, browses, purges; and failed messages that are returned to their source."""
+"""Looks at queues, browses and purges, and returns of failed messages to their source."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class Victim(RecordedConnection):
     undone = False
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection; the delete runs before it is undone."""
+        """Undo the first delete after it ran, and report a deadlock."""
         found = call()
         if statement.startswith("purge_") and not self.undone:
             self.undone = True

@@ -1,7 +1,7 @@
 """
 Every row of tests/golden, through the real source and the real sink.
 
-The rows of one kind of table lie in it together, so that a row which spoils others is found too.
+All rows of one kind of table are in it together, so that a row that spoils others is found too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ SOUND = [case for case in cases() if not case.poison]
 
 
 def put(bench: Bench, table: str | None, *, elsewhere: bool = True) -> list[Case]:
-    """Make a table of a kind, and insert its rows; `elsewhere`: also those for another queue."""
+    """
+    Make a table of a kind, and insert its rows.
+
+    Without `elsewhere` rows for another queue are left out.
+    """
     if table is not None:
         bench.dotnet.dba.on(bench.queue, bench.dotnet.dba.shapes.otherwise[table])
     rows = [case for case in cases() if case.table == table or (table is None and case.headers)]
@@ -84,7 +88,7 @@ def read(tables: Iterable[pa.Table], schema: pa.Schema) -> dict[str, dict[str, A
 
 
 def expected(rows: Iterable[Case]) -> dict[str, dict[str, Any]]:
-    """What the files say."""
+    """The columns that the golden files expect, by the row's id."""
     return {
         str(case.id): {
             **case.columns,
@@ -118,7 +122,7 @@ def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str
 
 
 def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str, bytes | None]]:
-    """Headers and bodies as they lie in the table after they went through the staging."""
+    """Headers and bodies as they are in the queue after they went through the staging."""
     frame = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "headers": column})
     sender = Sender(
         options=bench.sink(),

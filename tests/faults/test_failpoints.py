@@ -75,7 +75,7 @@ CHUNK = pa.schema([*CHUNK_ROW, CHUNK_DELAYS["delay"], CHUNK_TOPICS])
 
 
 def sites() -> dict[tuple[str, int], str]:
-    """Each place where what receives or sends runs a statement: file and line; its function."""
+    """Return each place where the package runs a statement: its file and line, and its function."""
     found, stale = {}, {*ELSEWHERE}
     for path in [*PACKAGE.glob("receive/*.py"), *PACKAGE.glob("send/*.py")]:
         module = name = f"{path.parent.name}.{path.stem}"
@@ -91,7 +91,7 @@ def sites() -> dict[tuple[str, int], str]:
 
 
 class Walk:
-    """Kills the processes of trips at points that are not known yet, until none is left."""
+    """Kills the processes of trips at points that are new, until none is left."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -112,7 +112,11 @@ class Walk:
         self.options = SinkOptions.parse(given)
 
     def __call__(self, trip: Callable[[Walk], None]) -> None:
-        """Make a trip again and again; each time all is in its place in the end."""
+        """
+        Repeat a trip until no point is new.
+
+        Each time every message is in its place at the end.
+        """
         before = -1
         while len(self.points) > before:
             before = len(self.points)
@@ -146,7 +150,11 @@ class Walk:
     # ------------------------------------------------------------ jobs
 
     def done(self, name: str, call: Callable[[], Any], *, sends: bool = False) -> Any:
-        """Do something, and again where its process dies; its commit may send what is in hand."""
+        """
+        Do some work, and again if its process dies.
+
+        With `sends` its commit sends what is in hand.
+        """
 
         def committed(_: object) -> None:
             self.world.hand = []
@@ -164,7 +172,7 @@ class Walk:
         return {"headers": "{}", "body": body, **columns}
 
     def rows(self, kind: str = "") -> list[dict[str, Any]]:
-        """Give a row of each kind, or of one kind that each of them goes by."""
+        """Return a row of each kind of destination. `kind` counts them as one kind."""
         return [
             self.row(kind or "sent", queue=self.names["billing"], lifetime=LIFE),
             self.row(kind or "delayed", queue=self.names["billing"], delay=LIFE),

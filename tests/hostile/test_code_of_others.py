@@ -1,9 +1,9 @@
 """
-What another login made in the database, and nobody named: it does not run.
+Code that another login made in the database does not run, unless someone names it.
 
 A login that may create in `public` defines what our statements call, for better matching types.
 Each of these functions raises, so a statement that finds one by its search path fails. `mallory`
-owns tables with code that writes into `loot` who ran it. Commands and streams find them.
+owns tables with code of its own.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def intruder(place: Place) -> Iterator[psycopg.Connection[Any]]:
 
 
 def trap(intruder: psycopg.Connection[Any], *, without: frozenset[str] = frozenset()) -> int:
-    """Define the functions and operators of our statements for many types; how many."""
+    """Define the functions and operators of our statements for many types. Return how many."""
     called = sorted({*WORDS.findall(texts())} - without)
     arities = intruder.execute(
         "SELECT DISTINCT proname, pronargs - generate_series(0, pronargdefaults) "
@@ -135,7 +135,7 @@ def trap(intruder: psycopg.Connection[Any], *, without: frozenset[str] = frozens
 
 
 def streamed(place: Place, url: str) -> int:
-    """Receive as a stream with all that it may have; how many messages came."""
+    """Receive as a stream with all its options. Return how many messages came."""
     queue, errors, start, got = '"shop"."Shop.Orders"', '"shop"."error"', INITIAL, 0
     with closing(Stream(place, url, queue, errorQueue=errors, delayedDelivery="true")) as stream:
         while stream.plan() != start:
@@ -147,7 +147,7 @@ def streamed(place: Place, url: str) -> int:
 
 
 def sent(place: Place, url: str) -> int:
-    """Send a batch exactly once; how many were dispatched."""
+    """Send a batch exactly once. Return how many messages were dispatched."""
     routing = {"subscriptionTable": '"shop"."Subscriptions"'}
     return Writer(place, url, '"shop"."Shop.Orders"', **routing).send(b"x", 0, delay="00:00:01")
 
@@ -253,7 +253,7 @@ def add_stream(reader: Tenant, place: Place, queue: str) -> None:
 
 
 def loot(tenant: Tenant) -> list[str]:
-    """Who ran the attacker's code."""
+    """Return the logins that ran the attacker's code."""
     return [who for (who,) in tenant.sql(f"SELECT who FROM {tenant.login}.loot")]
 
 

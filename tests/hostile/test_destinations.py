@@ -1,5 +1,5 @@
 """
-Destinations: a message, a column or a subscription names a table, and its owner waits there.
+A message, a column or a subscription names a table, whose owner is an attacker.
 
 `mallory` owns a schema with a table that anyone may insert into, and code that an INSERT runs with
 the rights of whoever inserts. What that code does is seen in `loot`.
@@ -254,7 +254,7 @@ class Scene:
     def send(
         self, queue: str | None, connection: Any = None, topics: Any = None, /, **raw: str
     ) -> None:
-        """Send a message to a table or topics, as a sink whose rows name it, or whose option."""
+        """Send a message to a table or topics, which its row or the option names."""
         given = {"url": self.shop.url, "stateSchema": self.place.state, **raw}
         options = SinkOptions.parse(given)
         rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
@@ -475,14 +475,14 @@ def test_a_destination_that_raises_stops_nothing(scene: Scene) -> None:
 
 
 class Gap(RecordedConnection):
-    """A connection of the victim's, and what an attacker does just before one of its statements."""
+    """A connection of the victim. An attacker acts just before one of its statements."""
 
     def __init__(self, inner: Any, before: str, act: Callable[[], object]) -> None:
         super().__init__(inner)
         self.before, self.act = before, act
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
+        """Let the attacker act before the chosen statement, and run the statement."""
         if statement == self.before:
             self.before = ""
             self.act()

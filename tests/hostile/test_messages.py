@@ -1,4 +1,4 @@
-"""One message is one loss: large ones, bytes that are no text and forgeries stop no stream."""
+"""One bad message costs one message: size, bytes that are no text, and forgeries stop no stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HUGE = "repeat('x', 270000000)"
 
 
 def bench_at(place: Place) -> Bench:
-    """Give a queue, an error queue and state tables there."""
+    """Give a queue, an error queue and state tables in a place."""
     bench = bench_of(place.dotnet)
     schema.install(bench.desk)
     return bench

@@ -1,5 +1,5 @@
 """
-Whose tables are used: by each owner, by what names the table, and by the login's rights.
+Which tables are used: by owner, by what names the table, and by the login's rights.
 
 Five roles own a table each. A session of an ordinary login, and one of a superuser, are led to each
 table in six ways. A message that arrives means that the table was used.
@@ -74,7 +74,7 @@ class World:
     states: dict[str, str]  # login → a state schema that it accepts
 
     def role(self, owner: str, login: str) -> str:
-        """The role of an owner; a superuser's own tables are a superuser's."""
+        """The role of an owner. Tables of a superuser belong to the superuser itself."""
         own = owner == "own" and login == "superuser"
         return self.roles["superuser" if own else owner]
 
@@ -158,7 +158,7 @@ def send(options: SinkOptions, queue: str | None, topics: list[str] | None = Non
 
 
 def receive_all(options: SourceOptions) -> int:
-    """Receive a queue as one task; how many messages came."""
+    """Receive a queue as one task. Return how many messages came."""
     task = Task(
         queue=options.address,
         stream=None,
@@ -188,7 +188,7 @@ def by_column(world: World, login: str, owner: str) -> bool:
 
 
 def by_header(world: World, login: str, owner: str) -> bool:
-    """Receive a message that is to be forwarded; a refusal is in the error queue."""
+    """Receive a message that is to be forwarded. A refused one is in the error queue."""
     table = world.table(owner, login)
     put = f"INSERT INTO {BASE} (id, headers, body) VALUES (gen_random_uuid(), %s, '')"
     world.place.sql(put, dumps({FORWARD_DESTINATION: table}))

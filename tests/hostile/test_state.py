@@ -197,7 +197,7 @@ OWNED = "{schema}.version OWNER TO {login}"
 
 
 def install(place: Place, url: str = "", *, named: bool = True) -> None:
-    """Install, as a superuser or another login; as if the schema's name were the default's."""
+    """Install as a superuser or another login. Without `named` no option names the schema."""
     given = {"url": url or place.superuser, "queue": "q", "stateSchema": place.state}
     options = SourceOptions.parse(given)
     if not named:
@@ -367,7 +367,7 @@ def printed(name: str, *more: str) -> str:
 
 
 def busy(team: Team) -> Stream:
-    """Let a team have rows in its state tables: a receipt, a sink, and what it has staged."""
+    """Give a team rows in its state tables: a receipt, a sink, and a staged chunk."""
     stream = team.stream()
     assert stream.batch() == [b"order"]
     assert team.writer().send(b"sent", 1) == 1

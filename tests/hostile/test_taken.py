@@ -33,7 +33,7 @@ LARGEST = 2_147_483_647  # of the transport's seq
 
 @pytest.fixture
 def bench(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Give a queue, an error queue and state tables; a row that is held is not waited for long."""
+    """Give a queue, an error queue and state tables. Waits for locked rows are short."""
     monkeypatch.setattr(collisions, "HELD_WAIT", 0.02)
     made = bench_of(place.dotnet)
     schema.install(made.desk)
@@ -66,7 +66,7 @@ def drain(bench: Bench) -> list[bytes]:
 
 
 def moved(bench: Bench, table: str = "error") -> list[int]:
-    """Return the seqs of rows that nobody planted."""
+    """Return the seqs of rows that were not planted."""
     text = f"SELECT seq FROM {bench.address(table)} WHERE body <> 'planted' ORDER BY seq"
     return [seq for (seq,) in bench.dotnet.execute(text)]
 

@@ -1,4 +1,4 @@
-"""Who answers for a server on another machine: without its certificate nothing is sent to it."""
+"""TLS: without a verified certificate nothing is sent to a server on another machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNVERIFIED = "could not be verified, so nothing was sent to it"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give an empty home directory and no variables of libpq's; nothing was warned of yet."""
+    """Give an empty home directory, without variables of libpq. No warning has been logged yet."""
     for name in (*VARIABLES, "PGSYSCONFDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -49,7 +49,7 @@ def issuer(authority: trustme.CA, tmp_path: Path) -> str:
 
 
 def answer(url: str) -> int:
-    """Connect and ask for something; how many rows it gave."""
+    """Connect and run a statement. Return how many rows it gave."""
     with closing(connect(url, application="test", timeout=10, state="sqlqueue")) as connection:
         return len(connection.values("clock"))
 

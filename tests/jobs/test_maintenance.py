@@ -1,4 +1,4 @@
-"""maintenance: each step does its work, can be repeated, and reports what an operator must see."""
+"""The job maintenance: each step does its work, can be repeated, and reports what is wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAM = "0f0e0d0c-0000-4000-8000-00000000000"
 
 
 def run(queue: Queue, *, timeout: str = "30s", **more: Any) -> tuple[int, dict[str, Any], str]:
-    """Run the job here; gives its code, its totals and its output."""
+    """Run the job in this process. Return its code, its totals and its output."""
     source = {"stateSchema": queue.place.state, "queryTimeout": timeout}
     done = submit.run("maintenance", url=queue.place.url, source=source, **more)
     return done.code, done.totals if done.out else {}, done.out + done.log
@@ -40,14 +40,14 @@ def tenant(queue: Queue) -> Iterator[str]:
 
 
 def see(queue: Queue, *names: str, days: float = 0) -> None:
-    """Let streams have been seen some days ago, one on each queue."""
+    """Set streams as seen some days ago, one for each queue."""
     seen = datetime.now(UTC) - timedelta(days=days)
     for at, name in enumerate(names):
         queue.dba.insert("stream", stream=f"{STREAM}{at}", queue=name, driver="d", seen=seen)
 
 
 def leave_a_receipt(queue: Queue, days: float) -> None:
-    """Let a stream have been seen some days ago, with a receipt."""
+    """Set a stream as seen some days ago, with a receipt."""
     see(queue, queue.name, days=days)
     counts = dict.fromkeys(("task", "expired", "diverted", "forwarded", "bytes", "unpacked"), 0)
     given = {"stream": f"{STREAM}0", "batch": 1, "queue": queue.name, "messages": 7, "payload": b""}

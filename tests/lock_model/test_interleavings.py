@@ -1,5 +1,5 @@
 """
-Two and three sessions in every order: who waits, who deadlocks, and what is left.
+Two and three sessions in every order of their steps: waits, deadlocks, and what is left.
 
 Faults that the model found in earlier statements are planted again, and must be found.
 """
@@ -95,7 +95,7 @@ def met(group: str, sessions: int) -> list[tuple[tuple[str, ...], Found]]:
 
 
 def problems(group: str, names: Sequence[str], found: Found) -> set[str]:
-    """Return what may not happen when some sessions of a group meet."""
+    """Return what must not happen when some sessions of a group meet."""
     told = {
         f"{who} waits in {statement}"
         for who, statement, whom in found.waits

@@ -1,4 +1,4 @@
-"""The paths are those of the statements: a statement that changes must be looked at here."""
+"""The paths of the model are those of the statements, so a changed statement fails here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every block of code is run, every command is there, every promise has its test."""
+"""Every block of code is run, every command exists, and every promise has its test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of operators and DBAs, followed on a real database in the state that they are for."""
+"""The pages for operators and DBAs, followed on a real database in the state that they expect."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ORDER BY 1, 2
 
 @pytest.fixture
 def stream(shop: Shop) -> Iterator[Stream]:
-    """Give a stream that has received 3 messages; its batch is open, and it is the pages' one."""
+    """Give a stream that has received 3 messages. Its batch is open, and its id is the pages'."""
     shop.fill(ORDERS, 3)
     with closing(shop.stream()) as made:
         made.batch()
@@ -168,7 +168,7 @@ def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
 
 @pytest.fixture
 def team(shop: Shop) -> Iterator[str]:
-    """Give the url of the login of a team: the pages' domain `orders`, under a name of its own."""
+    """Give the url of a team's login. Its domain is the pages' `orders`, under another name."""
     name = f"team_{secrets.token_hex(4)}"
     login, roles = f"spark_{name}", f"{name}_reader, {name}_sender"
     shop.words = {

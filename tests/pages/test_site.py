@@ -1,4 +1,4 @@
-"""The site is built without a warning; the notebook and the pipeline run."""
+"""The site is built without a warning, and the notebook and the pipeline run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site in a folder of its own; every warning is an error."""
+    """Build the site in a folder of its own. Every warning is an error."""
     folder = tmp_path_factory.mktemp("site")
     words = [
         *(sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going"),

@@ -46,12 +46,12 @@ METRICS = set(
 
 
 def names(cells: list[str]) -> set[str]:
-    """What stands between backticks."""
+    """The names between backticks."""
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
 def options(kind: type) -> set[str]:
-    """What users may set."""
+    """The options that users may set."""
     return {*option_names(kind).values(), "user", "password"} - {"checkpointLocation"}
 
 

@@ -28,7 +28,7 @@ EXPIRES = pa.timestamp("us", "UTC")
 
 
 def sent(columns: dict[str, Any], **raw: str) -> list[dict[str, Any]]:
-    """The rows of the chunks that a frame makes; its sender stands at NOW."""
+    """The rows of the chunks that a frame becomes. The sender's clock stands at NOW."""
     given = {"url": "postgresql:///", "queue": "q", "asReceived": "true", **raw}
     options = SinkOptions.parse(given)
     batch = pa.record_batch({"body": [b""] * len(next(iter(columns.values()))), **columns})

@@ -289,7 +289,7 @@ def test_a_stored_message_has_one_destination() -> None:
 
 
 def published(topics: list[Any], raw: dict[str, Any], **columns: Any) -> pa.Table:
-    """Messages of rows with lists of topics."""
+    """The messages of rows with lists of topics."""
     batch = frame(len(topics), topics=pa.array(topics, TOPICS), **columns)
     return sender(**({"queue": None} | raw)).messages(batch, 0)
 

@@ -1,4 +1,4 @@
-"""Rows, frames and options that cannot be sent; and the pace of a sink that protects endpoints."""
+"""Rows, frames and options that cannot be sent, and the rate limit of a sink."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def unchecked(*texts: bytes | None) -> pa.Array:
 
 
 def unchecked_map(name: bytes, value: bytes | None) -> pa.Array:
-    """Make a map for each of two rows; only that of the second has a name or value like these."""
+    """Make a map for each of two rows. Only the second has a name or value like these."""
     names = unchecked(b"tenant", b"region", name)
     return pa.MapArray.from_arrays([0, 1, 3], names, unchecked(b"blue", None, value))
 

@@ -114,7 +114,7 @@ RETRIED: Headers = {
 
 
 def sessions(spark: SparkSession) -> Iterator[SparkSession]:
-    """Give one with Spark's own settings, and one in another time zone and without ANSI mode."""
+    """Give a session with Spark's own settings, and one in another time zone without ANSI mode."""
     for ansi, zone in (("true", "UTC"), ("false", "America/New_York")):
         session = spark.newSession()
         session.conf.set("spark.sql.ansi.enabled", ansi)
@@ -125,7 +125,7 @@ def sessions(spark: SparkSession) -> Iterator[SparkSession]:
 def messages(
     spark: SparkSession, headers: Sequence[Headers | None], *, as_json: bool = False
 ) -> DataFrame:
-    """Rows as a read gives them; `None` is poison, and `{}` has no body."""
+    """Rows as a read gives them. `None` is poison, and `{}` has no body."""
     rows = []
     for each in headers:
         text = "{" if each is None else json.dumps(each)
@@ -160,7 +160,7 @@ def made(
     headers: Sequence[Headers | None],
     columns: Callable[..., Sequence[Column]],
 ) -> list[dict[str, Any]]:
-    """What a function makes: the same of a map and of text, in any time zone, ANSI or not."""
+    """What a function makes. It is the same from a map and from text, in all sessions."""
     of_map, of_text = (
         [*map(plain, messages(each, headers, as_json=text).select(*columns(json=text)).collect())]
         for each, text in zip(sessions(spark), (False, True), strict=True)
@@ -329,7 +329,7 @@ def test_the_columns_of_audited_and_failed_messages(spark: SparkSession) -> None
 
 
 def typed(make: Callable[..., list[Column]], *to: str) -> Callable[..., list[Column]]:
-    """A function with all that may be said of a message."""
+    """A function with all arguments of a message."""
     return lambda *, json: make(
         F.lit("<done/>"),
         *to,

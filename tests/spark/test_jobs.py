@@ -38,7 +38,7 @@ def receiving(queue: SparkQueue, **more: Any) -> tuple[Any, Any]:
 
 
 def guid(number: int) -> str:
-    """By which ServiceControl knows a message that it returned."""
+    """The id by which ServiceControl knows a message that it returned."""
     return f"00000000-0000-0000-0000-{number:012}"
 
 

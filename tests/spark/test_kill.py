@@ -1,8 +1,8 @@
 """
 A kill around a sink's commit: every message is delivered once.
 
-Kills at any moment are tests/faults. The driver, its JVM and its workers get SIGKILL at once.
-The session of the tests then goes on from its checkpoints.
+The driver, its JVM and its workers get SIGKILL at once. The session of the tests then continues
+from its checkpoints. Kills at any moment are in tests/faults.
 """
 
 from __future__ import annotations

@@ -35,7 +35,11 @@ pytestmark = pytest.mark.spark
 
 @dataclass
 class Run:
-    """One query, run again and again on a checkpoint; its sink keeps the ids of every call."""
+    """
+    One query that runs again and again on a checkpoint.
+
+    Its sink records the ids of every call.
+    """
 
     queue: SparkQueue
     checkpoint: Path
@@ -50,13 +54,13 @@ class Run:
             raise RuntimeError(f"sink failed on batch {batch}")
 
     def go(self, sink: Callable[[DataFrame, int], None] | None = None, **options: object) -> None:
-        """Run it until it received what waits."""
+        """Run the query until it has received what waits."""
         defaults: dict[str, object] = {"maxMessagesPerTrigger": 100, "peekDelay": "100ms"}
         stream = self.queue.stream(**defaults | options).load()
         finish(stream.writeStream.foreachBatch(sink or self), self.checkpoint)
 
     def fail(self, **options: Any) -> None:
-        """Leave a batch received, handed out, and not in the commit log."""
+        """Leave a batch that was received and handed out, but is not in the commit log."""
         self.fails = True
         with pytest.raises(StreamingQueryException, match="sink failed"):
             self.go(**options)

@@ -51,7 +51,7 @@ class Login:
     ways: dict[str, dict[str, str]]  # how a user may give it
 
     def shown_in(self, text: str) -> list[str]:
-        """The lines that give it away, in any spelling."""
+        """The lines that show the password, in any spelling."""
         known = (self.password, quote(self.password), quote(self.password, safe=""), "pA55")
         return [line for line in text.splitlines() if any(each in line for each in known)]
 
@@ -79,7 +79,7 @@ def login(queue: SparkQueue) -> Iterator[Login]:
 
 
 def shown(query: StreamingQuery, queue: SparkQueue) -> str:
-    """What a query stores and shows."""
+    """What a query stores and reports."""
     files = (each for each in queue.checkpoint.rglob("*") if each.is_file())
     stored = [each.read_text(encoding="utf-8", errors="replace") for each in files]
     return "\n".join([*stored, *(each.json for each in query.recentProgress), repr(query.status)])

@@ -1,4 +1,4 @@
-"""error_triage: failures in columns and groups; they are returned once, wherever a run ends."""
+"""The job error_triage: failures become columns and groups, and are returned once."""
 
 from __future__ import annotations
 
@@ -179,12 +179,12 @@ GAPS = pytest.mark.parametrize("gap", [BEFORE_SEND, BEFORE_MARK])
 
 
 class Killed(Exception):
-    """Ends a retry in a gap."""
+    """Ends a retry between two steps."""
 
 
 @pytest.fixture
 def options(queue: SparkQueue) -> dict[str, str]:
-    """Options of the sink; a test may change them between two runs."""
+    """Options of the sink, which a test may change between two runs."""
     return {"stateSchema": queue.place.state}
 
 
@@ -223,7 +223,7 @@ def counted(made: triage.Retry) -> dict[str, int]:
 
 
 def killed(retry: Start, gap: str, *ids: str, limit: int | None = None) -> str:
-    """Begin a return of these messages, and end it in a gap; gives the pending request."""
+    """Begin a return of these messages, and end it in a gap. Return the pending request."""
     made = retry(*ids)
     update = made._update  # noqa: SLF001 - the second gap is before its second call
 

@@ -1,4 +1,4 @@
-"""One query that reads a queue by two streams: each would get a part, so the query fails."""
+"""One query that reads a queue by two streams fails, because each would get a part."""
 
 from __future__ import annotations
 

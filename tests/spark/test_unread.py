@@ -1,4 +1,4 @@
-"""Batches that nothing reads: Spark starts no task, and commits the batch all the same."""
+"""Batches that nothing reads: Spark starts no task, and commits the batch anyway."""
 
 from __future__ import annotations
 

@@ -63,12 +63,12 @@ def read_rows(session: Connection) -> list[Taken]:
 
 
 def read_arrow(session: Connection) -> pa.Table:
-    """Run the same statement; its rows come in columns."""
+    """Run the same statement, with its rows in columns."""
     return session.arrow("take", tables={"queue": QUEUE}, chosen="[[1]]")
 
 
 def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
-    """Return the class of what an action raises; None for no error."""
+    """Return the class of the error that an action raises, or None."""
     try:
         action()
     except errors.DatabaseFailure as failure:
@@ -253,7 +253,7 @@ def test_a_deadlock_in_an_attempt_runs_the_transaction_again(run: Run, script: S
 
 @pytest.fixture
 def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
+    """Run a transaction, with retries but no pauses. Its first attempt meets what is prepared."""
     monkeypatch.setattr(sessions, "reached", set())
     options = SourceOptions.parse({"url": url, "queue": "orders"})
 
