@@ -1,7 +1,8 @@
 """
-A PostgreSQL whose messages are German, from the system's packages; the embedded one has English.
+A PostgreSQL with German messages, from the system's packages. The embedded one has English.
 
-Debian has it in the packages `postgresql` and `locales`. `.ci/run` installs them where they lack.
+Debian has it in the packages `postgresql` and `locales`. `.ci/run` installs them if they are
+missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-What users see, each line a fact and what it is true of.
+What users see. Each line is a fact, and what has it.
 
-    python tests/surface.py > tests/golden/surface.txt
+python tests/surface.py > tests/golden/surface.txt
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LINES = '{"body": "4"}\n{"body": "5", "delay": "01:00:00"}\n'
 
 
 def facts(server: str) -> list[str]:
-    """All facts, each with what it is true of; the commands run on a PostgreSQL server."""
+    """All facts, each with what has it. The commands run on a PostgreSQL server."""
     parts = of_metrics(), of_commands(), of_exports()
     found: defaultdict[str, set[str]] = defaultdict(set)
     for fact, owner in chain(*parts, of_json(server)):
@@ -61,7 +61,7 @@ def of_metrics() -> Facts:
 
 
 def keys(place: str, value: object) -> Facts:
-    """The keys of a JSON value and of all in it, by where they are."""
+    """The keys of a JSON value and of all values in it, by their paths."""
     if isinstance(value, list):
         for each in value:
             yield from keys(f"{place}[]", each)
@@ -86,7 +86,7 @@ def of_commands() -> Facts:
 
 
 def of_json(server: str) -> Facts:
-    """Keys that each command prints with --json, and how it ends."""
+    """The keys that each command prints with --json, and its exit code."""
     with placed(server) as place:
         words = prepare(place)
         for name, call in CALLS.items():
@@ -96,7 +96,7 @@ def of_json(server: str) -> Facts:
 
 
 def run(url: str, *words: str) -> tuple[object, list[Any]]:
-    """Run one command in this process; its exit code and what it printed."""
+    """Run one command in this process. Return its exit code and what it printed."""
     stdin = io.TextIOWrapper(io.BytesIO(LINES.encode()))
     with (
         patch.dict(os.environ, SQLQUEUE_URL=url),

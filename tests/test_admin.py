@@ -1,4 +1,4 @@
-"""Pure rules of commands and browses: an endpoint's queues, filters, the report's page."""
+"""Rules of commands and browses without IO: an endpoint's queues, filters, the report's page."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def conditions(column: tuple[str], values: st.SearchStrategy[Any]) -> st.SearchS
 def test_what_is_selected_and_left_to_spark_is_what_was_asked(
     asked: list[Any], rows: list[tuple[int, str]]
 ) -> None:
-    """For every row: selected, and passed by the filters that are left."""
+    """A row is selected and passes the rest exactly if it passes all that was asked."""
     wanted, left = ALL, []
     for kind, column, value in asked:
         wanted, done = wanted.narrow(getattr(filters, kind)(column, value))
@@ -123,7 +123,7 @@ class Tags(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note it."""
+        """Record the tag."""
         self.names.add(tag)
         self.attributes += attrs
 
@@ -142,7 +142,7 @@ def test_a_page_has_no_script_and_fetches_nothing_whatever_the_names_are() -> No
 
 
 def test_a_text_holds_nothing_that_is_not_seen() -> None:
-    """Neither control characters, nor those that turn a line round; a file can hold it."""
+    """It has no control character, and none that turns a line round. A file can hold it."""
     for text in ("\x1b[2J", "\u202egpj.exe", "\ud800", "\0", "a\nb"):
         shown = page(text)
 

@@ -24,7 +24,7 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.
 
 
 def run(program: str, *words: str, folder: Path = ROOT) -> list[str]:
-    """Run Python in a process of its own; the lines that it printed."""
+    """Run Python in a process of its own. Return the lines that it printed."""
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -32,7 +32,7 @@ def run(program: str, *words: str, folder: Path = ROOT) -> list[str]:
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
-    """Built from the source distribution: statements and the mark of typing, no test, no job."""
+    """It has statements and py.typed, and no test and no job."""
     tree, folder = tmp_path / "tree", tmp_path / "dist"
     ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
     shutil.copytree(ROOT / "sqlq_spark", tree / "sqlq_spark", ignore=ignored)

@@ -1,4 +1,4 @@
-"""Jobs without Spark: settings, what is refused, what is blanked, names of tables, exit codes."""
+"""Jobs without Spark: settings, refused ones, hidden secrets, names of tables, exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sqlq_spark.jobs import streams
 from sqlq_spark.jobs.error_triage import TriageSettings
 from sqlq_spark.jobs.queue_to_delta import OTHER, QueueToDeltaSettings, application, table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.options import SinkOptions
+from sqlq_spark.options import SinkOptions, SourceOptions
 
 ROOT = Path(__file__).parent.parent
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
@@ -38,7 +38,7 @@ WORDS = ["--url", URL, *REST]
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No url and no password but the test's own."""
+    """Remove url and password from the environment, except the test's own."""
     for name in ("SQLQUEUE_URL", "SQLQUEUE_PASSWORD", "PGPASSWORD"):
         monkeypatch.delenv(name, raising=False)
 
@@ -57,14 +57,14 @@ def file(folder: Path, text: str) -> str:
 
 
 def refused(*words: str) -> str:
-    """What is said of a command line that is wrong."""
+    """The error of a wrong command line."""
     with pytest.raises(BadSettings) as error:
         loaded(*words)
     return str(error.value)
 
 
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
-    """What neither gives is the default; a table of the file is a flag that is repeated."""
+    """What neither gives is the default. A table of the file is a flag that can be repeated."""
     own = f'url = "{URL}"\nerror_queue = "a"\ntable = "t"\ngroups = "x"\nlimit = 7\n'
     table = '[source]\npeekDelay = "1s"\nlimit = 3\nfailOnDataLoss = false\n'
     path = file(tmp_path, f"{own}retention_days = 1\n{table}")
@@ -79,7 +79,7 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
-    """Each by its name, with what was found and what was expected."""
+    """Each line has the name, what was found and what was expected."""
     path = file(tmp_path, 'tabel = "a"\nlimit = 0\nretention_days = "much"\ngroups = ["x"]\n')
 
     said = refused("--settings", path, "--trigger", "soon", "--source", "peekDelay")
@@ -101,7 +101,7 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
 
 
 def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The url, the file, the environment, ours first, or the secret scope of Databricks."""
+    """It is in the url, the file, the environment, or a secret scope of Databricks."""
     scope = ["--secret-scope", "shop", "--secret-key", "db"]
     given, other = file(tmp_path, 'password = "of the file"'), "sqlserver://spark@localhost/shop"
     passwords = [loaded("--url", BARE, *REST, *scope).password]
@@ -128,7 +128,7 @@ SECRETS = [
 
 
 def test_no_secret_is_shown(tmp_path: Path) -> None:
-    """Not of the url, not of a table, not by repr, not in an error."""
+    """A url, a table, a repr and an error hide the password."""
     for url in SECRETS:
         path = file(tmp_path, f'password = "s3cret"\nurl = "{url}"\n[source]\nx = "{url}"\n')
         made = loaded("--settings", path, *REST)
@@ -146,7 +146,7 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
 
 
 def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
-    """Before Spark starts."""
+    """The error comes before Spark starts."""
     for title, name, said in (
         ("source", "peekDelays", "not known: did"),
         ("source", "Queue", "set by the job"),
@@ -160,7 +160,7 @@ def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
 
 
 def test_an_error_is_one_sentence() -> None:
-    """Ours in one sentence, also where only Spark's text of it is left; others by their name."""
+    """Our errors have one sentence, also within Spark's text. Others have their name."""
     ours = QueueNotFound(queue='"public"."Orders"', server="localhost")
     spark = RuntimeError(
         "[STREAM_FAILED] Query terminated: Traceback (most recent call last):\n"
@@ -178,7 +178,7 @@ def test_an_error_is_one_sentence() -> None:
 def test_the_totals_are_the_last_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As JSON; a job that looks ends by 1 when it found something."""
+    """They are JSON. A job that looks for problems ends with exit code 1 if it found one."""
     monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
     for found, code in ((0, 0), (3, 1)):
         made = job.Job("", TriageSettings, lambda *_, found=found: {"found": found})
@@ -206,7 +206,7 @@ def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_settings_in_conf_fit_their_job() -> None:
-    """Each stands there, be it as a comment, but login and log level; so does the tested Delta."""
+    """Each one is there, maybe as a comment, except login and log level. Delta's version fits."""
     for name in JOBS:
         path, kind = ROOT / "conf" / f"{name}.toml", module(name).main.kind
         made, _ = job_settings.load_settings("", kind, ["--settings", str(path)])
@@ -270,7 +270,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_settings_that_do_not_go_together() -> None:
-    """Each is named, with what is expected."""
+    """The error names each of them, with what is expected."""
     for given, expected in REFUSED:
         with pytest.raises(BadSettings, match=re.escape(expected)):
             tables(**given)
@@ -293,7 +293,7 @@ def test_a_schema_of_a_file_and_where_failures_go(tmp_path: Path) -> None:
 
 @drawn(st.text(st.characters(exclude_categories=[]), max_size=300))
 def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
-    """Letters, digits and underscores, of bounded length, and never that of the rest."""
+    """It is short, has letters, digits and underscores, and is not the name of the rest."""
     name = table_name(message_type)
 
     assert re.fullmatch(r"[a-z0-9_]{8,69}", name)
@@ -301,7 +301,7 @@ def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
 
 
 def test_what_looks_alike_is_kept_apart() -> None:
-    """Types, where names of tables ignore case; writes by stream, share, rules and schema."""
+    """Names of tables ignore case. Writes differ by stream, share, rules and schema."""
     types = ["Shop.Placed", "shop.placed", "Shop_Placed", "Shop`Placed", "../Shop.Placed", "Ü", ""]
     rules: list[dict[str, Any]] = [
         {},
@@ -319,3 +319,19 @@ def test_what_looks_alike_is_kept_apart() -> None:
     assert len({table_name(each).lower() for each in types}) == len(types)
     assert len(known) == 2 * len(writes)
     assert application("1", "x", one) == application("1", "x", other)
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [({}, 256 << 20), ({"MAXMESSAGEBYTES": "512m"}, 512 << 20)]
+)
+def test_the_only_limit_of_error_triage_is_that_of_messages(
+    given: dict[str, str], limit: int
+) -> None:
+    """It follows maxMessageBytes in the table of options, in upper or lower case."""
+    settings = TriageSettings(
+        url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
+    )
+    options = SourceOptions.parse(settings.read())
+
+    assert (options.max_header_bytes, options.max_message_bytes) == (limit, limit)
+    assert not options.limits_headers

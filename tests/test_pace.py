@@ -1,4 +1,4 @@
-"""What the next batch receives: how much of what waits, how a queue is looked at, which tasks."""
+"""Planning of the next batch: how much it takes, how a queue is looked at, and its tasks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_batch_takes_what_waits_within_its_limits() -> None:
 def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
     queues: list[Backlog], allowed: SourceOptions, ramp: Ramp, turn: int
 ) -> None:
-    """Each queue is asked within as many batches as there are queues."""
+    """Each queue is planned within as many batches as there are queues."""
     batches = [
         quotas(queues, allowed, ramp, waited=allowed.max_trigger_delay, turn=turn + at)
         for at in range(len(queues))
@@ -133,7 +133,7 @@ RAMPED = [
 
 
 def test_the_ramp_counts_as_version_2_1_does() -> None:
-    """Over a threshold of receives in a row: one task more, or less, with eight at the most."""
+    """A threshold of receives in a row adds a task or removes one. There are at most eight."""
     eight = limits(max_concurrency=8)
     nine = limits(max_concurrency=9, min_concurrency=9)
     for ramp, tasks, empty, expected in RAMPED:
@@ -175,11 +175,7 @@ def look(
     now: float = 0.0,
     took: float = 0.0,
 ) -> tuple[PeekState, list[int]]:
-    """
-    Answer the questions of a look by `answers`, in order; all of them are needed.
-
-    Returns the state after it, and the seqs from which it asked.
-    """
+    """Run a look whose queries find `answers`, in order. All answers must be needed."""
     looking = peek.look(state, now, limits(transaction_mode=mode, peek_delay=1.0))
     asked = [next(looking).first]
     asked += [looking.send((found, took)).first for found in answers[:-1]]
@@ -189,13 +185,13 @@ def look(
 
 
 def received(state: PeekState, taken: int | None = None) -> PeekState:
-    """Plan all that was found, and learn what became of it."""
+    """Plan all that was found, and learn the outcome."""
     planned, _, _ = peek.plan_ranges(state, Quota(state.found.messages, 1))
     return planned if taken is None else peek.learn(planned, taken)
 
 
 def test_a_look_starts_where_the_queue_started() -> None:
-    """The first look, and one each 30 s, start at the very beginning. Dead rows are passed over."""
+    """One look in 30 s begins at the lowest seq there can be. The others skip dead rows."""
     state, asked = look(PeekState(), WAITING)
 
     assert asked == [LOWEST_SEQ]
@@ -264,7 +260,7 @@ def options(**raw: str) -> SourceOptions:
 
 
 def offset(*parts: dict[str, Any]) -> Offset:
-    """Parse an offset of parts that lack what does not matter."""
+    """Parse an offset whose parts get defaults for what does not matter."""
     part = {"queue": '"public"."a"', "messages": 10, "share": 5, "bytes": 100, "bounds": [1, 6, 11]}
     plan: list[dict[str, Any]] = [part | each for each in parts]
     for each in plan:
@@ -273,7 +269,7 @@ def offset(*parts: dict[str, Any]) -> Offset:
 
 
 def test_tasks_are_numbered_over_all_queues() -> None:
-    """Also over those that the options do not name, which are not received from."""
+    """Queues that the options do not name are numbered too, but not received from."""
     other, hostile = '"sales"."b, c"', 'a"; DROP TABLE b; --'
     end = offset({}, {"queue": other, "bounds": [7, 9]}, {"queue": hostile, "bounds": [4, 5]})
 
@@ -289,7 +285,7 @@ def test_tasks_are_numbered_over_all_queues() -> None:
 
 
 def test_bytes_and_partitions_are_shared_by_what_was_expected() -> None:
-    """Small tasks share a partition; a batch that runs again has the same, whatever is set."""
+    """Small tasks share a partition. A batch that runs again has the same partitions."""
     end = offset({}, {"messages": 3, "bytes": 1000, "bounds": [1, 2]})
     for most, expected in (("8m", [MIB, MIB, 6 * MIB]), ("1", [1, 1, 1])):
         tasks = tasks_of(end, options(maxBytesPerTrigger=most))
@@ -345,7 +341,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 def test_an_offset_of_another_form_raises() -> None:
-    """No statement gets what a database cannot store; the error says what was found."""
+    """No statement gets what a database cannot store. The error says what was found."""
     for found, wrong in WRONG.items():
         with pytest.raises(BadOffset, match=f"{found}.* Run the query with the release"):
             Offset.parse(offset({}).to_json() | wrong)

@@ -22,7 +22,7 @@ QUOTED = "hush-%231"
 
 
 def test_a_url_is_read() -> None:
-    """Percent signs in user, password and database; the defaults are the strict ones."""
+    """User, password and database may have percent signs. The defaults are the strict ones."""
     found = Target.parse(f"sqlserver://bo%40x:{QUOTED}@db.example:14330/my%20shop?driver=pyodbc")
 
     assert found == Target(
@@ -86,7 +86,7 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
 
 @given(st.text(st.characters(min_codepoint=32, exclude_characters="\x7f"), max_size=30))
 def test_no_value_can_end_its_braces(text: str) -> None:
-    """As the drivers read a connection string: `}}` is a brace, `}` the end."""
+    """The drivers read `}}` as a brace, and `}` as the end."""
     inside = in_braces(text)[1:-1]
 
     assert inside.replace("}}", "") == inside.replace("}}", "").replace("}", "")
@@ -94,7 +94,7 @@ def test_no_value_can_end_its_braces(text: str) -> None:
 
 
 def test_the_connection_string_says_encryption_and_no_way_around_it() -> None:
-    """Values in braces; a password cannot add a keyword."""
+    """Values are in braces, so that a password cannot add a keyword."""
     target = Target.parse("sqlserver://bo:x%7D%3BEncrypt%3Dno@db/shop")
 
     assert target.connection_string(Driver="ODBC Driver 18 for SQL Server") == (
@@ -133,7 +133,7 @@ def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
     ],
 )
 def test_the_driver_that_reports_numbers_comes_first(query: str, names: str) -> None:
-    """In another language mssql-python reports only a sentence; pyodbc lacks one kind of login."""
+    """mssql-python reports a sentence in any language, but pyodbc lacks one kind of login."""
     found = drivers.candidates(Target.parse(f"sqlserver://db?{query}"))
 
     assert [name for name, _ in found] == names.split()

@@ -50,7 +50,7 @@ def _stream(stand: Stand, most: int, path: str | None = "orders", **options: Any
 
 
 def _drain(stand: Stand, writer: DataStreamWriter) -> list[Any]:
-    """Run a stream until nothing waits; its progress."""
+    """Run a stream until nothing waits, and return its progress."""
     writer = writer.option("checkpointLocation", stand.checkpoint())
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()

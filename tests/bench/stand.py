@@ -59,7 +59,7 @@ class Stand:
 
     @property
     def url(self) -> str:
-        """Where the database is."""
+        """The url of the database."""
         return self.database.url
 
     @cached_property

@@ -56,7 +56,11 @@ def count(place: Place, table: str) -> int:
 def received(
     place: Place, *, messages: int, batch: int = 1, url: str = "", errors: str | None = None
 ) -> list[bytes]:
-    """Receive as a task does, as a login with an error queue, and never acknowledge; the bodies."""
+    """
+    Receive as a task of a login with an error queue does, and return the bodies.
+
+    Nothing acknowledges.
+    """
     options = SourceOptions.parse(
         {"url": url or place.url, "queue": "x", "stateSchema": place.state, "queryTimeout": "10s"}
     )
@@ -85,13 +89,17 @@ def received(
 
 
 def as_role(url: str, role: str) -> str:
-    """The same login, with the rights of a role only."""
+    """Return the same login with the rights of one role only."""
     return f"{url}{'&' if '?' in url else '?'}options=-c%20role%3D{role}"
 
 
 @contextmanager
 def own_database(server: str, schema: str = "public", more: str = "") -> Iterator[Place]:
-    """Give a place in a database of its own; it goes with the roles whose names begin as its."""
+    """
+    Give a place in a database of its own.
+
+    Roles whose names begin with the database's go with it.
+    """
     name = f"own_{secrets.token_hex(4)}"
     with psycopg.connect(server, autocommit=True) as dba:
         dba.execute(f"CREATE DATABASE {name} {more}".encode())

@@ -69,7 +69,7 @@ class Clock:
         self.now = 1000.0
 
     def __call__(self) -> float:
-        """Say what it shows."""
+        """Return the time that it shows."""
         return self.now
 
 
@@ -81,7 +81,7 @@ class Spied(RecordedConnection):
         self.bench = bench
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
+        """Record the statement, and kill the session there if a test asks for it."""
         self.bench.said.append(statement)
         strike = self.bench.strike
         return call() if strike is None else strike.around(statement, call)
@@ -97,7 +97,7 @@ class Strike:
     fell: str | None = None
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """Count a statement; is it the one?"""
+        """Run a statement, and kill the session before or after it if it is the chosen one."""
         self.at -= 1
         if self.at != -1:
             return call()
@@ -140,30 +140,30 @@ class Bench:
 
     @property
     def printed(self) -> str:
-        """The queue's canonical address."""
+        """The queue's canonical address, as text."""
         return self.desk.printed(self.queue)
 
     @property
     def stated(self) -> str:
-        """How options and state tables name the queue; on SQL Server without its database."""
+        """The queue's address as options and state tables have it. SQL Server's has no database."""
         return names_of(self.dotnet.url).print_address(self.queue)
 
     def use_own_name(self) -> str:
-        """Use a queue whose name no other test has; return the name of its drivers' sessions."""
+        """Use a queue whose name no other test has. Return the name of its drivers' sessions."""
         self.queue = self.another(f"orders {self.name}")
         return f"sqlqueue driver {self.queue.table}"
 
     @property
     def delayed(self) -> QueueAddress:
-        """The queue's table of delayed messages, which need not be there."""
+        """The queue's table of delayed messages, which may not exist."""
         return delayed_of(self.queue)
 
     def beside(self, table: str) -> QueueAddress:
-        """A table beside the queue, which need not be there."""
+        """The address of a table beside the queue, which may not exist."""
         return QueueAddress(table, self.dotnet.schema)
 
     def another(self, table: str) -> QueueAddress:
-        """Make a queue beside the queue."""
+        """Create a queue beside the queue, and return its address."""
         self.dotnet.create(self.beside(table))
         return self.beside(table)
 
@@ -179,45 +179,45 @@ class Bench:
         return self.desk.printed(self.beside(table))
 
     def source(self, **raw: str) -> SourceOptions:
-        """Options of a stream of the queue, or of `queues`, by their public names."""
+        """Options of a stream of the queue, or of `queues`, given by their public names."""
         given = {"url": self.dotnet.url, "stateSchema": self.dotnet.state}
         given |= {} if "queues" in raw else {"queue": self.stated}
         return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
     def sink(self, **raw: str | None) -> SinkOptions:
-        """Options of a writer into the queue; with None for `queue`, of one whose rows name it."""
+        """Options of a writer into the queue. With None for `queue` each row names its queue."""
         given = {"url": self.dotnet.url, "queue": self.stated, "stateSchema": self.dotnet.state}
         whole = given | {"queryTimeout": f"{TIMEOUT:g}s"} | raw
         return SinkOptions.parse({name: each for name, each in whole.items() if each is not None})
 
     def session(self, application: str = "", **raw: str) -> Session:
-        """Give a session of ours; closed at the end of the test."""
+        """Give a session of the package, which is closed at the end of the test."""
         return self._stack.enter_context(Session(self.source(**raw), f"{self.name} {application}"))
 
     def open(self, application: str = "", **raw: str) -> Connection:
-        """Open a connection."""
+        """Open a connection in a new session."""
         return self.session(application, **raw).open()
 
     @property
     def desk(self) -> Connection:
-        """A connection for all that needs none of its own."""
+        """A connection for statements that need no session of their own."""
         if self._desk is None:
             self._desk = self.open("desk")
         return self._desk
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Begin a transaction of the desk."""
+        """Begin a transaction of the shared connection."""
         return transaction(self.desk, timeout=TIMEOUT)
 
     def loop(self, clock: Clock | None = None, **raw: str) -> StreamDriver:
-        """Give the driver's side of a stream, as a fresh process has it; its clock stands still."""
+        """Give the driver of a stream, as a new process has it. Its clock stands still."""
         made = StreamDriver(self.source(**raw), clock or Clock(), doctor.at_start)
         self._stack.callback(made.close)
         return made
 
     @contextmanager
     def login(self, *rights: str) -> Iterator[tuple[Login, Connection]]:
-        """Give a login that has what it was granted on the queue, and a connection of it."""
+        """Give a login with these rights on the queue, and a connection of that login."""
         made = self.dotnet.dba.login()
         try:
             for right in rights:
@@ -228,12 +228,16 @@ class Bench:
             self.dotnet.dba.drop_login(made)
 
     def thread(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run beside the test."""
+        """Run a function in a thread beside the test."""
         pool = self._stack.enter_context(ThreadPoolExecutor(1))
         return pool.submit(work)
 
     def strikes(self, name: str | None = None) -> Iterator[tuple[Session, bool]]:
-        """Kill sessions before each statement, then so that only the answer of a commit is lost."""
+        """
+        Give sessions that are killed before each statement in turn.
+
+        Then answers of commits are lost.
+        """
         self.struck.clear()
         places = [(0, False)]
         for at, after in places:
@@ -255,7 +259,7 @@ class Bench:
         self._stack.close()
 
     def new_stream(self, *, acked: int = 0) -> str:
-        """Make a stream's row, its batches up to `acked` closed."""
+        """Make the row of a stream whose batches up to `acked` are closed, and return its id."""
         stream = str(uuid.uuid4())
         with self.transaction():
             self.desk.run(
@@ -267,7 +271,7 @@ class Bench:
         return stream
 
     def plan(self, stream: str, batch: int) -> None:
-        """Give a batch a plan without tasks."""
+        """Store a plan without tasks for a batch."""
         with self.transaction():
             self.desk.run("store_plan", stream=stream, batch=batch, plan=write_plan(()))
 
@@ -283,7 +287,7 @@ class Bench:
             return acknowledge(self.desk, end, replace(self.claim, stream=stream))
 
     def return_(self, stream: str, *, batch: int = 1, task: int = 0) -> int:
-        """Return a receipt as the operator's command does."""
+        """Return a receipt to the queue, as the operator's command does."""
         with self.transaction():
             return return_receipt(self.desk, (stream, batch, task), self.queue)
 
@@ -314,12 +318,12 @@ class Bench:
         connection: Connection | None = None,
         spark_batch: SparkBatch = NO_SPARK_BATCH,
     ) -> pa.Table:
-        """Run a task as an executor does, once."""
+        """Run a task once, as an executor does."""
         return receive(connection or self.desk, task, spark_batch=spark_batch)
 
     @contextmanager
     def running(self, task: Task, application: str) -> Iterator[pa.Table]:
-        """Run a task in a session of its own; its receipt and commit come after the block."""
+        """Run a task in a session of its own, and commit it with its receipt after the block."""
         connection = self.open(application)
         connection.begin()
         stream, *_ = task.key
@@ -331,16 +335,20 @@ class Bench:
         connection.run("commit")
 
     def batch(self, loop: StreamDriver, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
-        """Plan and receive the batch after `start`; the same offset means there was none."""
+        """Plan and receive the batch after `start`. The same offset means that there was none."""
         end = loop.latest(start)
         return end, [] if end == start else [self.receive(task) for task in loop.tasks(end)]
 
     def drain(self, loop: StreamDriver, start: Offset = INITIAL) -> list[bytes]:
-        """Run micro-batches as AvailableNow does, until the offset stays; the bodies got."""
+        """Run micro-batches as AvailableNow does, until the offset stays. Return the bodies."""
         return [body for tables in self.batches(loop, start) for body in bodies(*tables)]
 
     def batches(self, loop: StreamDriver, start: Offset = INITIAL) -> Iterator[list[pa.Table]]:
-        """Run micro-batches as AvailableNow does, until the offset stays."""
+        """
+        Run micro-batches as AvailableNow does, until the offset stays.
+
+        Yield the rows of each.
+        """
         for _ in range(50):
             end, tables = self.batch(loop, start)
             if end == start:
@@ -351,17 +359,17 @@ class Bench:
         raise AssertionError(message)
 
     def seqs(self) -> list[int]:
-        """What waits."""
+        """The seqs of what waits in the queue."""
         return [row.seq for row in self.dotnet.rows(self.queue)]
 
     def bodies(self, queue: QueueAddress | str | None = None) -> list[bytes | None]:
-        """The bodies of what waits, in the queue or in another."""
+        """The bodies of what waits in the queue, or in another one."""
         if isinstance(queue, str):
             queue = self.beside(queue)
         return [row.body for row in self.dotnet.rows(queue or self.queue)]
 
     def failures(self) -> dict[bytes | None, dict[str, str]]:
-        """Headers of what the error queue holds, by body; each body is there once."""
+        """Headers of the messages in the error queue, by body. Each body must be there once."""
         rows = self.dotnet.rows(self.errors)
         found = {row.body: json.loads(row.headers or "") for row in rows}
         assert len(found) == len(rows)
@@ -387,7 +395,11 @@ def bare(dotnet: DotNet) -> Iterator[Bench]:
 
 @pytest.fixture
 def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Give the same with state tables; sessions opened while `watched` are counted and struck."""
+    """
+    Give a bench with state tables.
+
+    Sessions that are opened while it watches record their statements.
+    """
     connection = bare.desk
     schema.install(connection)
     connect = database.dialect_of(bare.dotnet.url).connect
@@ -403,6 +415,6 @@ def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 @pytest.fixture
 def impatient() -> Iterator[None]:
-    """Retry as often as in earnest, without the pauses."""
+    """Retry as often as a real session, but without the pauses."""
     with stamina.set_testing(testing=True, attempts=7, cap=True):
         yield

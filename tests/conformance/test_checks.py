@@ -1,4 +1,4 @@
-"""Checks: each thing that can be wrong is made so, found, fixed by what the finding says, gone."""
+"""Checks: each fault is made, found, and fixed by the statements of its finding."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(bench: Bench, text: str) -> None:
 
 @pytest.mark.parametrize("name", cases("wrong"))
 def test_what_is_wrong_is_found_and_its_fix_works(bare: Bench, name: str) -> None:
-    """The statements can be run as they stand; what else there is stays right."""
+    """The proposed statements can be run as they are printed, and break nothing else."""
     state = bare.dotnet.dba.shapes.wrong[name]
     bare.dotnet.dba.on(bare.queue, state.make)
 
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_found_and_its_fix_works(bare: Bench, name: str) -> Non
 
 @only("postgresql", "an index that is built beside the traffic and may be left half done")
 def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
-    """CONCURRENTLY leaves one behind, which is not used."""
+    """CREATE INDEX CONCURRENTLY leaves an index behind that the server does not use."""
     bare.dotnet.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
     bare.dotnet.send_many(bare.queue, [b"1", b"2"])
     bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 1")
@@ -109,7 +109,7 @@ def test_the_delayed_table_is_checked(bare: Bench, make: str, name: str, severit
 
 
 def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
-    """Only where there are some; on PostgreSQL only in a table that takes a while to read."""
+    """The index is proposed where messages expire, on PostgreSQL only in a large table."""
     dba = bare.dotnet.dba
     if bare.dotnet.makes_expires_index:
         dba.do("unindex_expires", bare.queue)
@@ -127,7 +127,7 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
 
 
 def test_what_a_login_may_not_see_is_noted_and_no_fix_grants_a_state_schema(bare: Bench) -> None:
-    """It may be another team's. Without a right old transactions of others are not found."""
+    """The schema may be another team's. Without a right, old transactions stay unknown."""
     schema.install(bare.open("install", stateSchema=str(bare.queue.schema)))
     with bare.login() as (login, connection):
         findings = doctor.of_any_queue(connection, bare.queue)
@@ -148,7 +148,7 @@ class Forbidden(RecordedConnection):
     asked = 0
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection; the first look fails."""
+        """Run the statement, but let the first look at sessions fail."""
         self.asked += statement == "check_server"
         if statement == "check_server" and self.asked == 1:
             raise RightMissing(statement=statement, reason="not allowed", fix="GRANT VIEW")
@@ -156,7 +156,7 @@ class Forbidden(RecordedConnection):
 
 
 def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> None:
-    """It is a note with the fix. What needs no right is checked again, without the sessions."""
+    """The finding is a note with a fix. The other checks run again, without the sessions."""
     operator, start = Forbidden(bare.desk), Forbidden(bare.desk)
 
     (note,) = doctor.of_server(operator)
@@ -167,13 +167,17 @@ def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> 
 
 
 def old(bench: Bench) -> list[Finding]:
-    """Transactions that are open, of sessions of this test."""
+    """Findings of open transactions, of sessions of this test."""
     found = doctor.of_server(bench.desk, older=0.0)
     return [each for each in found if bench.name in each.found]
 
 
 def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -> None:
-    """By its process, application and age; one that pins nothing is no matter."""
+    """
+    The finding names its session and its age, and the fix ends the session.
+
+    A transaction that holds nothing back is not reported.
+    """
     other = bench.open("idler")
     other.begin()
     assert old(bench) == []
@@ -197,7 +201,7 @@ PARTS = [
 
 @only("postgresql", "the catalogue that the test reads")
 def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
-    """Its statement makes it as it was; an install leaves the others as they are."""
+    """The fix makes it as it was. An install leaves the other tables as they are."""
     state = bench.dotnet.state
     tables = [QueueAddress(part, state) for part in PARTS if not part.endswith("_query")]
 
@@ -217,7 +221,7 @@ def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
 
 
 def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """With the fix, in which a hostile name is quoted, when its driver first works."""
+    """The first look at a queue warns. The fix quotes a hostile name."""
     queues = [bare.queue, bare.another('x"; DROP TABLE orders; --%s]')]
     shapes = bare.dotnet.dba.shapes
     for queue in queues:
@@ -240,7 +244,7 @@ def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptu
 
 
 def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: Bench) -> None:
-    """Absent, or no queue: before a message is received, not at the first poison message."""
+    """An absent table, or one that is no queue, is an error before a message is received."""
     errors = bare.beside("absent")
     bare.dotnet.send(bare.queue)
     loop = bare.loop(errorQueue=bare.address("absent"), transactionMode="none")
@@ -272,7 +276,7 @@ NO_SIGNS = [
 
 @pytest.mark.parametrize("headers", SIGNS)
 def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A stream warns, unless the option silences it; what was handled elsewhere is no sign."""
+    """A stream warns about them unless warnIfShared=false. Failures of other queues are no sign."""
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
     def starting(**raw: str) -> str:
@@ -314,7 +318,7 @@ COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}',
 
 @only("postgresql", "rows that are inserted with their seq")
 def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None:
-    """After a copy of rows each send fails until the sequence is set; poison gets past them."""
+    """After a copy of rows each send fails until the sequence is set. Poison gets past them."""
     for queue in (bench.queue, bench.errors):
         bench.dotnet.dba.on(queue, f"{COPIED} FROM generate_series(1, 500) AS n")
     staged = stage(bench, chunk(b"ours"))
@@ -340,7 +344,7 @@ def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None
 def test_a_sequence_is_not_set_near_the_end_of_its_type(
     bare: Bench, last: int, *, is_far: bool
 ) -> None:
-    """One row far ahead uses up no seqs: the row is shown, and no change of type is proposed."""
+    """One row far ahead uses up no seqs. It is shown, and no change of type is proposed."""
     bare.dotnet.send(bare.queue)
     bare.dotnet.dba.on(bare.queue, COPIED.replace(" n", f" {last}"))
 
@@ -358,7 +362,7 @@ def test_a_sequence_is_not_set_near_the_end_of_its_type(
 
 @only("postgresql", "a table that another maker of queues makes")
 def test_a_sequence_behind_is_found_where_seqs_repeat(bare: Bench) -> None:
-    """No send fails there; the numbers repeat."""
+    """Sends do not fail there, but the sequence gives out the same seqs again."""
     bare.dotnet.dba.on(
         bare.queue,
         "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;"
@@ -373,7 +377,7 @@ def test_a_sequence_behind_is_found_where_seqs_repeat(bare: Bench) -> None:
 
 @only("postgresql", "rights on a sequence")
 def test_a_login_that_may_not_see_the_sequence_gets_no_guess(bare: Bench) -> None:
-    """What it cannot see is not behind."""
+    """A sequence that the login cannot see is not reported as behind."""
     bare.dotnet.dba.on(bare.queue, f"{COPIED} FROM generate_series(1, 500) AS n")
 
     with bare.login("SELECT, DELETE, UPDATE") as (_, connection):

@@ -1,4 +1,4 @@
-"""Delayed delivery: stored by the sink, moved when due, beside endpoints and in any zone."""
+"""Delayed delivery: the sink stores messages, and movers move what is due, in any time zone."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def store_due(bench: Bench, messages: int) -> list[bytes]:
 
 
 def waiting(bench: Bench) -> list[bytes | None]:
-    """The bodies of what waits to be due."""
+    """The bodies of the delayed messages."""
     return [row.body for row in bench.dotnet.delayed_rows(bench.delayed)]
 
 
 def chunk(*rows: dict[str, Any]) -> pa.Table:
-    """Make a chunk; each row has what it says, and a body."""
+    """Make a chunk. Each row has the given columns, and a body."""
     fields = [*CHUNK_ROW, *CHUNK_DELAYS.values()]
     full = [{"headers": "{}", "body": b"%d" % at} | row for at, row in enumerate(rows)]
     used = [at for at in fields if at.name in CHUNK_ROW.names or any(at.name in r for r in full)]
@@ -86,7 +86,7 @@ def send_now(bench: Bench, *chunks: pa.Table, **raw: str) -> None:
 @pytest.mark.parametrize("way", [dispatch, send_now])
 def test_a_delayed_row_waits_and_the_others_are_sent(bench: Bench, way: Callable[..., int]) -> None:
     """
-    Due by the database's clock, addressed to its destination; the queue sees nothing of it.
+    Due times are by the database's clock, and a delayed row is in no queue.
 
     A time in the past is due now, also one that a datetime cannot hold.
     """
@@ -108,7 +108,7 @@ def test_a_delayed_row_waits_and_the_others_are_sent(bench: Bench, way: Callable
 
 
 def test_each_destination_has_its_own_table(bench: Bench) -> None:
-    """Named after it, in its schema; the option delayedQueue names one table for all."""
+    """It is named after the destination. The option delayedQueue names one table for all."""
     other, common = bench.another("the other"), bench.beside("x" * 55 + ".Delayed")
     for table in (delayed_of(other), common):
         bench.dotnet.create_delayed(table)
@@ -126,7 +126,7 @@ def test_each_destination_has_its_own_table(bench: Bench) -> None:
 
 @pytest.mark.parametrize("ordinary", [False, True])
 def test_without_the_table_nothing_of_the_batch_is_sent(bench: Bench, *, ordinary: bool) -> None:
-    """The error has the command that makes it; an ordinary queue is no such table."""
+    """The error has the command that makes the table. An ordinary queue does not replace it."""
     address = bench.address("error" if ordinary else "orders.Delayed")
     if not ordinary:
         bench.dotnet.dba.drop(bench.delayed)
@@ -142,7 +142,7 @@ def test_without_the_table_nothing_of_the_batch_is_sent(bench: Bench, *, ordinar
 
 
 def test_what_is_due_is_moved_in_the_order_of_due_times(bench: Bench) -> None:
-    """Under its id, without expiry, NULL as zero bytes. The result says how long the rest waits."""
+    """A message keeps its id, and NULL becomes an empty body. The rest waits a known time."""
     ids = {at: uuid.uuid4() for at in (1, 2, 3)}
     for at in (2, 3, 1):
         body = None if at == 3 else b"%d" % at
@@ -165,7 +165,7 @@ def test_what_is_due_is_moved_in_the_order_of_due_times(bench: Bench) -> None:
 
 @only("postgresql", "times beyond the year 9999")
 def test_what_is_due_at_infinity_stops_no_mover(bench: Bench) -> None:
-    """It waits for ever, or not at all; no pause is reckoned by it."""
+    """The message waits for ever, or is moved at once. No pause is computed from its time."""
     for moment, moved in (("infinity", 0), ("-infinity", 1)):
         bench.dotnet.store(bench.delayed, delay=0)
         bench.dotnet.dba.on(bench.delayed, f"UPDATE {{queue}} SET Due = '{moment}'")
@@ -174,7 +174,7 @@ def test_what_is_due_at_infinity_stops_no_mover(bench: Bench) -> None:
 
 
 def test_movers_of_both_kinds_at_once_lose_and_double_nothing(bench: Bench) -> None:
-    """Two of ours and an endpoint's, in small batches."""
+    """Two movers of ours and one of an endpoint move small batches at the same time."""
     sent = store_due(bench, 200)
 
     def ours() -> None:
@@ -196,7 +196,7 @@ def test_movers_of_both_kinds_at_once_lose_and_double_nothing(bench: Bench) -> N
 
 @only("postgresql", "an id that must be unique")
 def test_a_known_id_does_not_stop_a_mover(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Its message gets a new one, and those behind it come as well."""
+    """A message whose id is in the queue already gets a new one, and the others are moved too."""
     taken = bench.dotnet.send(bench.queue, body=b"there")
     bench.dotnet.store(bench.delayed, body=b"copy", delay=-2, row=taken)
     bench.dotnet.store(bench.delayed, body=b"behind", delay=-1)
@@ -213,7 +213,7 @@ def test_a_known_id_does_not_stop_a_mover(bench: Bench, caplog: pytest.LogCaptur
 def test_what_the_queue_cannot_hold_stays_and_the_others_move(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A varchar would store question marks; a move when the column is wide takes the rest."""
+    """A varchar would store question marks. When the column is wide, the rest is moved."""
     dba = bench.dotnet.dba
     dba.on(bench.queue, dba.shapes.wrong["headers_type"].make)
     for at, name in enumerate(("Zoë", "日本", "b")):
@@ -237,7 +237,7 @@ class Narrow(RecordedConnection):
         self.__dict__["unfit"] = unfit
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
+        """Run the statement, and report after a move that some messages did not fit."""
         found = call()
         return [replace(found[0], unfit=self.unfit)] if statement == "move_due" else found
 
@@ -245,7 +245,7 @@ class Narrow(RecordedConnection):
 def test_messages_that_stay_are_warned_of_when_their_number_changes(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream moves every second, and would fill its log."""
+    """A stream moves every second, so a warning each time would fill its log."""
     own = mover(bench)
     for unfit in (3, 3, 4, 0, 4):
         own.move(Narrow(bench.desk, unfit))
@@ -256,7 +256,7 @@ def test_messages_that_stay_are_warned_of_when_their_number_changes(
 
 
 def test_a_stream_moves_what_is_due_before_it_peeks(bench: Bench) -> None:
-    """Where it is asked to; what becomes due later comes at its time."""
+    """With delayedDelivery it moves each message at its time, also before the next peekDelay."""
     clock = Clock()
     bench.dotnet.store(bench.delayed, body=b"due", delay=-1)
     bench.dotnet.store(bench.delayed, body=b"soon", delay=500)
@@ -278,7 +278,7 @@ def test_a_stream_moves_what_is_due_before_it_peeks(bench: Bench) -> None:
 
 
 def test_an_available_now_run_receives_all_that_is_due_when_it_starts(bench: Bench) -> None:
-    """And moves nothing after that, which it would not receive."""
+    """The run moves nothing that becomes due later, because it would not receive it."""
     sent, clock = store_due(bench, 5), Clock()
     loop = bench.loop(clock, delayedDelivery="true", maxMessagesPerTrigger="2")
 
@@ -291,7 +291,7 @@ def test_an_available_now_run_receives_all_that_is_due_when_it_starts(bench: Ben
 
 
 def test_the_queue_of_an_instance_needs_no_delayed_table(bench: Bench) -> None:
-    """The transport makes one for the endpoint; a table that is there is moved all the same."""
+    """The transport makes one for the endpoint only. If a table is there, it is emptied."""
     names = [bench.printed]
     for name in ("orders.web1", "orders.web2"):
         bench.another(name)
@@ -321,7 +321,11 @@ def abroad(server: str) -> Iterator[Bench]:
 def test_what_endpoints_store_we_move_at_the_right_time(
     abroad: Bench, zone: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And it what we store, by delays and by moments; the option names a zone of the endpoints."""
+    """
+    Endpoints also move at the right time what we store, by delay or by moment.
+
+    The option endpointTimeZone names their zone.
+    """
     dotnet = abroad.dotnet if zone is None else abroad.dotnet.consumer(zone)
     monkeypatch.setitem(os.environ, "PGTZ", "America/Phoenix")  # of our own sessions
     raw: dict[str, Any] = {} if zone is None else {"endpointTimeZone": zone}
@@ -342,7 +346,11 @@ def test_what_endpoints_store_we_move_at_the_right_time(
 
 @only("postgresql", "due times of a session's zone")
 def test_an_unseen_zone_is_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this session has one of its client, or the server knows none of the name."""
+    """
+    An error asks for endpointTimeZone where the client sets the session's zone.
+
+    It also refuses a zone that the server does not know.
+    """
     bench.dotnet.store(bench.delayed, delay=-1)
     monkeypatch.setitem(os.environ, "PGTZ", "Asia/Tokyo")
     connection = bench.open("tokyo")

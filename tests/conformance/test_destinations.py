@@ -1,4 +1,4 @@
-"""Bad destinations of delayed messages and of rows: each costs one message, not the batch."""
+"""Bad destinations of messages and rows: each costs its message, and not the batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def forward(
     bench: Bench, address: str | None, body: bytes | None = b"x", *, lives: int | None = None
 ) -> None:
-    """Let a message for an address be moved into our queue."""
+    """Send a message with a destination into our queue."""
     text = dumps({"a": "b", FORWARD_DESTINATION: address})
     bench.dotnet.send(bench.queue, text, body, lives=lives)
 
@@ -59,7 +59,7 @@ def receipt(bench: Bench) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("receipts", [True, False])
 def test_a_message_for_another_queue_is_forwarded_once(bench: Bench, *, receipts: bool) -> None:
-    """Once, without the header, without expiry, under an id of its own; the rest is delivered."""
+    """It has a new id, and neither the header nor an expiry. The others are delivered."""
     bench.another("billing")
     bench.dotnet.send(bench.queue, '{"n":"1"}', b"first")
     forward(bench, bench.address("billing"), b"forward")
@@ -83,7 +83,7 @@ def test_a_message_for_another_queue_is_forwarded_once(bench: Bench, *, receipts
 
 
 def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None:
-    """However its address is spelled; null stands for none."""
+    """Any spelling of this queue's address counts, and null stands for no address."""
     own = [bench.printed, *bench.dotnet.spellings("orders"), None]
     for at, address in enumerate(own):
         forward(bench, address, b"%d" % at)
@@ -99,7 +99,7 @@ def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None
 def test_headers_above_1_mib_are_searched_only_under_a_limit_of_their_own(
     bench: Bench, limit: str
 ) -> None:
-    """As high as maxMessageBytes it is none, and headers of any size would be parsed."""
+    """A limit as high as maxMessageBytes is none, and headers of any size would be parsed."""
     text = dumps({FORWARD_DESTINATION: bench.address("error"), "a": "b" * (1 << 20)})
     bench.dotnet.send(bench.queue, text, b"1")
     loop = bench.loop(maxMessageBytes="3m", maxHeaderBytes=limit)
@@ -111,7 +111,7 @@ def test_headers_above_1_mib_are_searched_only_under_a_limit_of_their_own(
 
 
 def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
-    """A foreign writer may spell any character so; its neighbours that only look alike stay."""
+    """Another writer may escape any character. Names that only look similar do not count."""
     bench.another("billing")
     names = [
         "NServiceBus.SqlServer.\\u0046orwardDestination",
@@ -133,7 +133,11 @@ def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
 
 
 def failing(bench: Bench) -> dict[str, str]:
-    """Make destinations that cannot be sent to: address → what the error says of it."""
+    """
+    Make destinations that cannot be sent to.
+
+    Return the addresses with the words of their errors.
+    """
     shapes, address = bench.dotnet.dba.shapes, bench.address
     bench.spoil()
     missing = (address("absent"), address("archive"), address("view"), shapes.missing_schema)
@@ -145,7 +149,7 @@ def failing(bench: Bench) -> dict[str, str]:
 
 
 def test_what_cannot_be_forwarded_goes_to_the_error_queue(bench: Bench) -> None:
-    """Its headers say where it should have gone, and why not; the rest of the batch goes on."""
+    """Its headers say where it should have gone, and why it did not. The others go on."""
     bench.another("billing")
     reasons = failing(bench)
     for address in reasons:
@@ -171,7 +175,7 @@ def test_what_cannot_be_forwarded_goes_to_the_error_queue(bench: Bench) -> None:
 
 
 def test_it_comes_here_without_error_queue(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Its header says where it should have gone; a warning says why it did not."""
+    """The message is delivered with its header, and a warning says why it was not forwarded."""
     reasons = failing(bench)
     for address in reasons:
         forward(bench, address, address.encode())
@@ -187,7 +191,7 @@ def test_it_comes_here_without_error_queue(bench: Bench, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("errors", [True, False])
 def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: bool) -> None:
-    """An attacker's many addresses do not make as many statements, also to divert them."""
+    """Many addresses of an attacker do not make many statements, to look or to divert."""
     for at in range(200):
         forward(bench, bench.address(f"absent {at}"))
     bench.watched = True
@@ -200,7 +204,7 @@ def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: boo
 
 
 def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its messages go to the error queue; all locked targets together are waited for once."""
+    """Its messages go to the error queue. A task waits once for all locked targets."""
     monkeypatch.setattr("sqlq_spark.receive.forward.LOCK_PATIENCE", 0.2)
     locked = [bench.another(f"locked {at}") for at in range(3)]
     bench.another("billing")
@@ -224,7 +228,11 @@ def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("step", ["table_owners", "identities", "load"])
 def test_a_target_that_is_altered_costs_its_own_messages_only(bench: Bench, step: str) -> None:
-    """Whatever waits for it. The reason says that it is locked, and for how long a task waits."""
+    """
+    Each statement that waits for the lock is tried.
+
+    The reason says that the table is locked, and for how long a task waits.
+    """
     bench.another("billing")
     bench.another("altered")
     for table in ("altered", "billing", "orders"):
@@ -247,7 +255,7 @@ def test_a_target_that_is_altered_costs_its_own_messages_only(bench: Bench, step
 
 
 def test_a_task_runs_again_without_what_ends_its_transaction(bench: Bench) -> None:
-    """Once for each such destination; their messages go to the error queue, with the reason."""
+    """It runs once more for each such destination. Their messages go to the error queue."""
     bench.another("billing")
     names = ["refuses", "refuses too"]
     for name in names:
@@ -272,7 +280,7 @@ def test_a_task_runs_again_without_what_ends_its_transaction(bench: Bench) -> No
 def test_beyond_ten_destinations_a_task_fails_and_takes_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the error of the last one."""
+    """The error is that of the last destination."""
     monkeypatch.setattr(destinations, "MOST_FAILED", 1)
     for name in ("refuses", "refuses too"):
         bench.dotnet.dba.do("refuse", bench.another(name))
@@ -308,7 +316,7 @@ DELIVERIES = ["exactlyOnce", "atLeastOnce"]
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process know no subscriptions yet."""
+    """Let this process forget the subscriptions that it knows."""
     monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(Clock()))
 
 
@@ -368,7 +376,7 @@ def check_failure(headers: dict[str, str], body: bytes, failed_q: str | None, wh
 
 
 def failed_queue(bench: Bench, text: str | None) -> str | None:
-    """FailedQ of a row: the canonical address, the text where it is none, or nothing."""
+    """The FailedQ of a row: its canonical address, its text if it is no address, or nothing."""
     if text is None:
         return None
     try:
@@ -406,7 +414,7 @@ def test_all_tables_are_locked_and_checked_before_a_row_is_inserted(bench: Bench
 def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
     bench: Bench, delivery: str
 ) -> None:
-    """Of rows, copies and delayed messages; the transaction runs again without it."""
+    """The transaction runs again without plain and delayed rows for such destinations."""
     bench.dotnet.dba.do("refuse", bench.another("refuses"))
     bench.another("late")
     late = delayed_of(bench.beside("late"))
@@ -436,7 +444,11 @@ def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
 def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Null, unreadable, missing, no queue, refused by the table or at the commit: with reasons."""
+    """
+    The address is null, unreadable or missing, or its table is no queue or refuses the row.
+
+    Each row has its reason.
+    """
     dba, name = bench.dotnet.dba, bench.address
     bench.spoil()
     reasons: dict[str | None, str] = {
@@ -473,7 +485,7 @@ def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_g
 def test_a_row_whose_text_is_not_utf_8_goes_to_the_error_queue(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One queue's name of ten, in the second batch of a chunk; nothing of it names a queue."""
+    """The bad row is the last of ten, in the second batch of a chunk. The others are sent."""
     names = [bench.address("orders").encode()] * 9 + [b"A\xffB"]
     octets = pa.array(names, pa.binary())
     queues = pa.Array.from_buffers(pa.string(), 10, octets.buffers())  # as Spark casts bytes
@@ -499,7 +511,7 @@ def test_a_row_whose_text_is_not_utf_8_goes_to_the_error_queue(
 
 @pytest.mark.parametrize("undeliverable", [None, "FAIL"])
 def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None) -> None:
-    """It is the default; the row is named before it leaves its task."""
+    """This is the default. The bad row is named before it leaves its task."""
     options = bench.sink(queue=None, undeliverable=undeliverable)
     assert options.undeliverable_address is None
     mixed = rows((bench.address("orders"), b"1"), (bench.address("absent"), b"2"))
@@ -515,7 +527,7 @@ def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None)
 
 
 def test_without_its_error_queue_nothing_is_sent(bench: Bench) -> None:
-    """Neither by a look ahead, which fails first, nor where it is dropped later."""
+    """The check before the write fails. So does a send, if the queue is dropped later."""
     bench.dotnet.dba.drop(bench.errors)
 
     with pytest.raises(errors.QueueNotFound, match="error"):
@@ -546,7 +558,7 @@ def test_a_delayed_message_whose_queue_is_gone_is_diverted(bench: Bench) -> None
 def test_a_lost_subscriber_costs_its_copies_only(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One row in the error queue for each lost copy; other subscribers get theirs."""
+    """The error queue gets one row for each lost copy. The other subscribers get their copies."""
     web, gone, odd = bench.another("web"), bench.address("gone"), "x" * 150
     bench.dotnet.create_subscriptions(routes(bench))
     for endpoint, topic, address in (

@@ -1,4 +1,4 @@
-"""The driver's side of a stream, driven as Spark drives it; its tasks run as executors run them."""
+"""The driver of a stream, called as Spark calls it. Its tasks run as executors run them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ranges_cover_the_batch_and_do_not_overlap(
 
 
 def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) -> None:
-    """One statement asks all queues, then none runs before it is over, however often Spark asks."""
+    """One statement asks all queues. Then none runs until peekDelay is over."""
     clock, queues = Clock(), f"{bench.printed}, {bench.address('error')}"
     bench.watched = True
     loop = bench.loop(clock, peekDelay="5s", queues=queues)
@@ -95,7 +95,7 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
 def test_an_idle_query_is_answered_late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, polled: float, waits: int
 ) -> None:
-    """Not its first question, nor if it asks seldom, because another source keeps it busy."""
+    """The first question is answered at once, and so is a query that another source keeps busy."""
     slept: list[float] = []
     monkeypatch.setattr(stream, "POLLED", polled)
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -108,7 +108,7 @@ def test_an_idle_query_is_answered_late(
 
 
 def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
-    """Also at the end of an AvailableNow run."""
+    """An AvailableNow run receives it before it ends."""
     loop = bench.loop()
     with bench.dotnet.apart(commit=True) as other:
         other.send(bench.queue, body=b"late")
@@ -120,7 +120,7 @@ def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
 
 
 def test_a_checkpoint_of_transaction_mode_none_begins_receipts(bench: Bench) -> None:
-    """The stream that it makes counts its own batches from the first, and loses nothing."""
+    """The new stream counts its own batches from the first one, and loses nothing."""
     sent = send(bench, 9)
     end, _ = bench.batch(bench.loop(transactionMode="none", maxMessagesPerTrigger="3"))
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_transaction_mode_none_begins_receipts(bench: Bench) -> 
 
 
 def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
-    """A receipt is no longer in the queue: the batch that was interrupted is replayed whole."""
+    """Received messages are in a receipt, so an open batch is replayed whole."""
     sent = send(bench, 3)
     loop = bench.loop()
     end = loop.latest(INITIAL)
@@ -150,7 +150,7 @@ def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
 
 
 def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Bench) -> None:
-    """What Spark has in its commit log is acknowledged, though the next batch cannot be planned."""
+    """What Spark has committed is acknowledged, even if the next batch cannot be planned."""
     send(bench, 1)
     clock, second = Clock(), bench.another("second")
     loop = bench.loop(clock, queues=f"{bench.printed}, {bench.address('second')}")
@@ -175,7 +175,7 @@ def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Be
 
 
 def run_beside_senders(bench: Bench, loop: StreamDriver, messages: int = 3) -> list[bytes]:
-    """Drain a queue as AvailableNow does; after each batch as many messages come as a batch has."""
+    """Drain a queue as AvailableNow does. After each batch as many messages are sent as it had."""
     got = []
     for tables in bench.batches(loop):
         got += bodies(*tables)
@@ -187,7 +187,7 @@ def run_beside_senders(bench: Bench, loop: StreamDriver, messages: int = 3) -> l
 def test_a_row_far_above_the_sequence_does_not_make_a_run_endless(
     bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It comes last. What is sent after the start waits for the next run."""
+    """The run receives that row last. What is sent after its start waits for the next run."""
     sent = send(bench, 7)
     bench.dotnet.dba.do("put_at", bench.queue, seq=2**31 - 1)
     loop = bench.loop(maxMessagesPerTrigger="3", transactionMode=mode)
@@ -204,7 +204,7 @@ def test_a_row_far_above_the_sequence_does_not_make_a_run_endless(
 @pytest.mark.parametrize("mode", ["receiveOnly", "none"])
 @only("postgresql", "a seq that a sender chooses")
 def test_no_row_above_the_sequence_lets_others_in_without_end(bench: Bench, mode: str) -> None:
-    """Also where the sequence comes past the lowest of them in the middle of the run."""
+    """During the run the sequence passes the lowest of these rows. The run still ends."""
     sent = send(bench, 4)
     for seq in (10, 2**31 - 1):
         bench.dotnet.dba.do("put_at", bench.queue, seq=seq)
@@ -222,7 +222,7 @@ def test_no_row_above_the_sequence_lets_others_in_without_end(bench: Bench, mode
 def test_a_queue_whose_sequence_is_behind_is_drained_in_one_run(
     bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after a copy of rows: those above the sequence come too, beside senders."""
+    """A copy of rows left seqs above the sequence. The run receives them, beside senders."""
     copied = send(bench, 20)
     bench.dotnet.dba.do("set_next", bench.queue, seq=1000)
     copied += send(bench, 10, first=20)
@@ -243,7 +243,7 @@ def test_a_queue_whose_sequence_is_behind_is_drained_in_one_run(
 
 
 def test_what_others_took_above_the_sequence_lets_no_later_message_in(bench: Bench) -> None:
-    """Though fewer are received than there were at the start."""
+    """The run receives less than there was at its start, and takes no later message instead."""
     sent = send(bench, 4)
     for seq in (10, 11):
         bench.dotnet.dba.do("put_at", bench.queue, seq=seq)
@@ -261,7 +261,7 @@ def test_what_others_took_above_the_sequence_lets_no_later_message_in(bench: Ben
 
 @only("postgresql", "a right on a sequence")
 def test_a_login_that_may_not_see_the_sequence_gets_no_end_from_it(bench: Bench) -> None:
-    """Its run ends at the highest seq."""
+    """The run ends at the highest seq."""
     send(bench, 2)
 
     with bench.login("SELECT") as (_, connection):
@@ -273,7 +273,7 @@ def test_a_login_that_may_not_see_the_sequence_gets_no_end_from_it(bench: Bench)
 
 
 def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
-    """All rows are above it, and all are received."""
+    """All rows are above the sequence, and all are received."""
     sent = send(bench, 9)
     bench.dotnet.dba.do("set_next", bench.queue, seq=1)
     loop = bench.loop(maxMessagesPerTrigger="2")
@@ -284,7 +284,7 @@ def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen: bool) -> None:
-    """What another client put at the end of all numbers stays there; the rest is received."""
+    """A row that another client put there stays. The others are received."""
     dba = bench.dotnet.dba
     dba.on(bench.queue, dba.shapes.otherwise["another order"])  # with room for such a number
     dba.do("put_at", bench.queue, seq=2**63 - 1)
@@ -300,7 +300,7 @@ def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen
 
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_at_any_statement_of_the_driver_is_done_again(bench: Bench) -> None:
-    """Between ack, peeks and plan: one plan for the batch, every message of two queues once."""
+    """The batch has one plan, and every message of two queues comes once."""
     sessions = bench.use_own_name()  # a server may run other tests at the same time
     queues = f"{bench.printed}, {bench.address('error')}"
     for _ in bench.strikes(sessions):
@@ -361,7 +361,7 @@ TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
 
 
 class Several:
-    """The bench's queue and two more, whose names hold what separates and quotes names."""
+    """The bench's queue and two more, with separators and quotes in their names."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -394,7 +394,7 @@ def counts(tables: list[pa.Table]) -> dict[int, int]:
 
 
 def test_every_message_of_every_queue_comes_once(several: Several) -> None:
-    """In the order of each queue; one row of the stream names them all, a receipt its one queue."""
+    """Each queue keeps its order. The stream's row names all queues, and a receipt one."""
     bench = several.bench
     sent = [body for at, messages in enumerate((25, 0, 13)) for body in several.send(at, messages)]
     loop = several.loop(maxMessagesPerTrigger="10")
@@ -419,7 +419,7 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
     ],
 )
 def test_each_limit_bounds_each_batch(several: Several, raw: dict[str, Any], most: int) -> None:
-    """Also one that is smaller than a message; each weighs 1,000 bytes with its headers."""
+    """A limit below one message counts too. Each message has 1,000 bytes with its headers."""
     sent = [body for at in range(3) for body in several.send(at, 3, size=995)]
 
     got = [bodies(*tables) for tables in several.bench.batches(several.loop(**raw))]
@@ -429,7 +429,7 @@ def test_each_limit_bounds_each_batch(several: Several, raw: dict[str, Any], mos
 
 
 def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several) -> None:
-    """They count together; the end of the wait may come before the next peekDelay."""
+    """All queues count together. The wait may end before the next peekDelay."""
     clock = Clock()
     raw = {"minMessagesPerTrigger": "10", "maxTriggerDelay": "60s", "peekDelay": "1s"}
     loop = several.loop(clock=clock, **raw)

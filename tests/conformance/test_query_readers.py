@@ -53,7 +53,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_stream_of_a_run_receives_from_a_queue(bench: Bench, name: str) -> None:
-    """The other one takes nothing and leaves no receipt, also if it was planned much later."""
+    """The other stream takes nothing and leaves no receipt, even if it was planned much later."""
     case = CASES[name]
     other = bench.another("other")
     bench.dotnet.send(bench.queue, body=b"first")
@@ -75,7 +75,7 @@ def test_one_stream_of_a_run_receives_from_a_queue(bench: Bench, name: str) -> N
 
 
 def test_a_receipt_of_a_refused_stream_is_not_handed_out(bench: Bench) -> None:
-    """It may be of a release before this rule: its rows are a part of the messages, as before."""
+    """A release without this rule may have written it. It holds a part of the messages only."""
     bench.dotnet.send(bench.queue)
     second = bench.task(bench.new_stream())
     bench.receive(second)
@@ -101,7 +101,7 @@ def test_a_stream_enters_itself_once_in_each_run(bench: Bench) -> None:
 
 @pytest.mark.parametrize("queries", [1, 2])
 def test_two_streams_that_enter_at_once(bench: Bench, queries: int) -> None:
-    """The second one waits for the first one's commit; of one query it is refused then."""
+    """The second waits for the first one's commit, and is refused if both are of one query."""
     bench.dotnet.send(bench.queue, body=b"message")
     first, second = bench.task(bench.new_stream()), bench.task(bench.new_stream())
     beside = RUN if queries == 1 else IN_ANOTHER_QUERY

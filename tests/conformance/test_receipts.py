@@ -47,12 +47,12 @@ def ack(bench: Bench, end: Offset, claim: receipts.Claim | None = None) -> None:
 
 
 def lax(bench: Bench, **raw: str) -> receipts.Claim:
-    """A driver that goes on after data loss."""
+    """The claim of a driver that goes on after data loss."""
     return replace(bench.claim, options=bench.source(failOnDataLoss="false", **raw))
 
 
 def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
-    """Of this stream and up to this batch, no others; done again, it changes nothing."""
+    """Receipts of other streams and of later batches stay. A second ack changes nothing."""
     stream, other = bench.new_stream(), bench.new_stream()
     received(bench, stream)
     bench.receive(bench.task(stream, task=1))
@@ -78,7 +78,7 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
 def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     bench: Bench, caplog: pytest.LogCaptureFixture, start: int
 ) -> None:
-    """A standby that was behind, a backup: what was received since would come again, unsaid."""
+    """Without the error, a stream would repeat messages after a restore or a late failover."""
     stream = bench.new_stream(acked=2)
 
     with pytest.raises(errors.DatabaseRolledBack) as caught:
@@ -94,7 +94,7 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
 
 @pytest.mark.parametrize("driver", ["the driver", "one before"])
 def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, driver: str) -> None:
-    """A query that runs through a failover receives nothing again; its claim may be lost too."""
+    """A query that runs through a failover repeats nothing, even if its claim is lost too."""
     stream = bench.new_stream(acked=2)
     claim = replace(bench.claim, driver=driver)
 
@@ -112,7 +112,7 @@ def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, d
 
 
 def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """A takeover of the server may have lost them. By default, or with another option, it warns."""
+    """A failover may have lost them. By default, or with failOnDataLoss=false, the stream warns."""
     stream, raw = bench.new_stream(), {"failOnMissingReceipts": "true"}
     bench.plan(stream, 1)
     received(bench, stream)
@@ -133,7 +133,7 @@ def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptur
 
 
 def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:
-    """And one of a stream of another queue, and one of no stream at all; nothing changes."""
+    """A stream of another queue and an unknown stream are refused too. Nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
     other = replace(bench.claim, driver="another")
@@ -155,7 +155,7 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
 
 
 def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench: Bench) -> None:
-    """A mistyped batch must not close batches that were never planned; a queue may be gone."""
+    """A mistyped batch must not close unplanned batches. The queue may be gone."""
     stream = bench.new_stream()
     received(bench, stream)
 
@@ -172,7 +172,7 @@ def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench
 
 @only("postgresql", "times beyond the year 9999")
 def test_a_time_beyond_all_calendars_stops_nothing(bench: Bench) -> None:
-    """A time that Python has not: it is shown, received, diverted, and returned without it."""
+    """Python has no such time. Its message is shown, received, diverted and returned without it."""
     sent = dumps({TIME_SENT: format_wire_time(datetime.now(UTC))})
     expires = ["infinity", "294276-12-31", "-infinity", "0044-03-15 BC"]
     for at, each in enumerate(expires):
@@ -205,7 +205,7 @@ def receive(
 
 @pytest.mark.parametrize(("last", "files"), [(0, "0"), (1, "0 to 1")])
 def test_a_lost_first_entry_is_an_error_with_the_files(bench: Bench, last: int, files: str) -> None:
-    """Whether Spark has only received the lost batch, or has planned the one after it."""
+    """Spark has received the lost batch, or has also planned the next one."""
     loop, end = bench.loop(), INITIAL
     for number in range(last + 1):
         bench.dotnet.send(bench.queue)
@@ -224,7 +224,7 @@ def test_a_lost_first_entry_is_an_error_with_the_files(bench: Bench, last: int, 
 
 
 def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench) -> None:
-    """As when another kind of source is in the query, and several last entries are lost."""
+    """The query has a source of another kind, and several last entries are lost."""
     bench.dotnet.send(bench.queue)
     loop = bench.loop()
     end = loop.latest(INITIAL)
@@ -239,7 +239,7 @@ def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench
 
 @pytest.mark.parametrize("move", [Bench.return_, Bench.drop])
 def test_what_an_operator_moved_closes_the_batch(bench: Bench, move: Callable[..., int]) -> None:
-    """The sink may hold it; a new checkpoint receives what was returned."""
+    """The sink may hold it already. A new checkpoint receives what was returned."""
     bench.dotnet.send(bench.queue)
     loop = bench.loop()
     end = loop.latest(INITIAL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from collections import Counter
@@ -27,7 +26,6 @@ from sqlq_spark.receive import task as module
 from sqlq_spark.receive.batch import Task, TaskResult
 from sqlq_spark.receive.receipts import save
 from sqlq_spark.receive.task import receive
-from sqlq_spark.wire.headers import MESSAGE_ID
 from sqlq_spark.wire.rows import QUEUE_ROW, SparkBatch
 
 from .conftest import ON_DATABASE, TIMEOUT, Bench, bodies
@@ -35,7 +33,7 @@ from .transport import Busy
 
 
 def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None:
-    """A body of NULL too, and with the time that is left; the receipt counts them all."""
+    """A body of NULL and the time that is left arrive too. The receipt counts all messages."""
     text = '{"key\\/with":"\\uD83D\\uDE80","n":null,"ü":"x \\u0000"}'
     for headers, body, lives in (
         *((text, b"\x00\xff", None), (text, None, None), (text, b"", 60_000)),
@@ -60,7 +58,7 @@ def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None
 @settings(ON_DATABASE, max_examples=30)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 3000), max_size=25))
 def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes: list[int]) -> None:
-    """Up to the count, and until those before weigh the ceiling; its retry has the same rows."""
+    """A task stops at its count or at its ceiling of bytes. A retry gets the same rows."""
     gone, held = (data.draw(st.sets(st.integers(0, 24), max_size=4)) for _ in range(2))
     bounds = data.draw(st.tuples(st.integers(0, 26), st.integers(0, 26)))
     messages, ceiling = data.draw(st.integers(1, 26)), data.draw(st.integers(1, 12_000))
@@ -94,7 +92,7 @@ def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes:
 
 
 def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
-    """What was received once is received, however long Spark takes."""
+    """A message that was received is handed out again, however long Spark takes."""
     for lives in (300, 3_000, 30_000):  # a machine that stands still may find it expired
         bench.dotnet.send(bench.queue, body=b"short", lives=lives)
         stream = bench.new_stream()
@@ -109,7 +107,7 @@ def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
 
 
 def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) -> None:
-    """It waits before it takes anything: it would skip the rows, and leave an empty receipt."""
+    """It waits before it takes anything. Otherwise it would leave an empty receipt."""
     bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)])
     task, second = bench.task(bench.new_stream()), bench.session("second")
 
@@ -124,7 +122,7 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
 
 
 def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> None:
-    """With failOnDataLoss=false: only what was returned is in the queue again."""
+    """With failOnDataLoss=false only the returned messages are missing from the batch."""
     bench.dotnet.send_many(bench.queue, [b"0", b"1", b"2"])
     stream = bench.new_stream()
     tasks = [bench.task(stream, task=at, first=at + 1, stop=at + 2) for at in range(2)]
@@ -140,7 +138,7 @@ def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> No
 
 
 def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench) -> None:
-    """The batch is closed; so is one of a stream that is unknown, as of another database."""
+    """Its batch is closed. A task of an unknown stream is refused too."""
     bench.dotnet.send(bench.queue)
     stream = bench.new_stream()
     bench.receive(bench.task(stream))
@@ -158,23 +156,8 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
     assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
-@only("postgresql", "an id that must be unique")
-def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> None:
-    """What lies there already is not touched; the MessageId is the id that the row had."""
-    row = bench.dotnet.send(bench.queue, "[]", b"second")
-    bench.dotnet.send(bench.errors, "{}", b"first", row=row)
-
-    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-
-    first, second = bench.dotnet.rows(bench.errors)
-    assert (first.id, first.body) == (row, b"first")
-    assert second.body == b"second"
-    assert second.id != row
-    assert json.loads(second.headers or "")[MESSAGE_ID] == str(row)
-
-
 def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
-    """The poison, and the batch with it, stays; for what is too large the error has the facts."""
+    """Poison or a large message stops the whole batch. The error of a large one has its size."""
     absent, stream = bench.beside("absent"), bench.new_stream()
     bench.dotnet.send(bench.queue, "[]")
     with pytest.raises(errors.QueueNotFound):
@@ -193,7 +176,7 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
 
 
 def test_no_statement_of_an_endpoint_waits_for_our_open_receive(bench: Bench) -> None:
-    """It passes over what we hold; only the purge of everything waits, as for any consumer."""
+    """Endpoints pass over rows that we hold. Only a purge of everything waits."""
     bench.dotnet.create_delayed(bench.delayed)
     for at in range(10):
         bench.dotnet.send(bench.queue, body=b"%d" % at, lives=-1 if at in {2, 7} else None)
@@ -282,7 +265,7 @@ def test_a_session_lost_at_any_statement_of_a_task_is_done_again(bench: Bench) -
 
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -> None:
-    """At most once: without a receipt, messages are lost only where the commit's answer is."""
+    """A message comes at most once. It is lost only with the answer to the commit."""
     task = bench.task(None)
     for session, after in bench.strikes():
         bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
@@ -297,7 +280,7 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
 
 @only("postgresql", "another database deletes in one pass anyway")
 def test_ranges_are_not_used_beside_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One statement waits 1 ms for its row, and is undone; the next task does not try it."""
+    """One statement waits 1 ms for a held row, and is undone. The next task does not try it."""
     monkeypatch.setattr(postgresql, "FEWEST", 0)
     monkeypatch.setattr(postgresql, "HELD", {})
     stream = bench.new_stream()
@@ -319,7 +302,7 @@ BIG = b"x" * 5000
 
 
 def large_task(bench: Bench, **limits: Any) -> Task:
-    """Give a task as a plan makes it whose sample held a large message."""
+    """Give a task of a plan whose sample had a large message."""
     given: dict[str, Any] = {
         "max_message_bytes": 1000,
         "bytes_each": 5000 / SAMPLED,
@@ -329,7 +312,7 @@ def large_task(bench: Bench, **limits: Any) -> Task:
 
 
 def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench: Bench) -> None:
-    """As they are, under their ids, and counted as diverted; headers and body weigh together."""
+    """They keep headers and id, and count as diverted. Headers and body weigh together."""
     just, more = b"x" * (1000 - len('{"a":"b"}')), b"x" * (1001 - len('{"a":"b"}'))
     given = [(just, None), (BIG, None), (b"3", None), (BIG, -1), (more, None), (BIG, None)]
     sent = [bench.dotnet.send(bench.queue, '{"a":"b"}', body, lives=lives) for body, lives in given]
@@ -345,7 +328,7 @@ def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench:
 
 
 def header_texts(bench: Bench, limit: int) -> tuple[str, str]:
-    """Give headers of exactly so many bytes in the table, and of one character more."""
+    """Give headers of exactly `limit` bytes in the table, and headers of one character more."""
     texts = [f'{{"é":"{"x" * at}"}}' for at in range(limit)]
     sizes = [len(text.encode(bench.dotnet.stored)) for text in texts]
     at = sizes.index(limit)
@@ -371,7 +354,7 @@ def test_large_headers_go_to_the_error_queue_though_all_messages_are_small(bench
 
 
 def test_a_large_range_with_large_headers_is_received_without_them(bench: Bench) -> None:
-    """So many messages are received in one pass where none is too large."""
+    """If no message were too large, so many would be received in one pass."""
     more = header_texts(bench, 1000)[1]
     bench.dotnet.send_many(bench.queue, [b"x"] * 1500)
     bench.dotnet.send(bench.queue, more, b"large")
@@ -385,7 +368,7 @@ def test_a_large_range_with_large_headers_is_received_without_them(bench: Bench)
 
 
 def test_without_an_error_queue_large_headers_stop_the_stream(bench: Bench) -> None:
-    """The error has their size and the option; nothing is taken."""
+    """The error has their size and the option, and nothing is taken."""
     more = header_texts(bench, 1000)[1]
     bench.dotnet.send(bench.queue, more, b"1")
     task = large_task(bench, max_message_bytes=1 << 20, max_header_bytes=1000, error_address=None)
@@ -405,7 +388,7 @@ def test_without_an_error_queue_large_headers_stop_the_stream(bench: Bench) -> N
 
 
 def test_a_stream_comes_to_large_headers_though_the_mean_is_small(bench: Bench) -> None:
-    """Behind many others first; 50 times the mean is far below maxMessageBytes."""
+    """Many small messages come first, so that 50 times the mean is far below maxMessageBytes."""
     more = header_texts(bench, 2000)[1]
     bench.dotnet.send_many(bench.queue, [b"x"] * 300)
     bench.dotnet.send(bench.queue, more, b"large")
@@ -419,7 +402,7 @@ def test_a_stream_comes_to_large_headers_though_the_mean_is_small(bench: Bench) 
 
 
 def test_the_mean_of_the_lowest_shows_one_large_message_among_them(bench: Bench) -> None:
-    """A plan stores it as a whole number, which must not be less."""
+    """A plan stores the mean as a whole number, which must not be lower."""
     for _ in range(SAMPLED - 1):
         bench.dotnet.send(bench.queue, "", b"")
     bench.dotnet.send(bench.queue, "{}", b"x" * 1009)
@@ -432,7 +415,7 @@ def test_the_mean_of_the_lowest_shows_one_large_message_among_them(bench: Bench)
 
 
 def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
-    """Passed over at first, behind many others, it becomes the lowest; then the sample shows it."""
+    """The large message waits behind many others. When it is the lowest, the sample shows it."""
     bench.dotnet.send_many(bench.queue, [b"x"] * 300)
     bench.dotnet.send(bench.queue, body=BIG)
     bench.dotnet.send_many(bench.queue, [b"x"] * 10)
@@ -463,7 +446,7 @@ EXPIRED = {"-infinity": LONG_AGO, "0044-03-15 BC": LONG_AGO, "1950-01-01": datet
 def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
     bench: Bench,
 ) -> None:
-    """In a browse, with and without headers, in a command, a receive, its replay and its return."""
+    """Browses with and without headers, a command, a receive, its replay and its return agree."""
     for text in EXPIRIES | EXPIRED:
         row = bench.dotnet.send(bench.queue, body=text.encode())
         bench.dotnet.dba.do("set_expires_text", bench.queue, moment=text, row=str(row))
@@ -496,7 +479,7 @@ def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
 def test_a_receipt_of_an_earlier_release_may_have_expiries_beyond_the_calendar(
     bench: Bench,
 ) -> None:
-    """They are null when it is handed out again: Spark could not show them."""
+    """Such an expiry becomes null when the receipt is read, because Spark could not show it."""
     stream = bench.new_stream()
     bench.plan(stream, 1)
     task = bench.task(stream)

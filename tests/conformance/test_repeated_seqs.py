@@ -57,7 +57,7 @@ def send_at(
     lives: int | None = None,
     queue: QueueAddress | None = None,
 ) -> str:
-    """Send a message that gets this seq; its id."""
+    """Send a message that gets this seq, and return its id."""
     queue = queue or bench.queue
     bench.dotnet.dba.do("set_next", queue, seq=seq)
     return str(bench.dotnet.send(queue, headers, body, lives=lives))
@@ -74,7 +74,7 @@ SHAPES = {
 @pytest.mark.parametrize("seqs", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("most", ["7", "100"])
 def test_a_stream_receives_each_message_once(twins: Bench, seqs: list[int], most: str) -> None:
-    """In batches that end between messages of one seq, too."""
+    """A batch may end between messages of one seq."""
     sent = send(twins, seqs)
     loop = twins.loop(maxMessagesPerTrigger=most, maxConcurrency="3")
 
@@ -89,7 +89,7 @@ def test_a_stream_receives_each_message_once(twins: Bench, seqs: list[int], most
 def test_a_browse_shows_each_message_once(
     twins: Bench, seqs: list[int], *, narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a page ends between messages of one seq, by its number or by its bytes."""
+    """A page may end between messages of one seq, by its number or by its bytes."""
     send(twins, seqs)
     ids = sorted(row.id.bytes for row in twins.dotnet.rows(twins.queue))
     monkeypatch.setattr(browse, "FIRST_PAGE", 5)
@@ -107,7 +107,7 @@ def test_a_browse_shows_each_message_once(
 
 
 def test_a_large_message_leaves_its_twin_in_the_queue(twins: Bench) -> None:
-    """Only what was weighed goes to the error queue; the twin came later."""
+    """Only the message that was weighed goes to the error queue. Its twin came later."""
     large = b"x" * 5000
     send_at(twins, 5, large)
     send_at(twins, 5, large, lives=-1)
@@ -133,7 +133,7 @@ def test_a_large_message_leaves_its_twin_in_the_queue(twins: Bench) -> None:
 
 
 def test_a_failed_message_is_returned_and_its_twin_stays(twins: Bench) -> None:
-    """The choice is by id."""
+    """The message is chosen by its id."""
     headers = json.dumps({"NServiceBus.FailedQ": twins.printed})
     chosen = send_at(twins, 5, b"chosen", headers, queue=twins.errors)
     send_at(twins, 5, b"twin", headers, queue=twins.errors)
@@ -148,7 +148,7 @@ def test_a_failed_message_is_returned_and_its_twin_stays(twins: Bench) -> None:
 
 
 def test_both_twins_can_be_returned(twins: Bench) -> None:
-    """Each goes to where it failed."""
+    """Each goes to the queue where it failed."""
     headers = json.dumps({"NServiceBus.FailedQ": twins.printed})
     send(twins, [5, 5, 5])
     for body in (b"a", b"b"):
@@ -163,7 +163,7 @@ def test_both_twins_can_be_returned(twins: Bench) -> None:
 
 
 def test_a_purge_of_what_has_expired_leaves_its_twin(twins: Bench) -> None:
-    """It deletes what it looked at."""
+    """The purge deletes only what it has looked at."""
     send_at(twins, 5, b"gone", lives=-1)
     send_at(twins, 5, b"stays")
 
@@ -173,7 +173,7 @@ def test_a_purge_of_what_has_expired_leaves_its_twin(twins: Bench) -> None:
 
 @only("postgresql", "an index that another maker of queues makes")
 def test_an_index_of_wolverine_is_noted_and_none_is_proposed(twins: Bench) -> None:
-    """It would drop another one at its next start. Doctor has nothing to fix."""
+    """Wolverine would drop another index at its next start, so doctor proposes no fix."""
     send(twins, [5, 5])
     found = doctor.of_any_queue(twins.desk, twins.queue)
 

@@ -67,12 +67,12 @@ def staging(bench: Bench) -> list[tuple[Any, ...]]:
 
 
 def logged(bench: Bench) -> list[tuple[Any, ...]]:
-    """What the dispatch log has of batches that were sent."""
+    """The batches that the dispatch log has as sent."""
     return [row for row in bench.dotnet.state_rows("dispatch_log", "batch, messages") if any(row)]
 
 
 def test_nothing_is_visible_before_the_dispatch_and_everything_after(bench: Bench) -> None:
-    """In the order of tasks and rows, each with an id of its own; a lost attempt is dropped."""
+    """Messages keep their order and have ids of their own. A lost attempt is dropped."""
     stage(bench, chunk(b"lost attempt"))
     first = stage(bench, chunk(b"1", b"2"), chunk(b"3"))
     second = stage(bench, chunk(*[b"4"] * 500))
@@ -88,7 +88,7 @@ def test_nothing_is_visible_before_the_dispatch_and_everything_after(bench: Benc
 
 
 def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(bench: Bench) -> None:
-    """What we are about to send is not there yet; what was there is served meanwhile."""
+    """The new messages are not visible yet. Endpoints receive the older ones meanwhile."""
     bench.dotnet.send(bench.queue, body=b"before")
     staged, connection = stage(bench, chunk(b"ours")), bench.open("ours")
     hasty = bench.dotnet.consumer(patience=0.3)
@@ -110,7 +110,7 @@ def test_no_statement_of_an_endpoint_waits_for_our_open_dispatch(bench: Bench) -
 
 
 def test_a_replayed_batch_sends_nothing_twice(bench: Bench) -> None:
-    """Its new chunks are dropped, whatever they hold; the dispatch log knows empty batches too."""
+    """Its new chunks are dropped, whatever they hold. The dispatch log knows empty batches too."""
     assert dispatch(bench, stage(bench, batch=2)) == 0
     once = stage(bench, chunk(b"once"), batch=3)
     assert dispatch(bench, once) == 1
@@ -174,7 +174,7 @@ def two(bench: Bench) -> Bench:
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("empty", [True, False])
 def test_two_writes_of_one_name_are_an_error(two: Bench, pair: str, *, empty: bool) -> None:
-    """To different destinations: the second would be skipped as a repeated one."""
+    """Their destinations differ. The second write would be skipped as a repeated one."""
     first, second = (named(two, given) for given in PAIRS[pair])
     write(two, first, *([] if empty else [b"first"]))
     before = [two.bodies("A"), two.bodies("B")]
@@ -198,7 +198,7 @@ def test_two_writes_of_one_name_are_an_error(two: Bench, pair: str, *, empty: bo
 def test_a_repeated_write_is_skipped_with_a_warning(
     two: Bench, given: Given, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its queue may be written in another way, and its topics in another order."""
+    """The same queue may be spelled otherwise, and the same topics may be in another order."""
     options = named(two, given)
     sent = write(two, options, b"once")
     other = dict(given)
@@ -219,7 +219,7 @@ def test_a_repeated_write_is_skipped_with_a_warning(
 def test_what_the_dispatch_log_does_not_know_is_not_compared(
     two: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A batch before the last one, a stream's sink, and a job's own entry for a request."""
+    """It has no destination for an older batch, a stream's sink, and a job's own entry."""
     here, there = named(two, A_QUEUE), named(two, B_QUEUE)
     write(two, here, b"0", batch=0)
     write(two, here, b"1", batch=1)
@@ -241,7 +241,7 @@ def test_what_the_dispatch_log_does_not_know_is_not_compared(
 
 
 def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
-    """Nor does a batch the chunks of a later one."""
+    """A dispatch of one batch also leaves the chunks of a later batch."""
     mine = stage(bench, chunk(b"mine"), batch=1)
     later = stage(bench, chunk(b"later"), batch=2)
     theirs = stage(bench, chunk(b"theirs"), sink="other", batch=1)
@@ -255,7 +255,7 @@ def test_sinks_do_not_touch_one_another(bench: Bench) -> None:
 
 
 def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
-    """The batch may be done again; once it was sent or given up for good, late tasks stage none."""
+    """The batch may be done again. After it was sent or given up, a late task stages nothing."""
     stage(bench, chunk(b"x"), chunk(b"y"), sink="write:1")
 
     send.discard(bench.desk, "write:1", 0, final=False)
@@ -270,7 +270,7 @@ def test_an_abort_leaves_no_chunk(bench: Bench) -> None:
 
 
 def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
-    """Half a batch would be worse than none; the dispatch log is not advanced either."""
+    """No part of the batch is sent, and the dispatch log does not advance."""
     first, second = stage(bench, chunk(b"1"), chunk(b"2")), stage(bench, chunk(b"3"))
     bench.dotnet.dba.forget("staging", attempt=next(iter(first.chunks)).attempt, chunk=1)
 
@@ -283,7 +283,7 @@ def test_a_missing_chunk_stops_the_whole_batch(bench: Bench) -> None:
 
 
 def test_a_missing_or_unreadable_destination_stops_the_whole_batch(bench: Bench) -> None:
-    """Nothing is visible, also where the other queues are there; made, the batch goes through."""
+    """Other queues get nothing either. When the queue is made, the batch goes through."""
     absent = bench.beside("absent")
     staged = stage(bench, chunk(b"1"), chunk(b"2", queue=bench.address("absent")))
 
@@ -302,7 +302,7 @@ def test_a_missing_or_unreadable_destination_stops_the_whole_batch(bench: Bench)
 
 
 def test_expires_is_the_databases_clock_plus_the_lifetime(bench: Bench) -> None:
-    """Whatever clock the client, or its zone, has; an endpoint finds zero to be expired at once."""
+    """The client's clock and zone do not count. A lifetime of zero has expired at once."""
     lives = [0, 90_000, 2**31 - 1]
     chunks = [chunk(b"%d" % at, lives=each) for at, each in enumerate([*lives, None])]
     staged = stage(bench, pa.concat_tables(chunks))
@@ -358,7 +358,7 @@ def settled(bench: Bench) -> list[tuple[Any, ...]]:
 
 
 def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(bench: Bench) -> None:
-    """They stay for a replay until the ack, and can never be returned to the queue."""
+    """Receipts stay for a replay until the ack, and can never be returned to the queue."""
     bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
     (stream, _), staged = passed_on(bench)
     assert settled(bench) == [(0, False), (1, False)]
@@ -375,7 +375,7 @@ def test_the_receipts_of_a_micro_batch_are_settled_by_the_commit_that_sends(benc
 @pytest.mark.parametrize("sources", [1, 2])
 @pytest.mark.parametrize("task", [0, 1])
 def test_a_batch_that_was_returned_sends_nothing(bench: Bench, task: int, sources: int) -> None:
-    """Its messages are in the queue again: sending them on too would double them."""
+    """Its messages are in the queue again. A send would double them."""
     second = bench.another("invoices") if sources == 2 else bench.queue
     for queue, body in ((bench.queue, b"1"), (second, b"2")):
         bench.dotnet.send(queue, body=body)
@@ -392,7 +392,7 @@ def test_a_batch_that_was_returned_sends_nothing(bench: Bench, task: int, source
 
 
 def test_a_micro_batch_without_messages_of_the_queue_is_sent(bench: Bench) -> None:
-    """Another source of the query may have rows alone; its stream was acknowledged before."""
+    """All rows are of another source. The stream's last batch was acknowledged before."""
     bench.dotnet.send_many(bench.queue, [b"1"])
     (stream,), staged = passed_on(bench, tasks=1)
     dispatch(bench, staged, transactionMode=ATOMIC)
@@ -405,7 +405,7 @@ def test_a_micro_batch_without_messages_of_the_queue_is_sent(bench: Bench) -> No
 
 
 def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench) -> None:
-    """One side may have another url or stateSchema. Straight inserts could settle nothing."""
+    """One side may have another url or stateSchema. Direct inserts could settle nothing."""
     said = f"has no stream and no receipt in schema {bench.dotnet.state} of .*url and stateSchema"
     with pytest.raises(errors.NothingToSettle, match=said):
         dispatch(bench, stage(bench, chunk(b"x")), transactionMode=ATOMIC)
@@ -422,7 +422,7 @@ PLACED = "Shop.OrderPlaced"
 
 
 def wait(options: SinkOptions, spark_batch: SparkBatch = NO_SPARK_BATCH) -> None:
-    """Let a task wait whose rows name no queue."""
+    """Wait as a task whose rows name no queue."""
     staged = Staged("sink", 1, 0, {}, spark_batch)
     wait_before_dispatch(options, staged, 0, queues(None))
 
@@ -439,12 +439,12 @@ def queues(*names: str | None) -> DestinationNames:
 
 
 def looks(bench: Bench) -> int:
-    """How often the sessions that are opened now looked at a queue."""
+    """How often the sessions that were opened since then looked at a queue."""
     return bench.said.count("peek")
 
 
 def hold(bench: Bench, work: Callable[[], Any]) -> Future[Any]:
-    """Start something that waits, and return when it has looked three times in vain."""
+    """Start work that waits, and return it when it has looked three times."""
     _ = bench.desk
     bench.watched = True
     waits = bench.thread(work)
@@ -456,7 +456,7 @@ def hold(bench: Bench, work: Callable[[], Any]) -> Future[Any]:
 def test_a_dispatch_is_held_until_its_queue_is_drained(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Meanwhile it holds nothing: an endpoint receives, and a DBA may lock the whole queue."""
+    """It holds no lock meanwhile. An endpoint receives, and a DBA may lock the whole queue."""
     caplog.set_level(logging.INFO, logger="sqlq_spark")
     bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(7)])
 
@@ -490,7 +490,7 @@ def test_with_at_least_once_each_chunk_is_held(bench: Bench) -> None:
 
 
 def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -> None:
-    """Nothing else would empty it; a login that may not read receipts is not checked."""
+    """Nothing else would empty that queue. A login without rights on receipts is not checked."""
     bench.dotnet.send_many(bench.queue, [b"1", b"2"])
     passed_on(bench)
     options = bench.sink(pauseAboveBacklog="9")
@@ -505,7 +505,7 @@ def test_a_query_does_not_wait_for_a_queue_that_it_receives_from(bench: Bench) -
 
 
 def test_a_look_at_a_backlog_without_subscriptions_goes_on(bench: Bench) -> None:
-    """The dispatch reports that there is no table. Nothing is undone, so the look can commit."""
+    """The dispatch reports the missing table. The look undoes nothing, so it can commit."""
     bench.dotnet.send(bench.queue)
 
     assert above(bench, {("topic", "Shop.Placed"), ("queue", None)}) == bench.printed
@@ -513,7 +513,7 @@ def test_a_look_at_a_backlog_without_subscriptions_goes_on(bench: Bench) -> None
 
 
 def test_whose_tables_a_login_uses(bench: Bench) -> None:
-    """Its own, a DBA's, those of owners that are named, and a table that is named; no other."""
+    """It uses its own, a DBA's, those of owners that are named, and a table that is named."""
     dba, own, other = bench.dotnet.dba, bench.another("own"), bench.another("other")
     stranger = dba.login()
     dba.on(other, dba.shapes.give.format(name=stranger.name))
@@ -544,7 +544,11 @@ def test_whose_tables_a_login_uses(bench: Bench) -> None:
 
 
 def test_which_queues_are_destinations(bench: Bench) -> None:
-    """Those of subscribers to any of the topics too; a bad one is left to the dispatch."""
+    """
+    The queues of subscribers to any of the topics count too.
+
+    An address that cannot be used is left to the dispatch.
+    """
     table, error = bench.beside("Subscribed"), bench.address("error")
     raw = {"subscriptionTable": bench.desk.printed(table)}
     named: DestinationNames = {("topic", PLACED), ("topic", "Shop.IEvent")}

@@ -1,4 +1,4 @@
-"""Publish and subscribe: one table with the endpoints; each subscriber gets it once, or none."""
+"""Publish and subscribe with the endpoints' table: each subscriber gets a message, or none does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLACED, EVENT = "Shop.Placed", "Shop.IEvent"
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Give the clock by which this process, that remembers nothing yet, remembers."""
+    """Give the clock by which this process caches. Its cache is empty."""
     stopped = Clock()
     monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(stopped))
     return stopped
@@ -47,7 +47,7 @@ def table(bare: Bench) -> QueueAddress:
 
 @dataclass
 class Shop:
-    """Three queues of subscribers, and a table with two of PLACED, one of them and one of EVENT."""
+    """Three queues of subscribers, and their table. Two subscribe to PLACED, and two to EVENT."""
 
     bench: Bench
     table: QueueAddress
@@ -101,7 +101,7 @@ def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
 
 
 def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: QueueAddress) -> None:
-    """The first makes the table as an endpoint does; one address counts for a topic, the last."""
+    """The first one makes the table as an endpoint does. The last address for a topic counts."""
     listed = partial(subscriptions.list_subscriptions, bare.desk, table)
     take_back = partial(subscriptions.unsubscribe, bare.desk, table)
     theirs, mail = bare.beside("theirs"), '"x"."mail"'
@@ -140,7 +140,7 @@ def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: Que
 def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
     bench: Bench, shop: Shop, topics: list[str], hear: list[str]
 ) -> None:
-    """Also a queue that two endpoints share, however it is spelled; a topic is a full name."""
+    """A queue that two endpoints share gets one too, however it is spelled."""
     plain, _ = bench.dotnet.spellings("web")
     for topic in (PLACED, EVENT):
         shop.subscribe("another", topic, plain)
@@ -154,7 +154,7 @@ def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
 def test_events_without_subscribers_are_logged_once_a_batch(
     bench: Bench, shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the topics, which may hold anything, and how many messages went nowhere."""
+    """The line has the topics, which may hold anything, and how many messages were discarded."""
     odd = "Shop.Odd\nNothing"
     chunks = [events(b"1", b"2", topics=["Shop.Gone"]), events(b"3"), events(b"4", topics=[odd])]
 
@@ -171,7 +171,7 @@ def test_events_without_subscribers_are_logged_once_a_batch(
 
 
 def test_subscribers_are_read_again_after_5_seconds(bench: Bench, shop: Shop, clock: Clock) -> None:
-    """Until then a new subscriber gets nothing; another table is read at once."""
+    """A new subscriber gets nothing until then. Another table is read at once."""
     shop.publish(events(b"1"), batch=1)
     shop.subscribe("stock", PLACED)
     bench.dotnet.unsubscribe(shop.table, "mail", PLACED)
@@ -196,7 +196,7 @@ def test_a_locked_table_stops_no_publisher_for_a_minute(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that has read the topics uses them with a warning; then it fails, as one that has not."""
+    """A publisher uses the topics that it has read, and warns. Then it fails, as a new one does."""
     caplog.set_level(logging.WARNING, "sqlq_spark")
     shop.publish(events(b"1"), batch=1)
     monkeypatch.setattr(bench.desk, "timeout", 2.0)
@@ -221,7 +221,7 @@ def test_a_locked_table_stops_no_publisher_for_a_minute(
 def test_rows_of_other_topics_are_not_read(
     bench: Bench, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They cost a publisher nothing; too many of its own topics are an error that names them."""
+    """They cost a publisher nothing. Too many rows of its own topics are an error."""
     monkeypatch.setattr(subscriptions, "MOST_ROWS", 3)
     monkeypatch.setattr(subscriptions, "TOPICS_AT_ONCE", 3)
     for each in range(9):
@@ -247,7 +247,7 @@ def test_rows_of_other_topics_are_not_read(
 def test_what_is_known_of_topics_is_bounded(
     bench: Bench, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Authors choose topics; what was not asked for is dropped."""
+    """Authors choose topics, so a process drops those that were not asked for."""
     monkeypatch.setattr(subscriptions, "MOST_TOPICS", 5)
     cache, options = subscriptions.cache, shop.sink()
 
@@ -264,7 +264,7 @@ def test_what_is_known_of_topics_is_bounded(
 def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     bench: Bench, shop: Shop, address: str | None, why: str
 ) -> None:
-    """Or it alone would miss the message; taken out, the batch goes through at once."""
+    """It alone would miss the message. Without its subscription the batch goes through."""
     address = bench.address("gone") if address is None else address
     shop.subscribe("late", EVENT, address)
     staged = stage(bench, events(b"1"), events(b"2", topics=[EVENT]))
@@ -281,7 +281,7 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
 
 
 def test_a_subscriber_that_is_gone_since_stops_nothing(bench: Bench, shop: Shop) -> None:
-    """It took back its subscription, then its queue: the table is read before anything fails."""
+    """Its subscription and its queue are gone. The table is read again before a write fails."""
     shop.publish(events(b"1"), batch=1)
     bench.dotnet.unsubscribe(shop.table, "mail", PLACED)
     bench.dotnet.dba.drop(shop.queues.pop("mail"))

@@ -1,4 +1,4 @@
-"""Tables: made as the transport makes them, or otherwise; and logins that have few rights."""
+"""Tables that are made as the transport makes them, or otherwise, and logins with few rights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ HOSTILE = [
 
 
 def test_our_tables_are_the_ones_that_an_endpoint_makes(bare: Bench) -> None:
-    """Column for column and index for index; also where a name has no room for the suffix."""
+    """Columns and indexes are equal, also where a name has no room for the suffix."""
     bare.dotnet.create_delayed(bare.delayed)
 
     for table in ("ours", "x" * 55):
@@ -64,7 +64,7 @@ def test_our_tables_are_the_ones_that_an_endpoint_makes(bare: Bench) -> None:
 
 
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
-    """The second waits for the first; a column is made once, in a table that has rows too."""
+    """Each waits for the one before. A column is added once, also to a table with rows."""
     new, body_string = bare.beside("new"), bare.dotnet.has_body_string
     bare.dotnet.dba.do("own", bare.queue)
     bare.dotnet.send(bare.queue, body=b"before")
@@ -86,7 +86,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
 
 
 def test_an_install_gives_up_behind_another(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a DBA's script does, which takes none of our locks; a later install succeeds."""
+    """A DBA's script may hold the tables. A later install succeeds."""
     monkeypatch.setattr(schema, "LOCK_WAIT", 0.3)
     desk = bare.desk
     with transaction(desk, timeout=TIMEOUT):
@@ -102,7 +102,7 @@ def test_an_install_gives_up_behind_another(bare: Bench, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
-    """Of queue, endpoint, topic and table of subscriptions, for all that can be done to a queue."""
+    """A queue, endpoint, topic and table of subscriptions have it, and everything works."""
     queue, table = bench.beside(name), bench.beside((name + "s")[1:])
     printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
     bench.dotnet.send(bench.errors, body=b"bystander")
@@ -134,7 +134,11 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
 
 
 def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> None:
-    """Before anything is received. Those without a version may be of any release: it is found."""
+    """
+    The error comes before anything is received.
+
+    Tables without a version may be of any release, so they raise it too.
+    """
     said = f"not found in schema {bare.dotnet.state} .*`sqlqueue install`"
     with (
         StateSession(bare.source(), "x") as session,
@@ -163,7 +167,7 @@ def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> N
 def test_state_tables_of_another_release_are_left_alone(
     bench: Bench, version: int, error: type[Exception], fix: str
 ) -> None:
-    """Streams check at each try, installs and the doctor too. The error says what to do."""
+    """Streams, installs and the doctor check the version. The error says what to do."""
     bench.dotnet.dba.change("version", version=version)
     said = f"have version {version}, but this release supports {schema.VERSION}"
 
@@ -180,7 +184,7 @@ def test_state_tables_of_another_release_are_left_alone(
 
 
 def test_a_state_schema_may_have_any_name(bare: Bench) -> None:
-    """It is quoted like a queue."""
+    """Its name is quoted like that of a queue."""
     state = bare.dotnet.state[-6:] + " a.b;q\"uo'te{queue}$do$%s"
     options = bare.source(stateSchema=state)
     try:
@@ -214,7 +218,7 @@ def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("otherwise", cases("otherwise"))
 def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str) -> None:
-    """The doctor has nothing against it; it is browsed, received from, returned and sent to."""
+    """It can be browsed, received from, returned to and sent to. The doctor reports nothing."""
     dotnet = bench.dotnet
     alter(bench, dotnet.dba.shapes.otherwise[otherwise])
     assert doctor.of_any_queue(bench.desk, bench.queue) == []
@@ -241,7 +245,7 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
 
 @only("postgresql", "column types that it can cast")
 def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
-    """Other makers of queues have them; the values are the same."""
+    """Other programs make such queues. The values are the same."""
     alter(
         bench,
         "ALTER TABLE {queue} ALTER COLUMN Expires TYPE date, ALTER COLUMN Body TYPE text"
@@ -266,7 +270,7 @@ def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
 
 @only("postgresql", "types that only this one has")
 def test_a_domain_counts_as_its_base_type(bench: Bench) -> None:
-    """The owner of the table chose it."""
+    """The owner of the table has chosen the domain."""
     bench.dotnet.dba.on(
         bench.queue,
         "CREATE DOMAIN {refuse} AS text;ALTER TABLE {queue} ALTER COLUMN headers TYPE {refuse}",
@@ -279,7 +283,7 @@ def test_a_domain_counts_as_its_base_type(bench: Bench) -> None:
 
 @only("postgresql", "column types that it can cast")
 def test_an_expiry_of_days_is_never_too_early(bench: Bench) -> None:
-    """What is sent lives until the end of its day; what is returned keeps its expiry."""
+    """A sent message lives until the end of its day. A returned one keeps its expiry."""
     alter(bench, "ALTER TABLE {queue} ALTER COLUMN Expires TYPE date")
     dispatch(bench, stage(bench, chunk(b"ours", lives=60_000)))
     (before,) = bench.dotnet.rows(bench.queue)
@@ -295,7 +299,7 @@ def test_an_expiry_of_days_is_never_too_early(bench: Bench) -> None:
 
 @pytest.mark.parametrize("how", cases("no_queue"))
 def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
-    """Names in quotes and capitals are other names, to endpoints too; nothing is taken from it."""
+    """Quoted names with capitals are other names, to endpoints too. Nothing is taken from it."""
     bench.dotnet.send(bench.queue, lives=-1)
     alter(bench, bench.dotnet.dba.shapes.no_queue[how])
     queue, desk = bench.queue, bench.desk
@@ -321,7 +325,7 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
 
 @only("postgresql", "types that only this one has")
 def test_a_stream_names_the_column_its_type_and_the_right_one(bench: Bench) -> None:
-    """Of all columns at once, in the order of the table."""
+    """The error lists all wrong columns, in the order of the table."""
     bench.dotnet.dba.on(
         bench.queue,
         "ALTER TABLE {queue} ALTER COLUMN expires TYPE timestamptz, ALTER COLUMN id TYPE text",
@@ -359,7 +363,7 @@ KINDS = {
 @only("postgresql", "kinds of tables that the other has not")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench, kind: str) -> None:
-    """A row's place is known within one table only; delayed messages are not moved from one."""
+    """The place of a row is unique within one table only. Delayed messages are not moved either."""
     bench.dotnet.dba.run(KINDS[kind].format(bench.dotnet.schema, COLUMNS))
     odd = bench.beside("odd")
 
@@ -386,7 +390,7 @@ def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench,
 
 @only("postgresql", "policies that COPY is refused under")
 def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
-    """The error has the server's words; the doctor's fix works."""
+    """The error has the server's words, and the doctor's fix works."""
     state, queues = bench.dotnet.state, bench.dotnet.schema
     with bench.login("SELECT, INSERT, UPDATE, DELETE") as (login, connection):
         bench.dotnet.dba.enlist(login)
@@ -431,7 +435,11 @@ def work(bench: Bench, source: QueueAddress, login: Login) -> None:
 
 
 def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) -> None:
-    """From none to all, but for those on a state schema, which may be another team's."""
+    """
+    The login starts without rights, and each error has the next GRANT.
+
+    An error on a state schema has none, because the schema may be another team's.
+    """
     dba = bench.dotnet.dba
     source = bench.another("sequence schema")  # it may pass for words of the server's sentence
     dba.do("own", source)

@@ -1,4 +1,4 @@
-"""Whatever is raised in a transaction or an attempt, all of its work is undone, and no more."""
+"""An error in a transaction, or in an attempt within it, undoes all of its work, and no more."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_error_in_a_transaction_undoes_all_of_it(
 
 
 def test_a_transaction_that_an_attempt_has_ended_does_not_go_on(bench: Bench) -> None:
-    """Its error is raised, although the transaction suppresses it; the session can be used."""
+    """Its error is raised, even if the caller suppresses it. The session can be used again."""
     connection = HarshConnection(bench.desk)
 
     def work() -> None:
@@ -101,7 +101,7 @@ def test_a_transaction_that_an_attempt_has_ended_does_not_go_on(bench: Bench) ->
 
 
 def test_an_error_that_is_suppressed_without_an_attempt_is_a_fault(bench: Bench) -> None:
-    """The transaction was undone, so nothing is left to commit."""
+    """The server has undone the transaction, so nothing is left to commit."""
     connection = bench.desk
 
     def work() -> None:
@@ -116,7 +116,7 @@ def test_an_error_that_is_suppressed_without_an_attempt_is_a_fault(bench: Bench)
 
 
 def test_the_error_of_a_wait_has_its_limit(bench: Bench) -> None:
-    """That of this wait, also where it is shorter than the statement's."""
+    """The error has the limit of this wait, also where it is shorter than that of the statement."""
     connection = bench.desk
 
     def wait() -> None:
@@ -131,7 +131,7 @@ def test_the_error_of_a_wait_has_its_limit(bench: Bench) -> None:
 
 
 def test_what_looks_once_more_before_the_commit_may_undo_all(bench: Bench) -> None:
-    """Also in Python; what one transaction wanted to look at is not looked at in the next."""
+    """An error in Python undoes the transaction too. The next transaction does not look again."""
     connection = bench.desk
     looks: list[str] = []
 

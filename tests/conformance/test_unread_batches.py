@@ -48,7 +48,7 @@ def test_a_stream_pauses_after_a_batch_that_nothing_read(
 
 
 def test_a_run_of_available_now_ends_with_an_error(bench: Bench) -> None:
-    """The batch is closed before, so the next start goes on, and receives all."""
+    """The batch is closed before, so the next run receives all."""
     fill(bench)
     loop = bench.loop()
     loop.freeze()
@@ -67,7 +67,7 @@ def test_a_run_of_available_now_ends_with_an_error(bench: Bench) -> None:
 def test_a_run_of_available_now_may_end_without_an_error(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With failOnMissingReceipts=false; it says how many messages are left."""
+    """It does with failOnMissingReceipts=false, and logs how many messages are left."""
     fill(bench)
     loop = bench.loop(failOnMissingReceipts="false", maxMessagesPerTrigger="2")
     loop.freeze()

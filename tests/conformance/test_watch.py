@@ -1,4 +1,4 @@
-"""Looks at a queue, browses, purges; and failed messages that are returned to their source."""
+"""Looks at queues, browses and purges, and returns of failed messages to their source."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def counts(before: stats.QueueLook, now: stats.QueueLook) -> list[int | None]:
 
 
 def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
-    """Also where all that came is gone, and where nothing ever waited at a look."""
+    """Messages that are gone at the second look count, also where none waited at a look."""
     first = look(bare)
     bare.dotnet.send_many(bare.queue, [b"x"] * 5)
     second = look(bare)
@@ -82,7 +82,7 @@ def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
 
 
 def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
-    """By the database's clock and the header; nothing where that cannot be read."""
+    """The age is by the database's clock and the header TimeSent, and absent without it."""
     sent = bare.dotnet.clock().replace(tzinfo=UTC) - timedelta(seconds=90)
     assert look(bare).oldest is None
 
@@ -95,7 +95,7 @@ def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
 
 
 def test_failures_are_grouped_by_exception(bare: Bench) -> None:
-    """With where, when first and last, and an example of what was said."""
+    """Each group has its queues, its first and last time, and an example of the message."""
     moments = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (2, 1, 3)]
     for moment, kind in zip(moments, ("A.X", "A.X", "A.Y"), strict=True):
         failure = {
@@ -130,7 +130,7 @@ def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[
 def test_ranges_hold_every_message_once(
     bench: Bench, gone: set[int], parts: int, size: int
 ) -> None:
-    """Whatever gaps there are; ranges ascend, do not overlap, and are not more than asked for."""
+    """Ranges ascend, do not overlap, and are not more than asked for, whatever gaps there are."""
     bench.dotnet.dba.empty(bench.queue)
     bench.dotnet.send_many(bench.queue, [b"%d" % at + b"x" * size for at in range(40)])
     base = bench.seqs()[0]
@@ -147,7 +147,7 @@ def test_ranges_hold_every_message_once(
 
 
 def test_heavy_messages_come_in_small_pages(bench: Bench) -> None:
-    """What was read sizes the next page. A reader that stops early holds no transaction."""
+    """The size of a page follows from the one before. A reader that stops holds no transaction."""
     bench.dotnet.send_many(bench.queue, [b"x"] * browse.FIRST_PAGE + [bytes(1 << 20)] * 70)
 
     found = [(page.num_rows, page.nbytes) for page in pages(bench, 1, 1000)]
@@ -170,7 +170,7 @@ def fill(bench: Bench, *lives: int | None) -> None:
 
 
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
-    """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
+    """What is sent meanwhile stays. An empty queue has no batch."""
     assert list(purge_parts(bare.desk, bare.queue, look(bare).depth)) == []
     fill(bare, *[None] * 25)
     depth = look(bare).depth
@@ -186,7 +186,11 @@ def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
 
 
 def test_only_what_has_expired_is_purged(bare: Bench) -> None:
-    """In full batches; what a consumer holds is not waited for, but found the next time."""
+    """
+    The purge deletes full batches.
+
+    It does not wait for a message that a consumer holds, but the next purge finds it.
+    """
     fill(bare, None, -1, 3_600_000, 0, -86_400_000, *[-1] * 5)
     purged = partial(purge_expired, bare.desk, bare.queue, batch=3)
 
@@ -205,7 +209,7 @@ class Victim(RecordedConnection):
     undone = False
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection; the delete runs before it is undone."""
+        """Undo the first delete after it ran, and report a deadlock."""
         found = call()
         if statement.startswith("purge_") and not self.undone:
             self.undone = True
@@ -214,7 +218,7 @@ class Victim(RecordedConnection):
 
 
 def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
-    """By ranges and by expiry; each message is counted once."""
+    """Both purges, by ranges and by expiry, count each message once."""
     fill(bare, *[-1] * 2, *[None] * 3)
 
     waits = look(bare).depth
@@ -230,7 +234,7 @@ def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
 def test_purge_on_startup_waits_for_consumers(
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a consumer gives back is purged too; what comes later is not for an AvailableNow run."""
+    """What a consumer gives back is purged too. What comes later waits for another run."""
     sessions = bare.use_own_name()
     fill(bare, *[None] * 3)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
@@ -280,7 +284,7 @@ def waiting(bench: Bench) -> list[bytes | None]:
 
 
 def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> None:
-    """What the endpoint added when it failed leaves the text; all else stays byte for byte."""
+    """Headers that the endpoint added are removed. The others stay byte for byte."""
     failures = [case for case in golden() if FAILED_Q in (case.read or {})]
     here = f'"{FAILED_Q}":"{escape(bare.printed)}"'
     texts = [
@@ -303,7 +307,7 @@ def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> No
 
 
 def test_a_message_keeps_its_identity(bare: Bench) -> None:
-    """One without a message id goes by its row's, which changes: it is written down."""
+    """Without a message id the row's id counts. It changes, so it becomes a header."""
     row = bare.dotnet.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
 
     (done,) = give_back(bare, planned(bare, ids=frozenset({str(row)})))
@@ -314,7 +318,7 @@ def test_a_message_keeps_its_identity(bare: Bench) -> None:
 
 
 def test_a_choice_takes_what_fits_all_of_it(bare: Bench) -> None:
-    """Ids of messages and rows, exceptions by either name, the failed queue, and the time."""
+    """A choice has ids, exceptions by either name, the failed queue, and the time."""
     noon = "2026-06-30 12:00:00:000000 Z"
     row = fail(bare, b"0", **{MESSAGE_ID: "a", EXCEPTION: "Shop.Late"})
     fail(bare, b"1", **{MESSAGE_ID: "b", TIME_OF_FAILURE: noon})
@@ -348,7 +352,11 @@ HOSTILE = {
 
 
 def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
-    """Corrupt headers, no FailedQ, hostile ones, a queue that is none, or elsewhere, or itself."""
+    """
+    The headers are corrupt, or FailedQ is absent or hostile.
+
+    It may also name no usable queue.
+    """
     known = bare.dotnet.dialect == "postgresql"
     reasons = {dumps({FAILED_Q: each}): why if known else "" for each, why in HOSTILE.items()}
     reasons |= {dumps({FAILED_Q: bare.address("error")}): "error queue itself", "{}": "no header"}
@@ -370,7 +378,7 @@ def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
 
 
 def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
-    """One that went away, and one with a law of its own; a batch is undone as a whole."""
+    """One queue was dropped, and one has a constraint. A refused batch is undone as a whole."""
     gone, strict = bare.another("gone"), bare.another("strict")
     for at, each in enumerate((gone, strict, strict, bare.queue)):
         fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed(each)})
@@ -400,7 +408,7 @@ def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.M
 
 
 def test_a_message_that_is_another_now_is_not_returned(bare: Bench) -> None:
-    """Its headers changed after it was read; nothing of its batch goes."""
+    """Its headers changed after it was read, so nothing of its batch is returned."""
     for body in (b"0", b"1", b"2"):
         fail(bare, body)
     batches = give_back(bare, planned(bare), batch=1)
@@ -414,7 +422,7 @@ def test_a_message_that_is_another_now_is_not_returned(bare: Bench) -> None:
 
 
 def test_a_message_with_the_seq_of_one_that_is_gone_stays(bare: Bench) -> None:
-    """In a new table the numbers begin again; a message is known by its id too."""
+    """In a new table the seqs begin again, so the id is compared too."""
     for body in (b"0", b"1"):
         fail(bare, body)
     batches = give_back(bare, planned(bare), batch=1)
@@ -431,7 +439,7 @@ def test_a_message_with_the_seq_of_one_that_is_gone_stays(bare: Bench) -> None:
 
 
 def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
-    """No more is returned than was shown, and nowhere else."""
+    """Only what the plan showed is returned, and only to the queues that it showed."""
     for body in (b"0", b"1"):
         fail(bare, body)
     found = planned(bare)
@@ -449,7 +457,7 @@ def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
 def test_a_return_keeps_no_text_that_a_sender_chose(
     bare: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many queues, exceptions and reasons are counted together; each text is cut."""
+    """Queues, exceptions and reasons beyond a limit count together, and each text is cut."""
     for name in ("MOST_SOURCES", "MOST_GROUPS", "MOST_REASONS"):
         monkeypatch.setattr(return_to_source, name, 2)
     for each in range(3):
@@ -470,7 +478,7 @@ def test_a_return_keeps_no_text_that_a_sender_chose(
 
 
 def test_a_return_holds_a_page(bare: Bench) -> None:
-    """Of headers of 1 MB a page is in memory at once, however many there are."""
+    """Only a page of headers is in memory at once, however many messages there are."""
 
     def peak() -> int:
         tracemalloc.start()
@@ -495,7 +503,7 @@ def test_a_return_holds_a_page(bare: Bench) -> None:
 
 
 def test_poison_stays(bare: Bench) -> None:
-    """What a stream moved because its headers could not be read needs other headers first."""
+    """A message that was diverted for its headers needs other headers before it can return."""
     fail(bare, b"poison", **{EXCEPTION: POISON_TYPE})
     fail(bare, b"good")
 

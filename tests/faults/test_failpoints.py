@@ -75,7 +75,7 @@ CHUNK = pa.schema([*CHUNK_ROW, CHUNK_DELAYS["delay"], CHUNK_TOPICS])
 
 
 def sites() -> dict[tuple[str, int], str]:
-    """Each place where what receives or sends runs a statement: file and line; its function."""
+    """Return each place where the package runs a statement: its file and line, and its function."""
     found, stale = {}, {*ELSEWHERE}
     subject = [*PACKAGE.glob("receive/*.py"), *PACKAGE.glob("send/*.py")]
     for path in [*subject, PACKAGE / "admin" / "receipts.py"]:
@@ -92,7 +92,7 @@ def sites() -> dict[tuple[str, int], str]:
 
 
 class Walk:
-    """Kills the processes of trips at points that are not known yet, until none is left."""
+    """Kills the processes of trips at points that are new, until none is left."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -113,7 +113,11 @@ class Walk:
         self.options = SinkOptions.parse(given)
 
     def __call__(self, trip: Callable[[Walk], None]) -> None:
-        """Make a trip again and again; each time all is in its place in the end."""
+        """
+        Repeat a trip until no point is new.
+
+        Each time every message is in its place at the end.
+        """
         before = -1
         while len(self.points) > before:
             before = len(self.points)
@@ -147,7 +151,11 @@ class Walk:
     # ------------------------------------------------------------ jobs
 
     def done(self, name: str, call: Callable[[], Any], *, sends: bool = False) -> Any:
-        """Do something, and again where its process dies; its commit may send what is in hand."""
+        """
+        Do some work, and again if its process dies.
+
+        With `sends` its commit sends what is in hand.
+        """
 
         def committed(_: object) -> None:
             self.world.hand = []
@@ -165,7 +173,7 @@ class Walk:
         return {"headers": "{}", "body": body, **columns}
 
     def rows(self, kind: str = "") -> list[dict[str, Any]]:
-        """Give a row of each kind, or of one kind that each of them goes by."""
+        """Return a row of each kind of destination. `kind` counts them as one kind."""
         return [
             self.row(kind or "sent", queue=self.names["billing"], lifetime=LIFE),
             self.row(kind or "delayed", queue=self.names["billing"], delay=LIFE),
@@ -298,7 +306,7 @@ def walk(world: World, monkeypatch: pytest.MonkeyPatch) -> Walk:
 
 @pytest.mark.timeout(900)
 def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(walk: Walk) -> None:
-    """Whatever dies wherever, each message is in its place once, and nothing is left behind."""
+    """Each process is killed between any two statements. Each message is in its place once."""
     for trip in (stream, lose, send_by_name, send_otherwise, retry):
         walk(trip)
 
@@ -308,7 +316,11 @@ def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(walk: Walk) -> None
 
 
 def test_a_dispatch_in_two_commits_is_found(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunks in one commit, the dispatch log in the next: a kill between them repeats."""
+    """
+    A planted dispatch commits the chunks first and the dispatch log later.
+
+    A kill between the commits repeats messages.
+    """
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
         with suppress(ChunksMissing), transaction(connection):

@@ -51,7 +51,7 @@ class Tenant(Database):
 
 @pytest.fixture
 def tenant(place: Place) -> Iterator[Tenants]:
-    """Give what makes a tenant with a queue of a table name in the place's schema."""
+    """Give a function that makes a tenant with a queue in the place's schema."""
     made: list[Tenant] = []
 
     def make(queue: str, *, error: str | None = None, delayed: bool = False) -> Tenant:
@@ -80,7 +80,7 @@ def tenant(place: Place) -> Iterator[Tenants]:
 
 @pytest.fixture
 def login(place: Place) -> Iterator[Login]:
-    """Give what makes a login with some roles and rights; it gives the login's url."""
+    """Give a function that makes a login with some roles and rights, and returns its url."""
     made: list[str] = []
 
     def make(*rights: str) -> str:

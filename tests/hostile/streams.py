@@ -33,7 +33,7 @@ class Stream:
     def __init__(
         self, place: Place, url: str, queue: str, *, end: Offset = INITIAL, **raw: str
     ) -> None:
-        """Begin, or go on after an offset of a checkpoint."""
+        """Begin a new stream, or continue after an offset of a checkpoint."""
         given = {"url": url, "queue": queue, "stateSchema": place.state}
         self.options = SourceOptions.parse(given | {"queryTimeout": f"{TIMEOUT}s"} | raw)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
@@ -51,7 +51,7 @@ class Stream:
         return self.end
 
     def receive(self, spark_batch: SparkBatch = NO_SPARK_BATCH) -> list[bytes]:
-        """Run the tasks of the last batch; the bodies that they hand out."""
+        """Run the tasks of the last batch, and return their bodies."""
         bodies: list[bytes] = []
         with StateSession(self.options, f"{self.name} 1/0") as session:
             for task in self.loop.tasks(self.end):
@@ -87,7 +87,7 @@ class Writer:
             return send.stage(session, chunks, sink=self.sink, sink_batch=batch)
 
     def dispatch(self, *staged: Staged) -> int:
-        """Send what was staged; how many messages."""
+        """Send what was staged, and return how many messages."""
         with StateSession(self.options, f"dispatch {self.sink}") as session:
             return send.dispatch(session.open(), list(staged), self.options)
 

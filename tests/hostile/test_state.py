@@ -78,7 +78,7 @@ def plan(*queues: str, **more: object) -> str:
 def test_a_stored_plan_receives_only_from_queues_that_the_options_name(
     place: Place, shop: Tenant, stream: Stream
 ) -> None:
-    """The batch is empty, and stays so when it is done again."""
+    """A task of another queue receives nothing, also when its batch is done again."""
     payroll = f'"{place.schema}"."payroll"'
     place.sql(f"CREATE TABLE {payroll} (LIKE {shop.queue} INCLUDING ALL)")
     place.sql(PUT.format(payroll), b"salaries")
@@ -168,7 +168,7 @@ def test_a_stream_and_a_sink_go_on_under_another_login_of_their_role(
 def test_a_session_of_another_login_is_not_ended_but_named(
     place: Place, shop: Tenant, login: Login
 ) -> None:
-    """The server hides what it waits for. The error has the statement with which a DBA ends it."""
+    """The server hides what that session does. The error has the statement that ends it."""
     stream = Stream(place, shop.url, shop.queue, queryTimeout="1s")
     stream.batch()
     colleague, name = login(shop.reader), f"sqlqueue {stream.name} 1/0"
@@ -199,7 +199,7 @@ OWNED = "{schema}.version OWNER TO {login}"
 
 
 def install(place: Place, url: str = "", *, named: bool = True) -> None:
-    """Install, as a superuser or another login; as if the schema's name were the default's."""
+    """Install as a superuser or another login. Without `named` no option names the schema."""
     given = {"url": url or place.superuser, "queue": "q", "stateSchema": place.state}
     options = SourceOptions.parse(given)
     if not named:
@@ -223,7 +223,7 @@ def refused(place: Place, match: str) -> None:
 def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_runs(
     place: Place, login: Login
 ) -> None:
-    """Without tables, too; the error names the schema's owner and the trigger."""
+    """An empty schema is refused too. The error names the schema's owner and the trigger."""
     ((database,),) = place.sql("SELECT quote_ident(current_database())")
     with psycopg.connect(login(f"CREATE ON DATABASE {database}"), autocommit=True) as squatter:
         name = squatter.info.user
@@ -249,7 +249,7 @@ def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_ru
 def test_install_and_script_refuse_tables_that_run_code(
     place: Place, login: Login, text: str
 ) -> None:
-    """A view elsewhere, a sequence, a key and a plain trigger of a superuser are no fault."""
+    """A view elsewhere, a sequence, a key and a plain trigger of a superuser are allowed."""
     install(place)
     place.sql(f"""
         CREATE VIEW {place.schema}.monitor AS SELECT stream FROM {place.state}.stream;
@@ -273,7 +273,7 @@ def test_install_and_script_refuse_tables_that_run_code(
 def test_an_install_beside_tables_of_another_login_trusts_the_owner_of_the_database(
     place: Place, login: Login
 ) -> None:
-    """It changes nothing, and raises for any other owner, unless an option names the schema."""
+    """It raises for any other owner, unless an option names the schema."""
     reader = login()
     owner, name = (psycopg.conninfo.conninfo_to_dict(url)["user"] for url in (login(), reader))
     install(place)
@@ -373,7 +373,7 @@ def printed(name: str, *more: str) -> str:
 
 
 def busy(team: Team) -> Stream:
-    """Let a team have rows in its state tables: a receipt, a sink, and what it has staged."""
+    """Give a team rows in its state tables: a receipt, a sink, and a staged chunk."""
     stream = team.stream()
     assert stream.batch() == [b"order"]
     assert team.writer().send(b"sent", 1) == 1
@@ -389,7 +389,7 @@ def rows(team: Team) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def test_a_team_can_do_nothing_with_the_tables_of_another(teams: tuple[Team, Team]) -> None:
-    """By no statement, on no table of its schema, and not on its queue; nor does it join it."""
+    """The server refuses every statement on the state tables, the schema, and the roles."""
     a, b = teams
     busy(b)
     before = rows(b)
@@ -476,7 +476,7 @@ def strongest_locks(a: Team) -> Iterator[None]:
 def test_no_lock_of_a_team_makes_another_wait(
     teams: tuple[Team, Team], hold: Callable[[Team], AbstractContextManager[None]]
 ) -> None:
-    """Neither its streams nor its writes, although both have one txnAppId."""
+    """Streams and writes of the other team go on, although both teams use one txnAppId."""
     a, b = teams
     stream = b.stream()
 

@@ -33,7 +33,7 @@ LARGEST = 2_147_483_647  # of the transport's seq
 
 @pytest.fixture
 def bench(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Give a queue, an error queue and state tables; a row that is held is not waited for long."""
+    """Give a queue, an error queue and state tables. Waits for locked rows are short."""
     monkeypatch.setattr(collisions, "HELD_WAIT", 0.02)
     made = bench_of(place.dotnet)
     schema.install(made.desk)
@@ -66,7 +66,7 @@ def drain(bench: Bench) -> list[bytes]:
 
 
 def moved(bench: Bench, table: str = "error") -> list[int]:
-    """Return the seqs of rows that nobody planted."""
+    """Return the seqs of rows that were not planted."""
     text = f"SELECT seq FROM {bench.address(table)} WHERE body <> 'planted' ORDER BY seq"
     return [seq for (seq,) in bench.dotnet.execute(text)]
 
@@ -93,7 +93,7 @@ def open_transaction(place: Place, text: str) -> Iterator[None]:
     ],
 )
 def test_rows_at_the_next_seqs_stop_no_stream(bench: Bench, seqs: str, first: int) -> None:
-    """The sequence goes past them, and not up to a row that is far above."""
+    """The sequence goes past them, but not up to a row that is far above."""
     plant(bench, seqs)
     put_poison(bench, 5)
 
@@ -117,7 +117,7 @@ def test_a_transaction_skips_no_more_than_100_000_seqs(bench: Bench) -> None:
 
 
 def test_no_seq_beyond_80_percent_of_the_type_is_skipped(bench: Bench) -> None:
-    """Else one login could use up all seqs of a table that many teams send to."""
+    """Otherwise one login could use up all seqs of a table that many teams send to."""
     near = LARGEST // 5 * 4 - 10
     bench.dotnet.execute(f"SELECT setval('{bench.address('error')[:-1]}_seq_seq\"', {near})")
     plant(bench, f"generate_series({near + 1}, {near + 50}) AS n")
@@ -147,7 +147,7 @@ def test_a_login_that_may_only_insert_gets_past_a_few_seqs(bench: Bench) -> None
 
 
 def test_seqs_of_an_open_transaction_stop_no_stream(place: Place, bench: Bench) -> None:
-    """The attempts that follow have other ones; only who holds many of them makes it fail."""
+    """The next attempts use other seqs. A stream fails only if very many are held."""
     put_poison(bench)
     held = f"{PLANT.format(bench.address('error'))} FROM generate_series(1, {ATTEMPTS - 1}) AS n"
     with open_transaction(place, held):
@@ -209,7 +209,7 @@ def mover(bench: Bench) -> Mover:
 
 
 def test_rows_at_the_next_seqs_stop_no_mover(bench: Bench, mover: Mover) -> None:
-    """As for poison: the queue of a mover is one that many may insert into."""
+    """Many logins may insert into the queue of a mover, as into an error queue."""
     plant(bench, "generate_series(1, 500) AS n", "orders")
 
     assert mover.move(bench.desk) == Moved(1, None)
@@ -217,7 +217,7 @@ def test_rows_at_the_next_seqs_stop_no_mover(bench: Bench, mover: Mover) -> None
 
 
 def test_an_open_transaction_stops_no_mover(place: Place, bench: Bench, mover: Mover) -> None:
-    """Neither with the id of a message that is due, nor with a few of the next seqs."""
+    """The transaction holds the id of a due message, or a few of the next seqs."""
     ((row,),) = bench.dotnet.execute(f"SELECT id FROM {bench.desk.printed(bench.delayed)}")
     queue = bench.printed
     ids: Any = f"INSERT INTO {queue} (id, headers, body, seq) SELECT '{row}', '{{}}', '', 900"

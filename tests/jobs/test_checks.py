@@ -49,7 +49,7 @@ def test_settings_that_would_send_again_are_refused(
 
 
 def test_targets_of_a_relay_are_checked(queue: Queue) -> None:
-    """An absent target; a queue that is relayed into itself, also with other parameters."""
+    """A target may be absent, or the queue itself, also by a url with other parameters."""
     relay, place, bills = module("relay"), queue.place, queue.another("bills")
     queue.another("error")
 

@@ -32,14 +32,14 @@ COMPATIBLE = {
 
 
 class Place(NamedTuple):
-    """What can be locked, and a row that is there."""
+    """Something that can be locked, and the row there."""
 
     of: str  # a table, or table.index
     id: str = ""  # empty: the table as a whole
 
 
 class Get(NamedTuple):
-    """Take a lock; leave the block if the row is gone."""
+    """Take a lock, and leave the block if the row is gone."""
 
     place: Place
     mode: str
@@ -49,7 +49,7 @@ class Get(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Leave the block, or end the transaction, unless a row is there, or is not."""
+    """Leave the block, or end the transaction, unless a row exists or does not exist."""
 
     row: Place
     present: bool = True
@@ -58,7 +58,7 @@ class Needs(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Insert a row, unless it is there; or delete it."""
+    """Insert a row, unless it exists, or delete it."""
 
     row: Place
     present: bool = True
@@ -76,14 +76,14 @@ Line = tuple[str, Step, int]  # a statement, a step of it, and where the next bl
 
 
 class Transaction(NamedTuple):
-    """What one session does. In a deadlock the server ends ours, which are of LOW priority."""
+    """What one session runs. In a deadlock the server ends ours, which have LOW priority."""
 
     name: str
     lines: list[Line]
 
 
 class Session(NamedTuple):
-    """Where a session stands."""
+    """The state of one session."""
 
     at: int = 0
     undo: frozenset[tuple[Place, bool]] = frozenset()  # which row, and whether it was inserted
@@ -91,7 +91,7 @@ class Session(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where all stand, what they hold, who waits (in order), and which rows are there."""
+    """The sessions, the locks that they hold, who waits, in order, and which rows exist."""
 
     sessions: tuple[Session, ...]
     locks: frozenset[tuple[Place, int, str]]
@@ -105,7 +105,7 @@ class State(NamedTuple):
         return State(sessions, self.locks, waiting, self.rows if rows is None else rows)
 
     def end(self, number: int, how: str) -> State:
-        """End a session and release its locks; unless it commits, its changes are undone."""
+        """End a session and release its locks. Unless it commits, its changes are undone."""
         rows = self.rows if how == "committed" else undone(self.rows, self.sessions[number])
         locks = frozenset(each for each in self.locks if each[1] != number)
         return self._replace(locks=locks).put(number, Session(ended=how), rows)
@@ -123,7 +123,7 @@ def undone(rows: frozenset[Place], session: Session) -> frozenset[Place]:
 
 
 class Found(NamedTuple):
-    """What was seen in all interleavings; sessions are known by the names of their transactions."""
+    """What was seen in all interleavings. Sessions are known by their transactions' names."""
 
     waits: set[tuple[str, str, str]]  # who, in which statement, for whom
     deadlocks: set[tuple[frozenset[str], frozenset[str]]]  # who, and the victims
@@ -131,7 +131,7 @@ class Found(NamedTuple):
 
 
 def explore(transactions: Sequence[Transaction], rows: Collection[Place] = ()) -> Found:
-    """Run transactions in every order of their steps, from the rows that are there at first."""
+    """Run transactions in every order of their steps, beginning with some rows."""
     explorer = Explorer(transactions)
     start = State((Session(),) * len(transactions), frozenset(), (), frozenset(rows))
     for number in range(len(transactions)):
@@ -146,7 +146,7 @@ def explore(transactions: Sequence[Transaction], rows: Collection[Place] = ()) -
 
 
 class Explorer:
-    """From one state to the next ones; `found` grows."""
+    """Goes from each state to the next ones, and adds what it sees to `found`."""
 
     def __init__(self, transactions: Sequence[Transaction]) -> None:
         self.names = [each.name for each in transactions]
@@ -206,7 +206,7 @@ class Explorer:
         return step
 
     def go_on(self, state: State, number: int, *, forced: bool = False) -> State:
-        """Do all steps up to the next one that depends on others; `forced`: that one too."""
+        """Do all steps up to the next one that depends on others. `forced` includes that one."""
         at, undo, ended = state.sessions[number]
         rows = state.rows
         while not ended:

@@ -165,7 +165,11 @@ TASK = (
 
 
 def dispatch(sink: str, chunks: str, old: str = "", others: str = "") -> str:
-    """Return what a driver runs to send chunks; `old` sinks left the chunk x, others are young."""
+    """
+    Return what a driver runs to send chunks.
+
+    Sinks in `old` left the chunk x, others are young.
+    """
     return (
         f"sink_close {sink}; advance {sink}; chunks {chunks}; chunk_pages {chunks};"
         f" send sent-{sink}; discard {chunks}; discard_abandoned {others} / x;"

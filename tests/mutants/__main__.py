@@ -1,5 +1,5 @@
 """
-Does a test fail for each fault of the lists? `python -m tests.mutants` says so.
+`python -m tests.mutants` checks that a test fails for each fault of the lists.
 
 The tests run in copies of the tree, so the tree itself is not changed. First they must pass without
 a fault. A fault is caught if one of its tests fails. An error before or after a test is no catch.
@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def run_tests(copy: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
-    """Run tests in a copy, in which all processes that they start import the copy too."""
+    """Run tests in a copy. All processes that they start import the copy too."""
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "--tb=short"]
     done = subprocess.run(
         [*command, "--hypothesis-seed=0", *options, *(f"tests/{each}" for each in tests)],

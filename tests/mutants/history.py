@@ -52,7 +52,7 @@ HISTORY = [
         file="wire/payload.py",
         old="_check(size <= expected.most, ",
         new="_check(size >= 0, ",
-        tests=["test_flat_json.py::test_a_payload_is_what_was_stored_with_it"],
+        tests=["test_payload.py::test_a_payload_is_what_was_stored_with_it"],
     ),
     Fault(
         id="space-behind-headers",
@@ -182,7 +182,7 @@ RETURNING""",
         old="ids = rising_ids(len(headers)) if renamed else bad.ids",
         new="ids = bad.ids",
         tests=[
-            "conformance/test_receive.py::test_poison_whose_id_is_in_the_error_queue_gets_a_new_one"
+            "conformance/test_poison.py::test_poison_whose_id_is_in_the_error_queue_gets_a_new_one"
         ],
     ),
     Fault(

@@ -79,7 +79,7 @@ with suppress(OSError, subprocess.SubprocessError):
 def driver(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Give the name of a driver in its turn; skip one that this machine cannot load."""
+    """Give the name of a driver in its turn. Skip one that this machine cannot load."""
     folder, name = tmp_path_factory.mktemp("libraries"), request.param
     with pytest.MonkeyPatch.context() as patch:
         try:

@@ -32,7 +32,7 @@ END_OF_VALUE = struct.pack("<I", 0)
 
 
 class Script(socketserver.ThreadingTCPServer):
-    """Listens on a port of this machine; has its answers for one test after another."""
+    """Listens on a port of this machine, with the answers for one test after another."""
 
     daemon_threads = True
 
@@ -59,15 +59,15 @@ class Script(socketserver.ThreadingTCPServer):
         self.sent, self.ends = sent, ends
 
     def end_transactions(self) -> None:
-        """Let each error end the whole transaction, also behind a savepoint."""
+        """Let each error end the whole transaction, also after a savepoint."""
         self.is_open = 0
 
     def refuse(self, *logins: bytes) -> None:
-        """Set the errors that refuse the next logins; an empty one hangs up."""
+        """Set the errors that refuse the next logins. An empty one hangs up."""
         self.refusals = list(logins)
 
     def count(self, what: str) -> int:
-        """Return a number: of `connections`, `open` ones, `requests` or `calls`; or the `port`."""
+        """Return the number of `connections`, `open` ones, `requests` or `calls`, or the `port`."""
         return len(self.alive) if what == "open" else int(getattr(self, what))
 
 
@@ -105,7 +105,7 @@ class Session(socketserver.StreamRequestHandler):
         self.server.alive.discard(self)
 
     def reply(self, kind: int, body: bytes) -> bool:
-        """Answer one message; return whether the connection goes on."""
+        """Answer one message. Return whether the connection goes on."""
         if kind == LOGIN and self.server.refusals:
             if refusal := self.server.refusals.pop(0):
                 self.send(refusal + done(ERROR))
@@ -128,7 +128,7 @@ class Session(socketserver.StreamRequestHandler):
         return True
 
     def send(self, body: bytes, *, last: bool = True) -> None:
-        """Send a message in packets; one that is not the last has no end, and may be empty."""
+        """Send a message in packets. One that is not the last has no end, and may be empty."""
         parts = [body[at : at + PACKET - 8] for at in range(0, len(body), PACKET - 8)]
         for at, part in enumerate(parts, 1):
             ends = last and at == len(parts)
@@ -159,7 +159,7 @@ def error(number: int, text: str) -> bytes:
 
 
 def row(seq: int, body: bytes | None = None, size: int | None = None) -> bytes:
-    """Return a row; with a size its body is only the first chunk of so many bytes."""
+    """Return a row. With a size its body is only the first chunk of so many bytes."""
     head = b"\xd1\x04" + struct.pack("<i", seq)
     if body is None:
         return head

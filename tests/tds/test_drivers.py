@@ -63,12 +63,12 @@ def read_rows(session: Connection) -> list[Taken]:
 
 
 def read_arrow(session: Connection) -> pa.Table:
-    """Run the same statement; its rows come in columns."""
+    """Run the same statement, with its rows in columns."""
     return session.arrow("take", tables={"queue": QUEUE}, chosen="[[1]]")
 
 
 def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
-    """Return the class of what an action raises; None for no error."""
+    """Return the class of the error that an action raises, or None."""
     try:
         action()
     except errors.DatabaseFailure as failure:
@@ -77,7 +77,7 @@ def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
 
 
 def test_every_error_of_the_server_is_classified(connect: Connect, script: Script) -> None:
-    """By its number (pyodbc), or by its sentence (mssql-python)."""
+    """Pyodbc gives the number of the error, and mssql-python gives its sentence."""
     session, found = connect(), {}
     for number in TEXTS:
         script.prepare(errors_of(number), "failed")
@@ -107,7 +107,7 @@ def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, scri
 def test_mssql_python_keeps_microsofts_driver(
     version: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when its default is another one; a version without a choice is left as it is."""
+    """Its default may be another one. A version without a choice is left as it is."""
     names = ("Exception", "ConnectionStringParseError")
     raised = SimpleNamespace(**dict.fromkeys(names, ValueError))
     version.pooling = dict
@@ -154,7 +154,7 @@ def test_an_answer_that_breaks_off_is_an_error(
     connect: Connect,
     script: Script,
 ) -> None:
-    """Wherever it breaks; after a timeout the session goes on."""
+    """The answer breaks off at different places. After a timeout the session goes on."""
     sent, ends, expected = ANSWERS[answer]
     if answer == "stall in mid-value" and driver == drivers.MSSQL_PYTHON and read is read_rows:
         expected = errors.ConnectionLost  # its bare RuntimeError
@@ -240,7 +240,7 @@ def test_an_error_that_ends_no_transaction_undoes_the_attempt_alone(
 
 
 def test_a_deadlock_in_an_attempt_runs_the_transaction_again(run: Run, script: Script) -> None:
-    """In the same session."""
+    """The session stays the same."""
     script.end_transactions()
     script.prepare(errors_of(1205), "failed")
 
@@ -253,7 +253,7 @@ def test_a_deadlock_in_an_attempt_runs_the_transaction_again(run: Run, script: S
 
 @pytest.fixture
 def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
+    """Run a transaction, with retries but no pauses. Its first attempt meets what is prepared."""
     monkeypatch.setattr(sessions, "reached", set())
     options = SourceOptions.parse({"url": url, "queue": "orders"})
 
@@ -299,7 +299,7 @@ def test_a_wrong_url_is_not_waited_for(run: Run, script: Script) -> None:
 
 @pytest.mark.parametrize("number", [1205, 1222, 8645, 9002, 976])
 def test_a_shortage_runs_the_transaction_again(number: int, run: Run, script: Script) -> None:
-    """In the same session: the server rolled back. From a standby (976 on) in another one."""
+    """The server rolled back, and the session goes on. After 976, of a standby, it does not."""
     script.prepare(errors_of(number), "failed")
 
     assert run() == [Taken(7)]
