@@ -15,9 +15,10 @@ import stamina
 
 from sqlq_spark import errors
 from sqlq_spark.cli.options import Shared
+from sqlq_spark.database import tokens
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import Target
-from sqlq_spark.database.sessions import ATTEMPTS, StateSession, ask_password, log_in
+from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession, ask_credential
 from sqlq_spark.datasource import DefaultSource
 from sqlq_spark.errors import (
     BadInput,
@@ -320,7 +321,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "PGUSER", "PGHOST", "PGPORT"):
         monkeypatch.delenv(name, raising=False)
     drivers.aws_client.cache_clear()
-    drivers.azure_credential.cache_clear()
+    tokens.azure_credential.cache_clear()
 
 
 BESIDE = "expected no password beside it"
@@ -334,7 +335,9 @@ PASSWORDS: list[tuple[dict[str, str], str]] = [
     ({"url": "postgresql://bo:s3cret@db/shop"}, BESIDE),
     ({"url": "postgresql://db/shop?p%61ssword=s3cret"}, BESIDE),
     ({"password": SECRET}, BESIDE),
-    ({"url": "sqlserver://bo@db/shop"}, "authentication=ActiveDirectoryDefault"),
+    ({"url": "sqlserver://bo:s3cret@db/shop", "credentials": "login:f"}, BESIDE),
+    # RDS has no tokens for SQL Server
+    ({"url": "sqlserver://db/shop"}, "azure or package.module:function, because SQL Server"),
 ]
 
 
@@ -365,16 +368,29 @@ def test_what_gives_no_password_is_an_error_without_its_text() -> None:
     """The error says what was found instead, or the class and the line of what was raised."""
     for text, said in WRONG.items():
         with pytest.raises((BadOption, errors.CredentialsFailed), match=said) as caught:
-            ask_password(LOGIN, text)
+            ask_credential(LOGIN, text)
 
         assert text in str(caught.value)
         assert isinstance(caught.value, errors.CredentialsFailed) == text.endswith("fails")
         assert SECRET not in "".join(traceback.format_exception(caught.value))
-    # the function gets the url as the user wrote it
-    found = urlsplit(log_in(f"{LOGIN}?sslmode=require", "shop_login:given"))
-    password = "p&a=s s/db.example/shop?sslmode=require"  # noqa: S105
-    assert parse_qs(found.query) == {"sslmode": ["require"], "password": [password]}
-    assert log_in(LOGIN, None) == LOGIN
+
+
+@pytest.mark.parametrize("given", [{}, {"credentials": "shop_login:given"}])
+def test_a_function_gets_the_url_as_the_user_wrote_it(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its password is a part of the url that connects, and of no name of the server."""
+    written = f"{LOGIN}?sslmode=require"
+    connect = Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(drivers, "connect", connect)
+
+    with pytest.raises(InterruptedError):
+        Session(DatabaseOptions.parse({"url": written, **given}), "test").open()
+
+    url, server, *_ = connect.call_args.args
+    password = {"password": ["p&a=s s/db.example/shop?sslmode=require"]} if given else {}
+    assert parse_qs(urlsplit(url).query) == {"sslmode": ["require"], **password}
+    assert "p&a" not in server
 
 
 def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,11 +408,11 @@ def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch
         "postgresql://a.eu-central-1.rds.amazonaws.com/shop": "expected the user in the url",
     }.items():
         with pytest.raises(BadOption, match=said):
-            ask_password(url, "aws")
+            ask_credential(url, "aws")
     for service, module in (("aws", "boto3"), ("azure", "azure.identity")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(errors.MissingPackage, match=rf"pip install 'sqlq-spark\[{service}\]'"):
-            ask_password(RDS, service)
+            ask_credential(RDS, service)
 
 
 def test_a_kept_connection_is_not_that_of_another_function() -> None:

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlq_spark import errors
+from sqlq_spark.database import tokens
+from sqlq_spark.database.sessions import ask_credential
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.drivers import Driver
 from sqlq_spark.database.sqlserver.url import Target, in_braces
@@ -104,6 +106,53 @@ def test_the_connection_string_says_encryption_and_no_way_around_it() -> None:
     kerberos = Target.parse("sqlserver://bo:pw@db?authentication=integrated").connection_string()
     assert "Trusted_Connection={yes}" in kerberos
     assert not re.search("UID|PWD", kerberos)
+
+
+# ---------------------------------------------------------------- the option `credentials`
+
+CREDENTIAL = "eyJ0eXAi"
+
+
+def test_a_credential_is_the_users_password_or_a_token() -> None:
+    """No user goes to the server beside a token, because the driver would refuse both."""
+    with_user = Target.parse("sqlserver://bo@db/shop?encrypt=no").with_credential(CREDENTIAL)
+    alone = Target.parse("sqlserver://db/shop").with_credential(CREDENTIAL)
+
+    assert (with_user.password, with_user.token) == (CREDENTIAL, "")
+    assert (alone.password, alone.token) == ("", CREDENTIAL)
+    assert not re.search("UID|PWD|Authentication|eyJ", alone.connection_string())
+    assert CREDENTIAL not in repr([with_user, alone])
+    assert Target.parse("sqlserver://db").with_credential(None) == Target(host="db")
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        # a token would be readable on the network, and is good for every database of its owner
+        ("db?encrypt=no", "parameter encrypt is 'no': expected yes or strict beside a token"),
+        ("db?authentication=ActiveDirectoryMsi", "'ActiveDirectoryMsi': expected none beside"),
+        ("bo@db?authentication=Integrated", "'Integrated': expected none beside the option cred"),
+    ],
+)
+def test_a_credential_that_would_be_read_or_ignored_is_refused(place: str, told: str) -> None:
+    """The error does not have it."""
+    with pytest.raises(errors.BadOption, match=told) as caught:
+        Target.parse(f"sqlserver://{place}").with_credential(CREDENTIAL)
+
+    assert CREDENTIAL not in str(caught.value)
+
+
+def test_azure_gives_a_token_for_sql_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user beside it would be ignored, so it is refused."""
+    credential = Mock()
+    credential.get_token.return_value = SimpleNamespace(token=CREDENTIAL)
+    monkeypatch.setattr(tokens, "azure_credential", lambda: credential)
+
+    assert ask_credential("sqlserver://db/shop", "azure") == CREDENTIAL
+    credential.get_token.assert_called_once_with("https://database.windows.net/.default")
+    for url in ("sqlserver://bo@db/shop", "sqlserver://db/shop?user=bo"):
+        with pytest.raises(errors.BadOption, match="credentials is 'azure': expected no user"):
+            ask_credential(url, "azure")
 
 
 # ---------------------------------------------------------------- the drivers

@@ -377,9 +377,17 @@ class Dialect(Protocol):
 
     LACKS: frozenset[StatementName]  # statements that it has no use for; callers ask a connection
     STATEMENTS: Statements  # all others
-    TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → password for a url
+    TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → a token for a url
 
-    def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
+    def connect(
+        self,
+        url: str,
+        *,
+        application: str,
+        timeout: float,
+        state: str,
+        credential: str | None = None,
+    ) -> Connection:
         """
         Open a session.
 
@@ -388,9 +396,10 @@ class Dialect(Protocol):
             application: what the DBA sees between transactions, where the driver takes a name.
             timeout: seconds to wait for the server, and for each statement.
             state: schema of the state tables.
+            credential: what the option `credentials` gave for this attempt: a password or a token.
 
         Raises:
-            BadOption: the url cannot be read.
+            BadOption: the url cannot be read, or has another login beside the credential.
             DatabaseFailure: in the server's words; or the server is too old, or not verified.
             MissingDriver: no driver can be used on this machine.
         """

@@ -8,9 +8,9 @@ A worker's session that ends well leaves its connection to the next session of t
 seconds. Connecting takes 35 ms and more, the task of a small batch 10.
 
 With the option `credentials` a function gives a password at each connect, because some expire. Only
-the option's text is stored, sent to executors or shown. The password is in the url of one attempt
-to connect, and nowhere else. An error of the function may quote it, so the error says only what was
-raised and where.
+the option's text is stored, sent to executors or shown. One attempt to connect gets the password,
+and nothing else does. An error of the function may quote it, so the error says only what was raised
+and where. Some databases take a token where others take a password.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from sqlq_spark import database, errors
 from sqlq_spark.database.schema import check_state
-from sqlq_spark.options.names import with_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +50,8 @@ ABSENT = (
     errors.NotReachable,
 )
 reached: set[str] = set()  # urls that led to a database in this process
-# worth another attempt with the option `credentials`, which then gives another password; a server
-# that does not speak English refuses a login in words that are not known
+# worth another attempt with the option `credentials`, which then gives another password or token; a
+# server that does not speak English refuses a login in words that are not known
 EXPIRED = (errors.CredentialsFailed, errors.LoginRefused, errors.ConnectionUnclear)
 IDLE = 20.0  # seconds after which a connection that no session takes is closed
 UNSENDABLE = re.compile(r"[\0\ud800-\udfff]")  # in a password: NUL, half of a surrogate pair
@@ -161,11 +160,15 @@ class Session:
 
     def _connect(self) -> Connection:
         options = self.options
+        credential = None
+        if options.credentials is not None:
+            credential = ask_credential(options.url, options.credentials)
         connection = database.dialect_of(options.url).connect(
-            log_in(options.url, options.credentials),
+            options.url,
             application=f"sqlqueue {self.application}",
             timeout=options.query_timeout,
             state=options.state_schema,
+            credential=credential,
         )
         reached.add(options.url)
         connection.trusted = options.trusted
@@ -221,25 +224,19 @@ idle = Idle()
 # ---------------------------------------------------------------- the option `credentials`
 
 
-def log_in(url: str, credentials: str | None) -> str:
+def ask_credential(url: str, credentials: str) -> str:
     """
-    Return the url with a password of the option `credentials`; unchanged without the option.
+    Return the password or token that the option `credentials` gives for a url.
 
     Raises:
         BadOption: there is no such function, or it returns no password.
         MissingPackage: an extra is not installed.
         CredentialsFailed: the function raised an error. Another attempt may succeed.
     """
-    if credentials is None:
-        return url
-    return with_login(url, None, ask_password(url, credentials))
-
-
-def ask_password(url: str, credentials: str) -> str:
     tokens = database.dialect_of(url).TOKENS
     function = tokens.get(credentials) or find_function(credentials)
     try:
-        password = function(url)
+        credential = function(url)
     except errors.SqlQueueError:
         raise
     except Exception as error:  # noqa: BLE001 - of the user's function or of a cloud's package
@@ -248,14 +245,14 @@ def ask_password(url: str, credentials: str) -> str:
             option="credentials", credentials=credentials, reason=reason
         ) from None
     # a text that a url can hold and a server can get
-    if not isinstance(password, str) or password == "" or UNSENDABLE.search(password):
+    if not isinstance(credential, str) or credential == "" or UNSENDABLE.search(credential):
         expected = "a function that returns the password, a text that is not empty"
         raise errors.BadOption(
             option="credentials",
             found=credentials,
-            expected=f"{expected}, but found {describe_value(password)}",
+            expected=f"{expected}, but found {describe_value(credential)}",
         )
-    return password
+    return credential
 
 
 def find_function(credentials: str) -> Callable[[str], object]:

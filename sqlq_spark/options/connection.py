@@ -40,6 +40,7 @@ from sqlq_spark.options.names import (
     with_login,
     with_lower_scheme,
 )
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 LOGIN = {"user": "user", "password": "password"}  # options that become part of the url
 ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
-SERVICES = {"azure", "aws"}
+SERVICES = {service for names in DIALECTS.values() for service in names.token_services}
 FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 # said where the url is missing: who wrote OPTIONS in CREATE TABLE has given one
@@ -210,7 +211,7 @@ class DatabaseOptions:
         url = with_lower_scheme(values["url"])
         url = with_login(url, given.get("user"), given.get("password"))
         if "credentials" in values:
-            _refuse_password(url, values["credentials"], naming)
+            _check_credentials(url, values["credentials"], naming)
         return cls(**values | {"url": url}, given=frozenset(given), **others)
 
     @classmethod
@@ -234,13 +235,13 @@ class DatabaseOptions:
                 raise UnknownOption(option=key, near=likely[near])
 
 
-def _refuse_password(url: str, text: str, naming: Names) -> None:
-    """Refuse `credentials` beside a password, and where the database has its own way."""
-    expected = "no password beside it, in the url or as an option"
-    if naming.own_credentials is not None:
-        expected = (
-            f"{naming.own_credentials} instead, with which the driver gets a token at each connect"
-        )
-    elif not OWN_PASSWORD.search(url):
-        return
-    raise BadOption(option="credentials", found=text, expected=expected)
+def _check_credentials(url: str, text: str, naming: Names) -> None:
+    """Refuse `credentials` beside a password, and a service whose tokens the database refuses."""
+    expected = ""
+    if text in SERVICES and text not in naming.token_services:
+        others = " or ".join([*naming.token_services, "package.module:function"])
+        expected = f"{others}, because {naming.database} takes no tokens of {text}"
+    elif OWN_PASSWORD.search(url):
+        expected = "no password beside it, in the url or as an option"
+    if expected:
+        raise BadOption(option="credentials", found=text, expected=expected)

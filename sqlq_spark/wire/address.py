@@ -50,8 +50,7 @@ class Names(ABC):
     database: str  # its name in errors
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
     password_variable: str | None  # the environment variable that only this database's tools read
-    # what replaces the option `credentials`; None: the option may be set
-    own_credentials: str | None
+    token_services: tuple[str, ...]  # whose tokens it takes: values of the option `credentials`
     # of the databases in which a selftest works too; none: the database of the url is enough
     collations: tuple[str, ...]
     driver_packages: tuple[str, ...]

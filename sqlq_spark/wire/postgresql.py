@@ -28,7 +28,7 @@ class PostgreSQLNames(Names):
     database = "PostgreSQL"
     has_legacy_columns = False
     password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
-    own_credentials = None
+    token_services = ("azure", "aws")
     collations = ()
     driver_packages = ("adbc-driver-postgresql",)
     opening = closing = '"'

@@ -34,7 +34,7 @@ class SQLServerNames(Names):
     database = "SQL Server"
     has_legacy_columns = True
     password_variable = None
-    own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
+    token_services = ("azure",)
     collations = (
         "Latin1_General_100_CS_AS",
         "Latin1_General_100_BIN2",

@@ -46,6 +46,7 @@ class Script(socketserver.ThreadingTCPServer):
         """Begin again, for the next test."""
         self.sent, self.ends = b"", "whole"
         self.refusals: list[bytes] = []
+        self.logged_in = b""
         self.is_open = 1
         self.connections = self.requests = self.calls = 0  # calls: of procedures
         self.alive: set[Session] = set()  # an older test's session may end late: it is not here
@@ -65,6 +66,10 @@ class Script(socketserver.ThreadingTCPServer):
     def refuse(self, *logins: bytes) -> None:
         """Set the errors that refuse the next logins. An empty one hangs up."""
         self.refusals = list(logins)
+
+    def login(self) -> bytes:
+        """Return the last login that a driver sent, as it sent it."""
+        return self.logged_in
 
     def count(self, what: str) -> int:
         """Return the number of `connections`, `open` ones, `requests` or `calls`, or the `port`."""
@@ -105,7 +110,9 @@ class Session(socketserver.StreamRequestHandler):
         self.server.alive.discard(self)
 
     def reply(self, kind: int, body: bytes) -> bool:
-        """Answer one message. Return whether the connection goes on."""
+        """Answer one message; return whether the connection goes on."""
+        if kind == LOGIN:
+            self.server.logged_in = body
         if kind == LOGIN and self.server.refusals:
             if refusal := self.server.refusals.pop(0):
                 self.send(refusal + done(ERROR))

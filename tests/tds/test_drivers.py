@@ -16,7 +16,9 @@ from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.database import Work, attempt, sessions, transaction
-from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sqlserver import connection, drivers
+from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.options.source import SourceOptions
 from sqlq_spark.wire.address import QueueAddress
 
@@ -128,6 +130,68 @@ def test_the_choice_of_the_native_driver_is_ours(driver: str, connect: Connect) 
     info = importlib.import_module("mssql_python").get_native_provider_info()
     expected = (drivers.ODBC_PROVIDER, "property")
     assert driver == drivers.PYODBC or (info["id"], info["source"]) == expected
+
+
+# ---------------------------------------------------------------- the option `credentials`
+
+
+def test_a_token_logs_in_instead_of_a_user(
+    driver: str, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is whole in what the driver sends, and in no line that a driver or the package logs."""
+    token = "eyJ0eXAi" * 400
+    # this server has no TLS, without which `with_credential` makes no target with a token
+    target = Target(
+        host="127.0.0.1", port=script.count("port"), encrypt="no", driver=driver, token=token
+    )
+    caplog.set_level("DEBUG", "")
+
+    _, raw = drivers.open_session(target, "tests", 30)
+    raw.close()
+
+    assert token.encode("utf-16-le") in script.login()
+    assert "eyJ0eXAi" not in caplog.text
+
+
+def test_no_error_of_a_refused_token_shows_it(driver: str, script: Script) -> None:
+    """It may pass, because the service may refuse a token during a failover."""
+    token = "eyJ0eXAi"  # noqa: S105 - of no one
+    script.refuse(error(18456, f"Login failed for user '{token}'."))
+    target = Target(
+        host="127.0.0.1", port=script.count("port"), encrypt="no", driver=driver, token=token
+    )
+
+    with pytest.raises(errors.LoginUnclear) as caught:
+        connection.open_driver(target, "tests", 30)
+
+    assert token not in str(caught.value)
+
+
+def test_a_function_gives_a_password_at_each_login(
+    url: str, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the server accepts one."""
+    given = iter(["first", "second", "third"])
+    monkeypatch.setattr(sessions, "ask_credential", lambda *_: next(given))
+    options = SourceOptions.parse(
+        {"url": url.replace(":hush@", "@"), "queue": "orders", "credentials": "login:password"}
+    )
+    script.refuse(errors_of(18456), errors_of(18456))
+
+    with stamina.set_testing(testing=True, attempts=5, cap=True), Session(options, "t") as session:
+        session.run_with_retries(lambda _: None)
+
+    assert disguised("third") in script.login()
+    assert disguised("hush") not in script.login()
+
+
+def disguised(password: str) -> bytes:
+    """Return a password as a login has it: half bytes exchanged, then XOR."""
+    halves = [(byte << 4 & 0xF0) | byte >> 4 for byte in password.encode("utf-16-le")]
+    return bytes(byte ^ 0xA5 for byte in halves)
+
+
+# ---------------------------------------------------------------- answers that break off
 
 
 ANSWERS = {

@@ -54,6 +54,7 @@ from sqlq_spark.database.postgresql.rows import (
     write_values,
 )
 from sqlq_spark.database.postgresql.url import redact
+from sqlq_spark.options.names import with_login
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
@@ -112,7 +113,10 @@ class FrozenSession:
     ended: bool | None  # None: of another login, which only a DBA can end
 
 
-def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
+def connect(
+    url: str, *, application: str, timeout: float, state: str, credential: str | None = None
+) -> Connection:
+    url = with_login(url, None, credential)  # a token is a password too
     server = redact(url)
     raw = drivers.open_session(url, server, application, timeout)
     made = Connection(raw, server=server, state=state, timeout=timeout, application=application)

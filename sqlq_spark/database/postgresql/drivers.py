@@ -4,8 +4,7 @@ The ADBC driver: one connection, its protection and its search path; and tokens 
 The driver reads the catalogue before any statement of ours, so the search path is a parameter of
 the connection. A pooler may refuse that parameter. That costs one attempt for each process.
 
-PostgreSQL in a cloud accepts tokens of the cloud's services as passwords. Their packages are of the
-extras `azure` and `aws`, and imported when a session connects.
+PostgreSQL in a cloud accepts tokens of the cloud's services as passwords.
 Azure: https://learn.microsoft.com/azure/postgresql/flexible-server/security-entra-configure
 AWS: https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/UsingWithRDS.IAMDBAuth.html
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -26,6 +24,7 @@ from sqlq_spark import errors
 from sqlq_spark.database.postgresql.errors import connection_error, cut_sentence
 from sqlq_spark.database.postgresql.rows import cut_name
 from sqlq_spark.database.postgresql.url import Target, quotes_secret
+from sqlq_spark.database.tokens import azure_token, import_extra
 from sqlq_spark.log import warn_once
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
@@ -110,12 +109,6 @@ def _with_parameters(url: str, parameters: dict[str, str], timeout: float) -> st
 # ---------------------------------------------------------------- tokens
 
 
-def azure_token(_url: str) -> str:
-    """Return a token of Microsoft Entra for Azure Database for PostgreSQL."""
-    token: str = azure_credential().get_token(AZURE_SCOPE).token
-    return token
-
-
 def aws_token(url: str) -> str:
     """Return a token of RDS IAM. It is signed here, for one host, port and user."""
     target = Target.parse(url, os.environ)
@@ -132,25 +125,12 @@ def aws_token(url: str) -> str:
 
 
 @cache
-def azure_credential() -> Any:  # noqa: ANN401 - of a package of an extra
-    """Return one credential for each process: it keeps a token until shortly before its end."""
-    return _import_extra("azure.identity", "azure-identity", "azure").DefaultAzureCredential()
-
-
-@cache
 def aws_client(region: str | None) -> Any:  # noqa: ANN401 - of a package of an extra
     """Return one client for each process and region."""
-    session = _import_extra("boto3", "boto3", "aws").session.Session(region_name=region)
+    session = import_extra("boto3", "boto3", "aws").session.Session(region_name=region)
     if session.region_name is None:
         raise _bad_aws("a region: set AWS_REGION")
     return session.client("rds")
-
-
-def _import_extra(module: str, package: str, extra: str) -> Any:  # noqa: ANN401
-    try:
-        return import_module(module)
-    except ModuleNotFoundError:
-        raise errors.MissingPackage(package=package, extra=extra) from None
 
 
 def _bad_aws(expected: str) -> errors.BadOption:
@@ -158,4 +138,7 @@ def _bad_aws(expected: str) -> errors.BadOption:
 
 
 # option → what gives a password for a url
-TOKENS: dict[str, Callable[[str], str]] = {"azure": azure_token, "aws": aws_token}
+TOKENS: dict[str, Callable[[str], str]] = {
+    "azure": lambda _url: azure_token(AZURE_SCOPE),
+    "aws": aws_token,
+}

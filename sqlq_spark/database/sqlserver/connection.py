@@ -90,15 +90,11 @@ CONTEXT = 128  # bytes of context_info
 MOST_ROWS, MOST_BYTES = 2000, 8 << 20
 
 
-def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
-    target = Target.parse(url)
-    try:
-        driver, raw = drivers.open_session(target, application, max(1, int(timeout)))
-    except errors.SqlQueueError:
-        raise
-    except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
-        failure = read_error(error, target.password)
-        raise connection_error(target.server, failure, by_token=target.by_token) from None
+def connect(
+    url: str, *, application: str, timeout: float, state: str, credential: str | None = None
+) -> Connection:
+    target = Target.parse(url).with_credential(credential)
+    driver, raw = open_driver(target, application, max(1, int(timeout)))
     made = Connection(raw, driver, target, state=state, timeout=timeout, application=application)
     try:
         made.prepare()
@@ -106,6 +102,17 @@ def connect(url: str, *, application: str, timeout: float, state: str) -> Connec
         made.close()
         raise
     return made
+
+
+def open_driver(target: Target, application: str, seconds: int) -> tuple[drivers.Driver, Any]:
+    """Return the driver that has connected, and its connection; raise the package's errors."""
+    try:
+        return drivers.open_session(target, application, seconds)
+    except errors.SqlQueueError:
+        raise
+    except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
+        failure = read_error(error, target.secret)
+        raise connection_error(target.server, failure, by_token=target.by_token) from None
 
 
 def context_info(application: str) -> str:
@@ -138,7 +145,7 @@ class Connection(database.Connection):
         self._watchdog = drivers.Watchdog(self._end)
         self._cursor: Any = None  # of the last statement; it gives up that one with the next
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
-        self._secret = target.password
+        self._secret = target.secret
         self._began = 0.0  # when the last statement was sent, by this process's clock
         self.catalog: str | None = None  # the database's name; known after `prepare`
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import threading
 import time
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sqlq_spark.database.sqlserver.url import Target
+from sqlq_spark.database.tokens import azure_token
 from sqlq_spark.errors import BadOption, MissingDriver
 from sqlq_spark.wire.sqlserver import SQLSERVER
 
@@ -31,13 +34,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sqlq_spark.database import Value
-    from sqlq_spark.database.sqlserver.url import Target
 
 MSSQL_PYTHON, PYODBC = "mssql-python", "pyodbc"
 ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")  # the first that is there
 
 # mssql-python's name of Microsoft's ODBC driver, and the variable with which a user names another
 ODBC_PROVIDER, PROVIDER_VARIABLE = "msodbcsql18", "MSSQL_PYTHON_NATIVE_PROVIDER"
+
+# SQL_COPT_SS_ACCESS_TOKEN of Microsoft's ODBC driver, an attribute of the connection
+ACCESS_TOKEN = 1256
+# of tokens for SQL Server; the cloud of another country has another one
+AZURE_SCOPE = "https://database.windows.net/.default"
 
 # words of a driver that lacks shared libraries
 NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
@@ -127,7 +134,9 @@ def mssql_python() -> Driver:
     errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError, Incomplete)
 
     def open_(target: Target, _: str, seconds: int) -> Any:  # noqa: ANN401 - of the driver
-        return module.connect(target.connection_string(), autocommit=True, timeout=seconds)
+        attributes = attributes_before(target)
+        text = target.connection_string()
+        return module.connect(text, autocommit=True, timeout=seconds, attrs_before=attributes)
 
     return Driver(open=open_, errors=errors)
 
@@ -142,8 +151,9 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         raise NotHere(f"the machine has no {' or '.join(names)}")
 
     def open_(target: Target, application: str, seconds: int) -> Any:  # noqa: ANN401
+        attributes = attributes_before(target)
         text = target.connection_string(Driver=name, APP=application[:128])
-        return module.connect(text, autocommit=True, timeout=seconds)
+        return module.connect(text, autocommit=True, timeout=seconds, attrs_before=attributes)
 
     # without sizes a text of more than 2,000 characters is sent as ntext, which a database refuses
     # if its collation has supplementary characters or UTF-8; 0 is (max)
@@ -156,6 +166,30 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         cursor.setinputsizes([sizes.get(type(value)) for value in values])
 
     return Driver(open=open_, errors=(module.Error, Incomplete), set_types=set_types)
+
+
+def attributes_before(target: Target) -> dict[int, bytes]:
+    """
+    Return what both drivers set before they log in: the token, as the ODBC driver takes it.
+
+    mssql-python has `token_provider` too. It logs the text of a provider's error, which may hold a
+    secret, and it asks for tokens of one cloud only.
+    """
+    if not target.token:
+        return {}
+    token = target.token.encode("utf-16-le")
+    return {ACCESS_TOKEN: struct.pack("<I", len(token)) + token}
+
+
+def entra_token(url: str) -> str:
+    """Return a token of Microsoft Entra ID. It names its owner, so the url has no user."""
+    if Target.parse(url).user:
+        expected = "no user in the url or as an option, because a token names its own"
+        raise BadOption(option="credentials", found="azure", expected=expected)
+    return azure_token(AZURE_SCOPE)
+
+
+TOKENS: dict[str, Callable[[str], str]] = {"azure": entra_token}
 
 
 def check_complete(cursor: Any) -> None:  # noqa: ANN401

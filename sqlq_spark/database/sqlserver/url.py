@@ -10,7 +10,7 @@ Errors name the wrong part, never its text, which may be a password.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
@@ -64,6 +64,7 @@ class Target:
     multi_subnet_failover: str = ""
     authentication: str = ""
     driver: str = ""
+    token: str = field(default="", repr=False)  # of Microsoft Entra ID; no part of a url
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -100,7 +101,37 @@ class Target:
     @property
     def by_token(self) -> bool:
         """Whether the driver logs in with a token of Microsoft Entra ID."""
-        return self.authentication.startswith("ActiveDirectory")
+        return self.token != "" or self.authentication.startswith("ActiveDirectory")
+
+    @property
+    def secret(self) -> str:
+        """What no error may show."""
+        return self.token or self.password
+
+    def with_credential(self, credential: str | None) -> Target:
+        """
+        Return it with what the option `credentials` gave; unchanged for None.
+
+        It is the password of the url's user. Without a user it is a token, which says whose it is.
+        """
+        if credential is None:
+            return self
+        if self.authentication:
+            raise BadOption(
+                option="url, parameter authentication",
+                found=self.authentication,
+                expected="none beside the option credentials, which logs in too",
+            )
+        if self.user:
+            return replace(self, password=credential)
+        if self.encrypt == "no":
+            # whoever reads a token may use it at every database of its owner
+            raise BadOption(
+                option="url, parameter encrypt",
+                found=self.encrypt,
+                expected="yes or strict beside a token, which is a secret",
+            )
+        return replace(self, token=credential)
 
     def connection_string(self, **more: str) -> str:
         """Return the driver's connection string; `more` goes first, every value in braces."""
