@@ -1,13 +1,14 @@
 """
-An insert into a queue that others may fill, too: what to do about ids and seqs that are taken.
+Insert into a queue that others fill too, although some ids or seqs are taken.
 
-Whoever may insert into a queue chooses the ids of its rows, and on PostgreSQL also their seqs. Rows
-at the next seqs make an insert fail. An id or a seq of a transaction that is still open makes it
-wait. Neither may stop a stream that moves messages into a shared error queue.
+Every login that may insert into a queue chooses the ids of its rows. On PostgreSQL it can choose
+their seqs too. If a row already has the next seq or the same id, our insert fails. If an open
+transaction has inserted that row, our insert waits for it. Neither may stop a stream that moves
+messages into a shared error queue.
 
-So an insert waits HELD_WAIT for each row. Where it fails or waits for longer, it is undone, and
-tried again under new ids. The seqs of the attempt are used up, so it also gets new seqs. After an
-error the sequence is moved past the seqs that are taken, as far as MOST_SKIPPED.
+So an insert waits HELD_WAIT for each row. If it fails, or waits for longer, it is undone and tried
+again under new ids. The failed attempt has used up its seqs, so the next one also gets new seqs.
+After an error the sequence is moved past the taken seqs, but by no more than MOST_SKIPPED.
 """
 
 from __future__ import annotations
@@ -28,23 +29,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HELD_WAIT = 0.5  # seconds that an attempt waits for each row that another session holds
-ATTEMPTS = 4  # the first one under the messages' own ids
-MOST_SKIPPED = 100_000  # seqs in one transaction
+ATTEMPTS = 4  # the first attempt uses the messages' own ids, the others use new ids
+MOST_SKIPPED = 100_000  # seqs that one transaction skips at most
 
 
 def insert_past_taken(
     connection: Connection, queue: QueueAddress, insert: Callable[[bool], T], *, rows: int
 ) -> T:
     """
-    Insert rows in the open transaction, and again under new ids if ids or seqs are taken.
+    Insert rows in the open transaction, and try again under new ids if ids or seqs are taken.
 
-    The queue's table is locked and checked already. `insert` inserts all of the `rows`; True: under
-    new ids.
+    The caller has locked and checked the queue's table.
+
+    Args:
+        connection: the session with the open transaction.
+        queue: where the rows go.
+        insert: inserts all rows. Its argument says whether it must use new ids.
+        rows: how many rows it inserts.
 
     Raises:
-        RowsHeld: open transactions hold the ids or seqs of each attempt.
-        StatementRefused: the table refuses the rows under new ids, too.
-        DatabaseFailure: the last attempt's, or one that is no fault of an id or a seq.
+        RowsHeld: in every attempt open transactions held an id or a seq.
+        StatementRefused: the table refuses the rows under new ids too.
+        DatabaseFailure: the last attempt failed, or an attempt failed for another reason than ids
+            and seqs.
     """
     began = time.monotonic()
     connection.set_lock_timeout(HELD_WAIT)
@@ -55,7 +62,7 @@ def insert_past_taken(
             break
         except TimedOut as error:
             if time.monotonic() - began >= connection.timeout:
-                raise  # the statement took so long, not the wait for a row
+                raise  # the statement itself took too long, not the wait for a row
             if number == ATTEMPTS:
                 name = connection.printed(queue)
                 raise RowsHeld(queue=name, attempts=number, reason=error.reason) from None
@@ -69,9 +76,9 @@ def insert_past_taken(
 
 def skip_taken(connection: Connection, queue: QueueAddress, *, rows: int) -> None:
     """
-    Move a queue's sequence past seqs that are taken, up to where so many rows find free ones.
+    Move a queue's sequence past taken seqs, to a place where `rows` free seqs follow.
 
-    A login that may not read `seq` gets new seqs one by one, as attempts use them up.
+    A login that may not read `seq` cannot do this. Each failed attempt still uses up some seqs.
     """
     most = MOST_SKIPPED - connection.seqs_skipped
     if "skip_taken" in connection.lacks or most <= 0:

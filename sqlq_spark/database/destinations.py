@@ -1,12 +1,16 @@
 """
-The tables that one transaction sends to, each locked and looked at once.
+The tables that one transaction sends to. Each is locked and checked once.
 
-Addresses of destinations come from options, columns, subscriptions and messages. Whether a table
-may be used says trust.py. What only a header names (ForwardDestination, FailedQ) must also have the
-owner of the queue that the message came from.
+Addresses of destinations come from options, columns, subscriptions and messages. trust.py decides
+whether a table may be used. If only a header names the table (ForwardDestination, FailedQ), it must
+also have the same owner as the queue that the message came from.
 
-A failure of one destination is undone alone. Some failures end the whole transaction, as those in a
-trigger do on SQL Server. Then `run_without_failed` runs it again without that destination.
+The order is: lock, check, insert. `lock_and_check` raises the first error. `lock_each` returns the
+errors, so that only the messages of that destination fail.
+
+A failure of one destination is usually undone alone. Some failures end the whole transaction: on
+SQL Server those in a trigger do. Then `run_without_failed` runs the transaction again without that
+destination.
 """
 
 from __future__ import annotations
@@ -29,23 +33,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = TypeVar("P", bound=QueueAddress | str)  # a table, or a text that names one
 
-# columns as the transport's CREATE TABLE writes them, which a database may compare by case
-SENT = ("Id", "Expires", "Headers", "Body")  # of a queue
-RETURNED = (*SENT, "Seq")  # of a table that only a header names; on SQL Server RowVersion
-DELAYED = ("Headers", "Body", "Due")  # of a table of delayed messages
-PATIENCE = 2.0  # seconds that one task waits for all destinations that others lock
-# failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
+# Columns that a destination must have. The names are spelled as in the transport's CREATE TABLE,
+# because a database may distinguish upper and lower case.
+SENT = ("Id", "Expires", "Headers", "Body")  # in a queue
+RETURNED = (*SENT, "Seq")  # in a table that only a header names; SQL Server has RowVersion for Seq
+DELAYED = ("Headers", "Body", "Due")  # in a table of delayed messages
+PATIENCE = 2.0  # seconds that one task waits, in all, for destinations that others lock
+# Failures that are not the fault of a destination. Another attempt may succeed, or a DBA cancelled
+# the statement. They fail the whole task.
 PASSING = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
-# of those, what passes where only a header names the destination: all else is undone alone
+# If only a header names the destination, these two still fail the whole task. Every other failure
+# costs only that destination.
 LOST = (errors.ConnectionLost, errors.Cancelled)
-MOST_FAILED = 10  # destinations without which one transaction is run again
+MOST_FAILED = 10  # destinations that one transaction leaves out, before its failure is raised
 
 
 class DestinationFailed(Exception):
     """
     A failure of one destination ended the whole transaction.
 
-    Only `run_without_failed` catches it, so whoever isolates failures runs in its `work`.
+    Only `run_without_failed` catches it. So code that calls `isolate` must run in its `work`.
     """
 
     def __init__(self, queue: QueueAddress, failure: errors.DatabaseFailure) -> None:
@@ -56,10 +63,10 @@ class DestinationFailed(Exception):
 
 def run_without_failed(work: Callable[[Reasons], T]) -> T:
     """
-    Run a transaction, and again without each destination whose failure ended it.
+    Run a transaction; when the failure of one destination ends it, run it again without that one.
 
-    `work` is the whole transaction. It gets what failed before, for its `Destinations`. Beyond
-    MOST_FAILED destinations the failure is raised.
+    `work` is the whole transaction. Its argument has the destinations that failed before, and
+    `work` passes it to its `Destinations`. After MOST_FAILED destinations the failure is raised.
     """
     failed: Reasons = {}
     while True:
@@ -82,21 +89,26 @@ class Destinations:
         by_header: bool = False,
         failed: Reasons | None = None,
     ) -> None:
-        self.connection = connection  # in the transaction that sends
-        self.source = source  # whose owner the tables must have
-        self.by_header = by_header  # whether only a header directs messages there
-        self.failed = failed or {}  # what ended this transaction before, see run_without_failed
+        self.connection = connection  # inside of the transaction that sends
+        self.source = source  # the tables must have the same owner as this queue
+        self.by_header = by_header  # whether only a header names the tables
+        self.failed = failed or {}  # destinations that ended this transaction before
         self.patience = PATIENCE  # seconds that are left to wait for tables that others lock
-        self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}  # by their columns
+        # columns that were asked for → tables that were accepted for them
+        self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}
 
     def find_refused(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
     ) -> Reasons:
-        """Return what cannot be sent to, and why; locks nothing, and runs no code of a table."""
+        """
+        Return which queues cannot be sent to, and why.
+
+        It locks nothing, and runs no code that a table's owner wrote.
+        """
         return look(self.connection, [*dict.fromkeys(queues)], self._wanted(columns))[1]
 
     def check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
-        """Raise why one cannot be sent to, as `find_refused`."""
+        """Raise the first error that `find_refused` finds, if any."""
         for reason in self.find_refused(queues, columns).values():
             raise reason
 
@@ -106,7 +118,11 @@ class Destinations:
         columns: Sequence[str] = SENT,
         source: QueueAddress | None = None,
     ) -> None:
-        """Lock tables; raise why one cannot be sent to. Its owner must be that of the source."""
+        """
+        Lock tables, and raise an error if one of them cannot be sent to.
+
+        With `source`, each table must have the same owner as that queue.
+        """
         new = self.undecided(queues, columns)
         use(self.connection, new, self._wanted(columns, source))
         self._accepted.setdefault(tuple(columns), set()).update(new)
@@ -117,15 +133,16 @@ class Destinations:
         columns: Sequence[str] = SENT,
         source: QueueAddress | None = None,
     ) -> Reasons:
-        """Lock and check tables, each apart from the others; return why some cannot be sent to."""
-        new, wanted = self.undecided(queues, columns), self._wanted(columns, source)
+        """Lock and check each table on its own; return which cannot be sent to, and why."""
+        new = self.undecided(queues, columns)
+        wanted = self._wanted(columns, source)
         reasons: Reasons = {queue: self.failed[queue] for queue in new if queue in self.failed}
-        reasons |= self._look([each for each in new if each not in reasons], wanted)
-        for queue in [each for each in new if each not in reasons]:
+        reasons |= self._look([queue for queue in new if queue not in reasons], wanted)
+        for queue in [queue for queue in new if queue not in reasons]:
             reason = self.isolate(queue, partial(lock_table, self.connection, queue, "insert"))
             if reason is not None:
                 reasons[queue] = reason
-        locked = [each for each in new if each not in reasons]
+        locked = [queue for queue in new if queue not in reasons]
         reasons |= check_locked(self.connection, locked, wanted)
         self._accepted.setdefault(tuple(columns), set()).update({*new} - reasons.keys())
         return reasons
@@ -134,16 +151,17 @@ class Destinations:
         self, queue: QueueAddress | None, work: Callable[[], None]
     ) -> errors.DatabaseFailure | None:
         """
-        Do something to a destination, or to several (None), or undo that alone.
+        Run `work` on one destination; if it fails, undo only that work.
 
-        Those that only headers name are waited for no longer than PATIENCE together.
+        `queue` is that destination; None: the work concerns several. All waits for locks of
+        destinations that only headers name take no longer than PATIENCE together.
 
         Returns:
-            Why it failed; None where it did not.
+            The failure; None: the work succeeded.
 
         Raises:
             DestinationFailed: the failure of one destination ended the transaction.
-            DatabaseFailure: what is no fault of a destination.
+            DatabaseFailure: the failure is not the destination's fault.
         """
         started = time.monotonic()
         passing = LOST if self.by_header else PASSING
@@ -151,7 +169,7 @@ class Destinations:
             with attempt(self.connection):
                 work()
         except TransactionUndone as undone:
-            # another attempt of the whole transaction may end without a deadlock
+            # after a deadlock the whole transaction runs again, with this destination
             if queue is None or isinstance(undone.failure, (*passing, errors.Deadlock)):
                 raise
             raise DestinationFailed(queue, undone.failure) from None
@@ -162,7 +180,7 @@ class Destinations:
                 return error
             self.patience = max(0.0, self.patience - (time.monotonic() - started))
             self.connection.set_lock_timeout(self.patience)
-            # a statement that was slow for another reason has a longer limit
+            # a limit above PATIENCE is the statement's: it was slow, and did not wait for a lock
             if queue is None or error.seconds > PATIENCE:
                 return error
             name = self.connection.printed(queue)
@@ -173,14 +191,16 @@ class Destinations:
         self, places: Iterable[P], look_at_some: Callable[[Sequence[P]], None]
     ) -> dict[P, errors.DatabaseFailure]:
         """
-        Look at tables at once, or at each alone where another session's ALTER makes that wait.
+        Look at all tables in one statement, or one by one if that statement fails.
+
+        It fails if it waits too long for a table that another session alters.
 
         Returns:
-            Why some could not be looked at.
+            The tables that could not be looked at, and why.
         """
         asked = [*places]
         if LOCKS["insert"] not in self.connection.lacks:
-            # the lock waits, and the look after it does not
+            # here the lock of a table waits for the other session, not the look
             look_at_some(asked)
             return {}
         failures: dict[P, errors.DatabaseFailure] = {}
@@ -194,7 +214,7 @@ class Destinations:
         return failures
 
     def _look(self, queues: Sequence[QueueAddress], wanted: Use) -> Reasons:
-        """Return what cannot be sent to, of tables that nobody has locked yet."""
+        """Return which tables cannot be sent to, and why; this session has not locked them yet."""
         reasons: Reasons = {}
 
         def look_at_some(some: Sequence[QueueAddress]) -> None:

@@ -1,14 +1,16 @@
 """
-Whose table is it? One rule for all tables that are read or written.
+Whose table is it? This is the one rule for all tables that are read or written.
 
-The owner of a table can add code to it at any moment, which runs with the rights of the login that
-uses the table. So a table is used only if the statement `table_owners` finds no fault: it is an
-ordinary table, as its descendants are; its owner and its schema's owner are trusted; nobody else
-has added a trigger or, where rows are deleted, a foreign key.
+The owner of a table can add code to it at any moment. That code runs with the rights of the login
+that uses the table. So a table is used only if the statement `table_owners` finds no fault:
 
-The order is lock, look, use, in one transaction. The lock keeps the table as the look found it. A
-database without such a lock looks again before the commit. `Connection.trusted` says whom the user
-trusts, and which tables are used whoever owns them.
+- The table and its descendants are ordinary tables.
+- The owners of the table and of its schema are trusted.
+- Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
+
+A transaction first locks the table, then looks at it, then uses it. The lock keeps the table as the
+look found it. In a database without such a lock the transaction looks again before its commit.
+`Connection.trusted` says which owners the user trusts, and which tables are used whoever owns them.
 """
 
 from __future__ import annotations
@@ -28,41 +30,41 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Access, Connection
     from sqlq_spark.wire.address import QueueAddress
 
-Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # why tables are not used
+Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # table → why it is not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why a table or the state schema must not be used: a row of `state_faults`."""
+    """A row of `state_faults`: why a table or the state schema must not be used."""
 
     fault: str | None
-    role: str | None  # who is not trusted, if that is the fault
+    role: str | None  # the role that is not trusted; None: the fault is another one
     is_super: bool  # whether this session can become a superuser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Fault):
-    """What the database knows of a table: a row of `table_owners`."""
+    """A row of `table_owners`: what the database knows of a table."""
 
-    place: int  # in the list that was asked for
-    identity: int  # while it exists
+    place: int  # index in the list that was asked for
+    identity: int  # the server's number for the table; a new table gets a new one
     catalog: str | None
-    here: bool  # whether it is in the database of the connection
+    here: bool  # whether the table is in the database of the connection
     schema: str
     table: str
-    missing: str | None  # what is wrong with its first column that no queue has so
-    may_insert: bool
+    missing: str | None  # what is wrong with the first column that a queue would have otherwise
+    may_insert: bool  # whether this login may insert into the table
     owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What tables are used for, and what is asked of them beside whose they are."""
+    """What tables are used for, and what they must have beside a trusted owner."""
 
     how: Access
-    columns: Sequence[str] = ()  # that they must have
-    source: QueueAddress | None = None  # whose owner they must have
-    by_header: bool = False  # whether only a header names them
+    columns: Sequence[str] = ()  # columns that the tables must have
+    source: QueueAddress | None = None  # the tables must have the same owner as this queue
+    by_header: bool = False  # whether only a header names the tables
 
 
 READ, INSERT, DELETE = Use("read"), Use("insert"), Use("delete")
@@ -72,7 +74,7 @@ def use(
     connection: Connection, queues: Iterable[QueueAddress], wanted: Use, role: str = "queue"
 ) -> None:
     """
-    Lock tables, and make sure that they may be used, in the transaction that uses them.
+    Lock tables in the open transaction, and make sure that they may be used.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
@@ -85,14 +87,22 @@ def use(
 
 
 def use_delayed(connection: Connection, queue: QueueAddress, wanted: Use) -> QueueAddress:
-    """Return a queue's table of delayed messages, as `use`. Nothing reaches it in another way."""
+    """
+    Lock and check a queue's table of delayed messages, as `use` does; return its address.
+
+    All code that uses such a table calls this function first.
+    """
     table = delayed_of(queue)
     use(connection, [table], replace(wanted, source=queue))
     return table
 
 
 def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted: Use) -> Reasons:
-    """Return which of the locked tables must not be used, and why."""
+    """
+    Return which of the locked tables must not be used, and why.
+
+    If the database has no lock for this use, the tables are checked again before the commit.
+    """
     before, reasons = look(connection, queues, wanted)
 
     def look_again() -> None:
@@ -109,13 +119,17 @@ def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted:
 def look(
     connection: Connection, queues: Sequence[QueueAddress], wanted: Use
 ) -> tuple[dict[QueueAddress, Table], Reasons]:
-    """Return what is known of the tables that are there, and why some must not be used."""
+    """Return the facts of the tables that exist, and which tables must not be used, and why."""
     if not queues:
         return {}, {}
-    names, more = connection.names, {"columns": [*wanted.columns]}
-    asked = list(dict.fromkeys([*queues, *filter(None, [wanted.source])]))
-    places = [names.place_of(queue) | more | {"place": at} for at, queue in enumerate(asked)]
-    found = connection.rows(
+    names = connection.names
+    sources = [] if wanted.source is None else [wanted.source]
+    asked = list(dict.fromkeys([*queues, *sources]))
+    places = [
+        {**names.place_of(queue), "columns": [*wanted.columns], "place": number}
+        for number, queue in enumerate(asked)
+    ]
+    rows = connection.rows(
         "table_owners",
         Table,
         tables=None,
@@ -123,7 +137,7 @@ def look(
         deletes=wanted.how == "delete",
         **connection.trusted.values(names),
     )
-    tables = {asked[table.place]: table for table in found}
+    tables = {asked[table.place]: table for table in rows}
     reasons = {queue: reason_of(connection, queue, tables, wanted) for queue in queues}
     return tables, {queue: reason for queue, reason in reasons.items() if reason is not None}
 
@@ -131,14 +145,16 @@ def look(
 def reason_of(  # noqa: PLR0911 - each return is one kind of error
     connection: Connection, queue: QueueAddress, tables: dict[QueueAddress, Table], wanted: Use
 ) -> errors.SqlQueueError | None:
-    name, table = connection.printed(queue), tables.get(queue)
+    name = connection.printed(queue)
+    table = tables.get(queue)
     if wanted.by_header and (table is None or table.missing is not None or not table.may_insert):
         return errors.QueueNotWritable(queue=name, server=connection.server)
     if table is None:
         return errors.QueueNotFound(queue=name, server=connection.server)
-    its = (table.catalog, table.schema, table.table)
-    is_allowed = connection.trusted.allows(*its, here=table.here)
-    # before the columns: the type of a column may be the owner's own
+    is_allowed = connection.trusted.allows(
+        table.catalog, table.schema, table.table, here=table.here
+    )
+    # checked before the columns, because an untrusted owner can define a type for a column
     if table.role is not None and not is_allowed:
         advice, value = advise(connection, [table])
         return errors.OwnerNotTrusted(
@@ -160,7 +176,12 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
 
 
 def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:
-    """Return what a superuser should do first, and the setting that trusts the roles of faults."""
-    roles = [*connection.trusted.roles, *(each.role for each in faults if each.role is not None)]
+    """
+    Return the advice of an error, and the value of trustedOwners that would remove the faults.
+
+    The advice is for a superuser, who should use an ordinary login first.
+    """
+    untrusted = [fault.role for fault in faults if fault.role is not None]
+    roles = [*connection.trusted.roles, *untrusted]
     value = print_roles(dict.fromkeys(roles), connection.names)
     return errors.USE_AN_ORDINARY_LOGIN if faults[0].is_super else "", value
