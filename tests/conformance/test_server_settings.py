@@ -282,7 +282,7 @@ class Workers:
 def workers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """Give a process that keeps nothing yet; close what it kept."""
     made = Workers(bench)
-    monkeypatch.setattr(sessions, "idle", made.idle)
+    monkeypatch.setattr(sessions, "idle_connections", made.idle)
     monkeypatch.setattr(sessions, "IDLE", 600.0)  # none is closed in the middle of a test
     yield made
     for connection, timer in list(made.idle._kept.values()):  # noqa: SLF001 - end with the test

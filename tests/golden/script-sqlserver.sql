@@ -26,7 +26,7 @@ IF SCHEMA_ID(N'sqlqueue_orders') IS NULL
 -- The owner of the state schema, or of a table that exists in it or in the list below, can run code with
 -- the rights of those who use it. The owner of a role can add members. Trusted are dbo, this user and the
 -- principals of --trust. After a fault nothing runs before SET NOEXEC OFF, even if the tool sends more
--- batches. Rights are granted one by one, because each GRANT waits for the sessions that use the table.
+-- batches. Rights are granted one by one, because each grant waits for the sessions that use the table.
 DECLARE @fault nvarchar(2000), @known int, @owners nvarchar(max) = N'[]',
         @named nvarchar(max) = N'[]';
 SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders]: ', f.fault)
@@ -170,7 +170,7 @@ BEGIN
     ALTER TABLE [sqlqueue_orders].stream SET (LOCK_ESCALATION = DISABLE);
     CREATE INDEX stream_query ON [sqlqueue_orders].stream (query_id);
 
-    -- the one stream of a query that may receive from a queue, and the run in which it began to;
+    -- the one stream of a query that may receive from a queue, and the run in which it began;
     -- two spellings of a queue are equal if the database ignores case
     CREATE TABLE [sqlqueue_orders].query_reader (
         query_id nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,

@@ -254,7 +254,7 @@ def test_a_deadlock_in_an_attempt_runs_the_transaction_again(run: Run, script: S
 @pytest.fixture
 def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
-    monkeypatch.setattr(sessions, "reached", set())
+    monkeypatch.setattr(sessions, "reached_urls", set())
     options = SourceOptions.parse({"url": url, "queue": "orders"})
 
     def once(is_attempt: bool, opened: Connection) -> list[Taken]:  # noqa: FBT001

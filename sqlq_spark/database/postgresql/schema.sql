@@ -57,7 +57,7 @@ BEGIN
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
-    -- the one stream of a query that may receive from a queue, and the run in which it began to
+    -- the one stream of a query that may receive from a queue, and the run in which it began
     CREATE TABLE {state}.query_reader (
         query_id varchar(36)  NOT NULL,
         queue    text         NOT NULL,

@@ -67,7 +67,7 @@ BEGIN
     ALTER TABLE {state}.stream SET (LOCK_ESCALATION = DISABLE);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
-    -- the one stream of a query that may receive from a queue, and the run in which it began to;
+    -- the one stream of a query that may receive from a queue, and the run in which it began;
     -- two spellings of a queue are equal if the database ignores case
     CREATE TABLE {state}.query_reader (
         query_id nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,

@@ -28,7 +28,7 @@ IF SCHEMA_ID({state_name}) IS NULL
 -- The owner of the state schema, or of a table that exists in it or in the list below, can run code with
 -- the rights of those who use it. The owner of a role can add members. Trusted are dbo, this user and the
 -- principals of --trust. After a fault nothing runs before SET NOEXEC OFF, even if the tool sends more
--- batches. Rights are granted one by one, because each GRANT waits for the sessions that use the table.
+-- batches. Rights are granted one by one, because each grant waits for the sessions that use the table.
 DECLARE @fault nvarchar(2000), @known int, @owners nvarchar(max) = N'{owners_escaped}',
         @named nvarchar(max) = N'[]';
 SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}: ', f.fault)
