@@ -591,8 +591,8 @@ RETURNING""",
         id="state-of-others",
         file="database/schema.py",
         old="""    check_state_owners(connection)
-    found = connection.value("version")""",
-        new="""    found = connection.value("version")""",
+    version = connection.value("version")""",
+        new="""    version = connection.value("version")""",
         tests=[
             "hostile/test_code_of_others.py::test_a_state_schema_under_the_default_name_is_no_trap"
         ],
