@@ -78,12 +78,12 @@ def check_state(connection: Connection) -> None:
         StateOfOther, StateNotInstalled, StateTooOld, StateTooNew.
     """
     check_state_owners(connection)
-    found = connection.value("version")
-    if found is None:
+    version = connection.value("version")
+    if version is None:
         raise errors.StateNotInstalled(schema=connection.state, server=connection.server)
-    if found != VERSION:
-        kind = errors.StateTooOld if found < VERSION else errors.StateTooNew
-        raise kind(schema=connection.state, found=found, known=VERSION)
+    if version != VERSION:
+        kind = errors.StateTooOld if version < VERSION else errors.StateTooNew
+        raise kind(schema=connection.state, found=version, known=VERSION)
 
 
 def check_state_owners(connection: Connection) -> None:

@@ -163,9 +163,9 @@ def wire_time(moment: datetime) -> str:
 
 def parse_wire_time(text: str) -> datetime:
     """Read a time of a header, in UTC; raise BadWireTime if the text has another form."""
-    found = _WIRE_TIME.fullmatch(text)
+    parts = _WIRE_TIME.fullmatch(text)
     try:
-        return datetime.fromisoformat(f"{found[1]}.{found[2]}+00:00" if found else "")
+        return datetime.fromisoformat(f"{parts[1]}.{parts[2]}+00:00" if parts else "")
     except ValueError:
         reason = (
             f"time {text[:64]!r} cannot be read: "
@@ -183,13 +183,13 @@ def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = LIFETIME) 
     Raises:
         BadTimeSpan: `what` has another form, is negative, or is longer than `longest`.
     """
-    found = _SPAN.fullmatch(text)
-    if found is None:
+    parts = _SPAN.fullmatch(text)
+    if parts is None:
         negative = _SPAN.fullmatch(text.removeprefix("-"))
         raise BadTimeSpan(what, text, "is negative" if negative else "cannot be read")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups()[:4])
     whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    milliseconds = whole * 1000 + int((found[5] or "").ljust(3, "0")[:3])
+    milliseconds = whole * 1000 + int((parts[5] or "").ljust(3, "0")[:3])
     if milliseconds > longest:
         raise BadTimeSpan(what, text, f"is longer than {span(longest)}")
     return milliseconds

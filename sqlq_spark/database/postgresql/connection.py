@@ -178,7 +178,8 @@ class Connection(database.Connection):
         text, names = number_parameters(statement)
         if statement == "begin":
             name = cut_name(str(values["application"]))
-            text, names = write_values(statement, {**values, "application": name}), ()
+            text = write_values(statement, {**values, "application": name})
+            names = ()
         bound = tuple(values[name] for name in names)
         try:
             table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
@@ -262,7 +263,8 @@ class Connection(database.Connection):
             None: `receive` must be used, because the range is empty, too large, or another session
             holds some of its rows.
         """
-        first, messages = limits["first"], limits["messages"]
+        first = limits["first"]
+        messages = limits["messages"]
         key = self.server, queue
         if messages < FEWEST or time.monotonic() < HELD.get(key, -PAUSE) + PAUSE:
             return None
@@ -294,7 +296,8 @@ class Connection(database.Connection):
             The error to raise for the wait. If a session was ended, it is LockTimedOut, after which
             the transaction runs again.
         """
-        stream, sink = values.get("stream"), values.get("sink")
+        stream = values.get("stream")
+        sink = values.get("sink")
         if stream is None and sink is None:
             return error
         name = f" {stream!s} " if sink is None else f" {sink!s}/"
@@ -382,7 +385,7 @@ class Connection(database.Connection):
         role = refusal.role if refusal else next(iter(tables), "")
         place = self._place(statement, tables.get(role), role)
         team = self._team(failure.state, place, refusal)
-        return statement_error(failure, place, took=took, found=refusal, team=team)
+        return statement_error(failure, place, took=took, refusal=refusal, team=team)
 
     def _lost(self, statement: str, failure: Failure, open_for: float) -> errors.DatabaseFailure:
         """
@@ -394,9 +397,9 @@ class Connection(database.Connection):
         limit = self.transaction_limit
         is_late = limit > 0 and open_for >= LIMIT_REACHED * limit and failure.state == NO_SQLSTATE
         if failure.state == TRANSACTION_TIMEOUT or is_late:
-            found = f"{limit:g} s" if limit > 0 else "a time that was set after it connected"
+            value = f"{limit:g} s" if limit > 0 else "a time that was set after it connected"
             return errors.TransactionLimited(
-                statement=statement, setting="transaction_timeout", found=found
+                statement=statement, setting="transaction_timeout", found=value
             )
         return errors.ConnectionLost(statement=statement, reason=failure.text)
 

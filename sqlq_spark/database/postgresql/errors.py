@@ -197,7 +197,7 @@ def statement_error(
     place: Place,
     *,
     took: float,
-    found: Refusal | None = None,
+    refusal: Refusal | None = None,
     team: tuple[str, str] | None = None,
 ) -> errors.DatabaseFailure:
     """
@@ -207,37 +207,38 @@ def statement_error(
         failure: what the server reported.
         place: the statement, and the table because of which it failed.
         took: seconds until it failed.
-        found: what the catalogue says of that table; None: it was not asked.
+        refusal: what the catalogue says of that table; None: it was not asked.
         team: a state schema that this login may not use, and the roles that may.
     """
     state = failure.state
     text = failure.text
     fix = ""
-    kind = kind_of(state, place, took, found)
+    kind = kind_of(state, place, took, refusal)
     if state == "55P03":
         place = replace(place, seconds=place.lock_seconds)
     if kind is errors.TimeZoneNotFound and place.statement == "endpoint_zone":
         text = "the server does not know the time zone"
     elif kind is errors.ReadOnly:
         fix = FIND_PRIMARY
-    elif kind is errors.ReceiptExists and found is not None and found.of_seq:
+    elif kind is errors.ReceiptExists and refusal is not None and refusal.of_seq:
         text += BEHIND.format(place.target)
     elif kind is errors.RightMissing and team is not None:
-        kind, fix = errors.StateRightMissing, errors.StateRightMissing.fix_of(*team)
+        kind = errors.StateRightMissing
+        fix = errors.StateRightMissing.fix_of(*team)
     elif kind is errors.RightMissing:
-        fix = missing_grant(place, found)
+        fix = missing_grant(place, refusal)
     return place.error(kind, text, code=state, fix=fix)
 
 
 def kind_of(
-    state: str, place: Place, took: float, found: Refusal | None
+    state: str, place: Place, took: float, refusal: Refusal | None
 ) -> type[errors.DatabaseFailure]:
     """Return the kind of error that a SQLSTATE means; `place.error` then looks at the statement."""
     other = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
-    if place.queue is not None and found is not None:
+    if place.queue is not None and refusal is not None:
         # the table is there: something that its trigger or policy uses is missing
-        is_there = {"42P01": found.has_table, "3F000": found.has_schema}.get(state, False)
-        if is_there or (state == "42501" and found.lacks == "policy"):
+        is_there = {"42P01": refusal.has_table, "3F000": refusal.has_schema}.get(state, False)
+        if is_there or (state == "42501" and refusal.lacks == "policy"):
             return other
     if state == "3F000" and (place.queue is None or not place.creates):
         return errors.QueueNotFound
@@ -287,17 +288,17 @@ def needed_rights(statement: str, role: str, queue: QueueAddress) -> str:
     return rights.replace("(seq)", "(due)") if queue.table.endswith(DELAYED) else rights
 
 
-def missing_grant(place: Place, found: Refusal | None) -> str:
+def missing_grant(place: Place, refusal: Refusal | None) -> str:
     """Return the GRANT that is missing, for a table outside of the state schemas."""
     queue = place.queue
-    lacks = None if found is None else found.lacks
+    lacks = None if refusal is None else refusal.lacks
     target = place.target if queue is None else POSTGRESQL.quote_address(queue)
     if lacks == "owner":
         return f"a login that owns {target}"
-    if found is not None and lacks in {"database", "schema"}:
+    if refusal is not None and lacks in {"database", "schema"}:
         right = "CREATE" if place.statement.startswith(MAKES) else "USAGE"
-        return f"GRANT {right} ON {lacks.upper()} {found.named} TO the_user"
-    if found is not None and lacks == "sequence":
-        return f"GRANT USAGE ON SEQUENCE {found.named} TO the_user"
+        return f"GRANT {right} ON {lacks.upper()} {refusal.named} TO the_user"
+    if refusal is not None and lacks == "sequence":
+        return f"GRANT USAGE ON SEQUENCE {refusal.named} TO the_user"
     rights = "SELECT" if queue is None else needed_rights(place.statement, place.role, queue)
     return f"GRANT {rights} ON {target} TO the_user"
