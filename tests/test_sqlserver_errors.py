@@ -174,7 +174,7 @@ def test_a_token_may_be_refused_during_a_failover(
     def refuse(*_: object) -> None:
         raise odbc("28000", 18456, TEXTS[18456])
 
-    monkeypatch.setattr(drivers, "connect", refuse)
+    monkeypatch.setattr(drivers, "open_session", refuse)
     url = f"sqlserver://db/shop?authentication={authentication}"
 
     with pytest.raises(errors.LoginRefused) as caught:

@@ -37,15 +37,16 @@ def insert_past_taken(
     connection: Connection, queue: QueueAddress, insert: Callable[[bool], T], *, rows: int
 ) -> T:
     """
-    Insert rows in the open transaction, and again under new ids if ids or seqs are taken.
+    Insert rows in the open transaction, and try again under new ids if ids or seqs are taken.
 
     The caller has locked and checked the queue's table. `insert` inserts all `rows` rows. Its
     argument says whether it inserts them under new ids.
 
     Raises:
-        RowsHeld: open transactions hold the ids or seqs of each attempt.
-        StatementRefused: the table refuses the rows under new ids, too.
-        DatabaseFailure: the last attempt's, or one that is no fault of an id or a seq.
+        RowsHeld: in every attempt open transactions held an id or a seq.
+        StatementRefused: the table refuses the rows under new ids too.
+        DatabaseFailure: the last attempt failed, or an attempt failed for another reason than ids
+            and seqs.
     """
     began = time.monotonic()
     connection.set_lock_timeout(HELD_WAIT)
@@ -56,7 +57,7 @@ def insert_past_taken(
             break
         except TimedOut as error:
             if time.monotonic() - began >= connection.timeout:
-                raise  # the statement took so long, not the wait for a row
+                raise  # the statement itself took too long, not the wait for a row
             if number == ATTEMPTS:
                 name = connection.printed(queue)
                 raise RowsHeld(queue=name, attempts=number, reason=error.reason) from None

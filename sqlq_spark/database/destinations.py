@@ -1,12 +1,16 @@
 """
-The tables that one transaction sends to, each locked and looked at once.
+The tables that one transaction sends to. Each is locked and checked once.
 
 Addresses of destinations come from options, columns, subscriptions and messages. The module
 trust.py decides whether a table may be used. A table that only a header names (ForwardDestination,
 FailedQ) must also have the owner of the queue that the message came from.
 
-A failure of one destination is undone alone. Some failures end the whole transaction, as those in a
-trigger do on SQL Server. Then `run_without_failed` runs it again without that destination.
+The order is: lock, check, insert. `lock_and_check` raises the first error. `lock_each` returns the
+errors, so that only the messages of that destination fail.
+
+A failure of one destination is usually undone alone. Some failures end the whole transaction: on
+SQL Server those in a trigger do. Then `run_without_failed` runs the transaction again without that
+destination.
 """
 
 from __future__ import annotations
@@ -42,14 +46,14 @@ PASSING_FAILURES = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
 # Where only a header names the destination, these two are raised. Any other failure costs that
 # destination only.
 LOST = (errors.ConnectionLost, errors.Cancelled)
-MOST_FAILED = 10  # destinations without which one transaction is run again
+MOST_FAILED = 10  # destinations that one transaction leaves out, before its failure is raised
 
 
 class DestinationFailed(Exception):
     """
     A failure of one destination ended the whole transaction.
 
-    Only `run_without_failed` catches it, so whoever isolates failures runs in its `work`.
+    Only `run_without_failed` catches it. So code that calls `isolate` must run in its `work`.
     """
 
     def __init__(self, queue: QueueAddress, failure: errors.DatabaseFailure) -> None:
@@ -60,10 +64,10 @@ class DestinationFailed(Exception):
 
 def run_without_failed(work: Callable[[Reasons], T]) -> T:
     """
-    Run a transaction, and again without each destination whose failure ended it.
+    Run a transaction; when the failure of one destination ends it, run it again without that one.
 
-    `work` is the whole transaction. It gets what failed before, for its `Destinations`. Beyond
-    MOST_FAILED destinations the failure is raised.
+    `work` is the whole transaction. Its argument has the destinations that failed before, and
+    `work` passes it to its `Destinations`. After MOST_FAILED destinations the failure is raised.
     """
     failed: Reasons = {}
     while True:
@@ -160,11 +164,11 @@ class Destinations:
         take no longer than LOCK_PATIENCE, where only headers name the destinations.
 
         Returns:
-            Why it failed; None where it did not.
+            The failure; None: the work succeeded.
 
         Raises:
             DestinationFailed: the failure of one destination ended the transaction.
-            DatabaseFailure: what is no fault of a destination.
+            DatabaseFailure: the failure is not the destination's fault.
         """
         started = time.monotonic()
         passing = LOST if self.by_header else PASSING_FAILURES
@@ -172,7 +176,7 @@ class Destinations:
             with attempt(self.connection):
                 work()
         except TransactionUndone as undone:
-            # another attempt of the whole transaction may end without a deadlock
+            # after a deadlock the whole transaction runs again, with this destination
             if queue is None or isinstance(undone.failure, (*passing, errors.Deadlock)):
                 raise
             raise DestinationFailed(queue, undone.failure) from None

@@ -1,4 +1,4 @@
-"""What a look at a queue returns, without a lock: the rows of the statements in peek.sql."""
+"""The row types of the statements in peek.sql, which look at a queue without locking it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SeqEnds:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How many messages wait, and where to cut them: the row of `peek`."""
+    """The row of `peek`: how many messages wait, and at which seqs a batch can be cut."""
 
     messages: int | None  # up to the limit; None: there is none
     last: int | None  # seq of the last message that was counted
@@ -28,7 +28,7 @@ SAMPLED = 50
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the lowest messages of a queue show: the row of `sample`."""
+    """The row of `sample`: what the messages with the lowest seqs of a queue show."""
 
     bytes: float | None  # the mean size of the lowest messages
     sent: str | None  # TimeSent of the lowest message
@@ -37,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class AboveSequence:
-    """What the sequence of a queue has not given: the row of `above_sequence`."""
+    """The row of `above_sequence`: messages whose seqs the queue's sequence has not given."""
 
     given: int | None  # the highest seq that it has given; None: this login may not see it
     first: int | None  # the lowest seq above it; None: there is none

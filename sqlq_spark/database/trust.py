@@ -1,5 +1,5 @@
 """
-Whose table is it? One rule for all tables that are read or written.
+Whose table is it? This is the one rule for all tables that are read or written.
 
 The owner of a table can add code to it at any moment. That code runs with the rights of the login
 that uses the table. So a table is used only if the statement `table_owners` finds no fault:
@@ -8,9 +8,13 @@ that uses the table. So a table is used only if the statement `table_owners` fin
 - The owners of the table and of its schema are trusted.
 - Nobody else has added a trigger to it, or, where rows are deleted, a foreign key.
 
-The order is lock, look, use, in one transaction. The lock keeps the table as the look found it. A
-database without such a lock looks again before the commit. `Connection.trusted` says whom the user
-trusts, and which tables are used whoever owns them.
+- The table and its descendants are ordinary tables.
+- The owners of the table and of its schema are trusted.
+- Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
+
+A transaction first locks the table, then looks at it, then uses it. The lock keeps the table as the
+look found it. In a database without such a lock the transaction looks again before its commit.
+`Connection.trusted` says which owners the user trusts, and which tables are used whoever owns them.
 """
 
 from __future__ import annotations
@@ -30,15 +34,15 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Access, Connection
     from sqlq_spark.wire.address import QueueAddress
 
-Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # why tables are not used
+Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # table → why it is not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why a table or the state schema must not be used: a row of `state_faults`."""
+    """A row of `state_faults`: why a table or the state schema must not be used."""
 
     fault: str | None
-    role: str | None  # who is not trusted, if that is the fault
+    role: str | None  # the role that is not trusted; None: the fault is another one
     is_super: bool  # whether this session can become a superuser
 
 
@@ -49,7 +53,7 @@ class TableFacts(Fault):
     place: int  # in the list of tables that the statement got
     identity: int  # of the table as long as it exists
     catalog: str | None
-    here: bool  # whether it is in the database of the connection
+    here: bool  # whether the table is in the database of the connection
     schema: str
     table: str
     missing: str | None  # what is wrong with its columns: the first one that no queue has like this
@@ -74,7 +78,7 @@ def use(
     connection: Connection, queues: Iterable[QueueAddress], wanted: Use, role: str = "queue"
 ) -> None:
     """
-    Lock tables, and make sure that they may be used, in the transaction that uses them.
+    Lock tables in the open transaction, and make sure that they may be used.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue, TableRefused.

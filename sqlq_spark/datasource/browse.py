@@ -49,7 +49,7 @@ class BrowseReader(DataSourceReader):
 
     def partitions(self) -> Sequence[RangePartition]:
         """Split what waits now into even ranges of seqs. What comes later is not read."""
-        with Session(self.options, "browse", worker=True) as session:
+        with Session(self.options, "browse", keep_connection=True) as session:
             ranges = session.run_with_retries(
                 lambda connection: browse.split_queues(
                     connection,
@@ -67,7 +67,7 @@ class BrowseReader(DataSourceReader):
         schema = to_arrow_schema(self.columns)
         options = self.options
         queue = partition.queue
-        with Session(options, f"browse {queue.table}", worker=True) as session:
+        with Session(options, f"browse {queue.table}", keep_connection=True) as session:
             pages = browse.read_pages(
                 session.open(),
                 queue,

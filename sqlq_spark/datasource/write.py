@@ -50,7 +50,7 @@ def choose_session(options: SinkOptions) -> type[Session]:
 def look_ahead(options: SinkOptions) -> None:
     """Fail on the driver, before a task runs, if a table that the options name does not exist."""
     if options.names_tables:
-        with choose_session(options)(options, "look ahead", worker=True) as session:
+        with choose_session(options)(options, "look ahead", keep_connection=True) as session:
             session.run_with_retries(partial(check_tables, options=options))
 
 
@@ -111,8 +111,8 @@ class Writing:
         session = choose_session(options)(
             options,
             f"sink {name}",
-            worker=True,
-            reached=sink_batch > 0,  # by the batches before this one
+            keep_connection=True,
+            was_reached=sink_batch > 0,  # by the batches before this one
         )
         ask = session.run_with_retries
         spark_batch = current_batch()
@@ -150,7 +150,9 @@ class Writing:
         """Send what the tasks of a batch staged, in one transaction, unless it was sent before."""
         if staged := staged_in(messages):
             name = f"dispatch {staged[0].sink}/{staged[0].sink_batch}"
-            with StateSession(self.options, name, worker=True, reached=True) as session:
+            with StateSession(
+                self.options, name, keep_connection=True, was_reached=True
+            ) as session:
                 session.run_with_retries(partial(dispatch, staged=staged, options=self.options))
 
     def discard(self, sink: str, sink_batch: int, *, final: bool) -> None:

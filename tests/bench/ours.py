@@ -39,7 +39,7 @@ _ARRIVALS = 40  # latency samples of one round: 200 in five
 _PEEK_DELAY = 1.0  # seconds; the default of the source
 _PATIENCE = 30.0  # seconds for one message to arrive
 _IDLE = 15.0  # seconds of an idle stream
-_WARM = 10.0  # seconds before them
+_WARM = 10.0  # seconds that the idle stream runs before it is measured
 
 
 def _stream(stand: Stand, most: int, path: str | None = "orders", **options: Any) -> DataFrame:
@@ -128,14 +128,15 @@ def latency(stand: Stand) -> list[float]:
     """Messages sent one by one to an idle stream: commit to end of batch. Milliseconds each."""
     sink = _stream(stand, stand.messages).writeStream.format("noop")
     query = sink.option("checkpointLocation", stand.checkpoint()).start()
-    try:  # the first batch loads code
+    try:
+        # the first batch does not count, because it loads code
         return [_arrival(stand, query) for _ in range(_ARRIVALS + 1)][1:]
     finally:
         query.stop()
 
 
 def _arrival(stand: Stand, query: StreamingQuery) -> float:
-    time.sleep(random.uniform(0.2, 0.2 + _PEEK_DELAY))  # any phase of the peek loop
+    time.sleep(random.uniform(0.2, 0.2 + _PEEK_DELAY))  # arrive at any phase of the peek loop
     before = query.lastProgress
     stand.database.send_one("orders")
     sent = time.time()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-# mode → the modes that another session may hold or get beside it
+# mode of a lock → modes that another session may hold on the same thing at the same time
 COMPATIBLE = {
     "IS": {"IS", "IX", "S", "U"},
     "IX": {"IS", "IX"},
@@ -34,8 +34,8 @@ COMPATIBLE = {
 class Place(NamedTuple):
     """Something that can be locked, and the row there."""
 
-    of: str  # a table, or table.index
-    id: str = ""  # empty: the table as a whole
+    of: str  # a table, or an index as table.index
+    id: str = ""  # the row or key; empty: the table as a whole
 
 
 class Get(NamedTuple):
@@ -44,8 +44,8 @@ class Get(NamedTuple):
     place: Place
     mode: str
     past: bool = False  # READPAST: leave the block instead of waiting
-    kept: bool = True  # until the transaction ends; False: given back at once
-    row: Place | None = None  # a row that is not there cannot be locked
+    kept: bool = True  # whether it is kept until the transaction ends, or released at once
+    row: Place | None = None  # the row must exist, or it cannot be locked
 
 
 class Needs(NamedTuple):
@@ -53,8 +53,8 @@ class Needs(NamedTuple):
 
     row: Place
     present: bool = True
-    versions: bool = False  # reads the last committed version, without a lock
-    otherwise: str = ""  # how the transaction ends
+    versions: bool = False  # whether it reads the last committed version, without a lock
+    otherwise: str = ""  # how the transaction ends then; empty: it goes on after the block
 
 
 class Put(NamedTuple):
@@ -71,8 +71,8 @@ class End(NamedTuple):
 
 
 Step = Get | Needs | Put | End
-Block = tuple[Step, ...]  # what a statement does with one row; a step that fails leaves it
-Line = tuple[str, Step, int]  # a statement, a step of it, and where the next block begins
+Block = tuple[Step, ...]  # the steps of a statement for one row; a step that fails leaves the block
+Line = tuple[str, Step, int]  # a statement, one of its steps, and the line of the next block
 
 
 class Transaction(NamedTuple):
@@ -86,7 +86,9 @@ class Session(NamedTuple):
     """The state of one session."""
 
     at: int = 0
-    undo: frozenset[tuple[Place, bool]] = frozenset()  # which row, and whether it was inserted
+    undo: frozenset[tuple[Place, bool]] = (
+        frozenset()
+    )  # changed rows, and whether they were inserted
     ended: str = ""
 
 
@@ -125,9 +127,9 @@ def undone(rows: frozenset[Place], session: Session) -> frozenset[Place]:
 class Found(NamedTuple):
     """What was seen in all interleavings. Sessions are known by their transactions' names."""
 
-    waits: set[tuple[str, str, str]]  # who, in which statement, for whom
-    deadlocks: set[tuple[frozenset[str], frozenset[str]]]  # who, and the victims
-    ends: set[tuple[tuple[str, ...], frozenset[Place]]]  # how they ended, and the rows
+    waits: set[tuple[str, str, str]]  # a session, its statement, and the session it waits for
+    deadlocks: set[tuple[frozenset[str], frozenset[str]]]  # the sessions, and the possible victims
+    ends: set[tuple[tuple[str, ...], frozenset[Place]]]  # how each session ended, and the rows left
 
 
 def explore(transactions: Sequence[Transaction], rows: Collection[Place] = ()) -> Found:

@@ -35,8 +35,8 @@ class Touch:
     row: str
     index: str = ""
     hints: frozenset[str] = frozenset()
-    snapshot: bool = False  # READ_COMMITTED_SNAPSHOT: plain reads take no lock
-    clustered: bool = False  # queues of older versions, with a clustered Index_RowVersion
+    snapshot: bool = False  # whether READ_COMMITTED_SNAPSHOT is on, so that plain reads do not lock
+    clustered: bool = False  # whether Index_RowVersion is clustered, as in queues of older versions
 
     @property
     def fact(self) -> Place:
@@ -87,7 +87,7 @@ class Touch:
     def insert(self, otherwise: str = "duplicate key") -> Block:
         """Return what the Insert operator does: a test of the gap, the row, then its keys."""
         first, keys = Get(self.place(), "X"), [Get(key, "X") for key in self.keys()]
-        if self.table in HEAPS:  # their ids need not be unique
+        if self.table in HEAPS:  # these have no unique key, so there is no gap to test
             return (first, *keys, Put(self.fact))
         gap = Get(self.place("end"), "RangeI-N", kept=False)
         absent = Needs(self.fact, present=False, otherwise=otherwise)

@@ -114,7 +114,7 @@ def problems(group: str, names: Sequence[str], found: Found) -> set[str]:
             for of in ("receipt", "acked", "staging", "staging_page")
         )
         happened = {
-            # the other attempt has found the receipt, or fails and runs again
+            # the other attempt finds the receipt, or it fails and runs again
             "no receipt": {*names} == {"attempt"} and receipts != {"0", "1"},
             "duplicate key": "duplicate key" in ended and "attempt" not in names,
             "stale receipt": acked and receipts and "acknowledge" in names,
@@ -147,16 +147,16 @@ def test_the_tables_of_waits_and_deadlocks_are_exact(group: str) -> None:
 
 # statement | its skeleton | its path | a group and sessions of it, and what goes wrong
 FAULTS = {
-    # where the database reads row versions, a plain SELECT waits for no one
+    # if the database reads row versions, a plain SELECT waits for no one
     "fence | stream || stream task acknowledge": "stale receipt",
     "receive | queue(UPDLOCK) || queue task endpoint-receives": "task waits",
-    # it locks the key in Index_Expires before the row, and a receive the row first
+    # the delete locks the key in Index_Expires before the row, but a receive locks the row first
     "purge_expired || delete queue.Index_Expires | queue task purge-expired": "task waits",
-    # the gap for a key that is absent
+    # HOLDLOCK locks the gap of an absent key
     "new_sink|dispatch_log(HOLDLOCK)|insert dispatch_log absent|sinks begin dispatch-also": "begin",
     "discard || delete staging_page; delete staging | sinks dispatch-x dispatch-b": "deadlock",
     "discard_abandoned||delete staging_page; delete staging | sinks fails dispatch-b": "half a row",
-    # locks on rows that are not old are kept
+    # UPDLOCK keeps locks on rows that are not old
     "discard_abandoned | staging(UPDLOCK,READPAST) || sinks dispatch-a dispatch-b": "dispatch",
 }
 

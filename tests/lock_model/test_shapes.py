@@ -13,7 +13,7 @@ from sqlq_spark.database.sqlserver.calls import STATEMENTS
 
 from .table import ALIKE, GROUPS, NO_PATH, PATHS, SHAPES, hints, skeleton
 
-# made once, dropped once, or printed for a DBA: they wait for all who use the table
+# They create or drop a table, or are printed for a DBA. They wait for all sessions of the table.
 DEFINITIONS = ("install_", "create_", "script_", "add_", "lock_queue", "drop_queue")
 CHANGES = re.compile(r"\b(?:(?:INSERT|UPDATE|DELETE) [a-z]|MERGE|DELETE)")
 PAST = {"READPAST", "ROWLOCK", "READCOMMITTEDLOCK"}

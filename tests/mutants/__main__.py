@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "_build")
 SHOWN = 25  # last lines of a run that are printed if a fault survives
-times = count(1_000_000_000)  # each version of a file has its own, so that Python compiles it
+# modification times: each version of a file gets a new one, so that Python compiles it again
+times = count(1_000_000_000)
 
 
 def say(text: str) -> None:

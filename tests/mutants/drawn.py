@@ -41,8 +41,8 @@ DRAWN = [
     Fault(
         id="database-7",
         file="options/names.py",
-        old="{*PASSWORD_VARIABLES} - {own.",
-        new="{*PASSWORD_VARIABLES} & {own.",
+        old="{*PASSWORD_VARIABLES} - {names.",
+        new="{*PASSWORD_VARIABLES} & {names.",
         tests=["test_options.py::test_what_is_of_another_database_is_known"],
     ),
     Fault(

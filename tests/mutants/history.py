@@ -320,8 +320,8 @@ RETURNING""",
     Fault(
         id="url-with-raw-percent",
         file="database/postgresql/url.py",
-        old="if found is None or UNCODED.search(url):",
-        new="if found is None:",
+        old="if parts is None or UNCODED.search(url):",
+        new="if parts is None:",
         tests=["test_postgresql.py::test_a_url_that_cannot_be_read_is_not_shown"],
     ),
     Fault(
@@ -591,8 +591,8 @@ RETURNING""",
         id="state-of-others",
         file="database/schema.py",
         old="""    check_state_owners(connection)
-    found = connection.value("version")""",
-        new="""    found = connection.value("version")""",
+    version = connection.value("version")""",
+        new="""    version = connection.value("version")""",
         tests=[
             "hostile/test_code_of_others.py::test_a_state_schema_under_the_default_name_is_no_trap"
         ],

@@ -15,19 +15,21 @@ from multiprocessing.managers import BaseManager
 
 BATCH, CALL, RESULT, STOP, LOGIN, PRELOGIN = 0x01, 0x03, 0x04, 0x06, 0x10, 0x12
 PACKET = 4096  # bytes
-# status of a DONE token
+# values of the status of a DONE token
 FINAL, MORE, ERROR, ATTENTION = 0x00, 0x01, 0x02, 0x20
-# SQL Server 2022 without encryption
+# the answer to a PRELOGIN: SQL Server 2022, without encryption
 VERSION = bytes.fromhex("000015000601001b000102001c000104001d0001ff100010000000020000")
-# database shop, collation Latin1_General_CI_AS, packets of 4096 bytes, and the server's name
+# the answer to a LOGIN: database shop, collation Latin1_General_CI_AS, packets of 4096 bytes, and
+# the server's name
 ACCEPTED = bytes.fromhex(
     "e317000104730068006f007000066d0061007300740065007200e3080007050904d0003400e3130004043400"
     "300039003600043400300039003600ad32000174000004144d006900630072006f0073006f00660074002000"
     "530051004c00200053006500720076006500720010001000"
 )
-HANDLE = bytes.fromhex("ac0000000100000000000026040401000000")  # of a prepared statement
+HANDLE = bytes.fromhex("ac0000000100000000000026040401000000")  # handle of a prepared statement
+# the columns seq and body of a result
 COLUMNS = bytes.fromhex("810200000000000900260403730065007100000000000900a5ffff0462006f0064007900")
-SEQ = bytes.fromhex("810100000000000900260403730065007100")  # the first of these, alone
+SEQ = bytes.fromhex("810100000000000900260403730065007100")  # only the column seq
 END_OF_VALUE = struct.pack("<I", 0)
 
 
@@ -48,8 +50,11 @@ class Script(socketserver.ThreadingTCPServer):
         self.refusals: list[bytes] = []
         self.logged_in = b""
         self.is_open = 1
-        self.connections = self.requests = self.calls = 0  # calls: of procedures
-        self.alive: set[Session] = set()  # an older test's session may end late: it is not here
+        self.connections = 0
+        self.requests = 0
+        self.calls = 0  # calls of procedures
+        # a new set, because a session of an earlier test may end late
+        self.alive: set[Session] = set()
 
     def prepare(self, sent: bytes, ends: str = "whole") -> None:
         """

@@ -100,7 +100,7 @@ def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, scri
     two = refused(errors_of(4060, 18456))
 
     assert refused(b"") is errors.ConnectionLost
-    # mssql-python reports the second error only
+    # mssql-python reports only the second error
     assert two is (errors.DatabaseNotFound if numbered else errors.LoginUnclear)
     assert found == OPENING | ({} if numbered else {18456: errors.LoginUnclear})
 
@@ -197,12 +197,13 @@ def disguised(password: str) -> bytes:
 ANSWERS = {
     "error in mid-result": (WHOLE + VICTIM, "failed", errors.Deadlock),
     "error in mid-value": (IN_VALUE + VICTIM, "failed", errors.Deadlock),
-    # whole rows before a break are not all rows; mssql-python may raise nothing between small rows
+    # the result is incomplete, although whole rows came before the break; if the rows are small,
+    # mssql-python may raise no error
     "break before any result": (b"", "cut", errors.ConnectionLost),
     "break between small rows": (SMALL_ROWS, "cut", errors.ConnectionLost),
     "break in mid-row": (WHOLE + b"\xd1\x04", "cut", errors.ConnectionLost),
     "break in mid-value": (BROKEN_VALUE, "cut", errors.ConnectionLost),
-    # mssql-python raises a bare RuntimeError there, without the error that follows the value
+    # mssql-python raises a bare RuntimeError, and does not report the error that follows the value
     "short value": (BROKEN_VALUE + END_OF_VALUE + VICTIM, "failed", errors.ConnectionLost),
     "stall behind rows": (SMALL_ROWS, "stalls", errors.TimedOut),
     "stall in mid-value": (BROKEN_VALUE, "stalls", errors.TimedOut),
@@ -318,7 +319,7 @@ def test_a_deadlock_in_an_attempt_runs_the_transaction_again(run: Run, script: S
 @pytest.fixture
 def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run a transaction, with retries but no pauses. Its first attempt meets what is prepared."""
-    monkeypatch.setattr(sessions, "reached", set())
+    monkeypatch.setattr(sessions, "reached_urls", set())
     options = SourceOptions.parse({"url": url, "queue": "orders"})
 
     def once(is_attempt: bool, opened: Connection) -> list[Taken]:  # noqa: FBT001

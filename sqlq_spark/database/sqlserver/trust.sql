@@ -1,7 +1,8 @@
 -- part: trusted
--- The ids of the principals whose tables this session uses; other statements contain it. @owners has names
--- of principals, @named the tables and schemas that the user names: their owners' code runs as this login
--- already. A sysadmin trusts dbo and @owners only. No id is null, or 0, as that of a login by a group.
+-- The ids of the principals whose tables this session uses; other statements contain this part. @owners
+-- has the names of trusted principals. @named has the tables and schemas that the user names: the user
+-- has decided to use them, so their owners are trusted too. A sysadmin trusts only dbo and @owners. An id
+-- may be null, or 0 for a login that has its access by a group. Such ids are left out.
 SELECT t.id
   FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
         UNION ALL
