@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
     """What is wrong with a queue, as the doctor sees it."""
-    found = doctor.of_any_queue(bench.desk, queue or bench.queue)
+    found = doctor.of_any_queue(bench.connection, queue or bench.queue)
     return [each for each in found if each.is_problem]
 
 
 def wrong(bench: Bench, queue: QueueAddress | None = None) -> Finding:
     """The one thing that is wrong."""
     (found,) = look(bench, queue)
-    assert found.where == bench.desk.printed(queue or bench.queue)
+    assert found.where == bench.connection.printed(queue or bench.queue)
     return found
 
 
@@ -96,9 +96,9 @@ CREATE INDEX ON "{schema}"."orders.Delayed" (due) WHERE due > '2000-01-01'"""
 def test_the_delayed_table_is_checked(bare: Bench, make: str, name: str, severity: str) -> None:
     """Nothing is wrong without the table, and with one as we make it."""
     assert look(bare) == []
-    schema.create_delayed(bare.desk, bare.queue)
+    schema.create_delayed(bare.connection, bare.queue)
     assert look(bare) == []
-    table = bare.desk.printed(bare.delayed)
+    table = bare.connection.printed(bare.delayed_table)
     run(bare, make.format(table=table, schema=bare.dotnet.schema))
 
     (found,) = look(bare)
@@ -128,8 +128,8 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
 
 def test_what_a_login_may_not_see_is_noted_and_no_fix_grants_a_state_schema(bare: Bench) -> None:
     """The schema may be another team's. Without a right, old transactions stay unknown."""
-    schema.install(bare.open("install", stateSchema=str(bare.queue.schema)))
-    with bare.login() as (login, connection):
+    schema.install(bare.open_connection("install", stateSchema=str(bare.queue.schema)))
+    with bare.login_with_rights() as (login, connection):
         findings = doctor.of_any_queue(connection, bare.queue)
         (found,) = doctor.of_server(connection)
         run(bare, found.fix)
@@ -157,10 +157,10 @@ class Forbidden(RecordedConnection):
 
 def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> None:
     """The finding is a note with a fix. The other checks run again, without the sessions."""
-    operator, start = Forbidden(bare.desk), Forbidden(bare.desk)
+    operator, start = Forbidden(bare.connection), Forbidden(bare.connection)
 
     (note,) = doctor.of_server(operator)
-    doctor.at_start(start, bare.source())
+    doctor.at_start(start, bare.source_options())
 
     assert (note.name, note.severity, note.fix) == ("sessions_right", "note", "GRANT VIEW")
     assert (operator.asked, start.asked) == (2, 2)
@@ -168,8 +168,8 @@ def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> 
 
 def old(bench: Bench) -> list[Finding]:
     """Findings of open transactions, of sessions of this test."""
-    found = doctor.of_server(bench.desk, older=0.0)
-    return [each for each in found if bench.name in each.found]
+    found = doctor.of_server(bench.connection, older=0.0)
+    return [each for each in found if bench.session_prefix in each.found]
 
 
 def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -> None:
@@ -178,7 +178,7 @@ def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -
 
     A transaction that holds nothing back is not reported.
     """
-    other = bench.open("idler")
+    other = bench.open_connection("idler")
     other.begin()
     assert old(bench) == []
     other.run("new_stream", stream="x", queue_name="q", driver="d")
@@ -187,9 +187,9 @@ def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -
 
     assert (found.name, found.severity) == ("old_transaction", "warning")
     assert re.search(r"has had a transaction open for \d", found.found)
-    assert doctor.of_server(bench.desk) == []  # ten minutes
+    assert doctor.of_server(bench.connection) == []  # ten minutes
     run(bench, found.fix)
-    until(lambda: bench.dotnet.sessions(f"{bench.name} idler"), 0)
+    until(lambda: bench.dotnet.sessions(f"{bench.session_prefix} idler"), 0)
     assert old(bench) == []
 
 
@@ -212,26 +212,26 @@ def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
     for part in PARTS:
         kind = "INDEX" if part.endswith("_query") else "TABLE"
         run(bench, f'DROP {kind} "{state}".{part}')
-        (found,) = doctor.of_state(bench.desk)
+        (found,) = doctor.of_state(bench.connection)
         run(bench, found.fix)
 
         assert part in found.found
-        assert doctor.of_state(bench.desk) == []
+        assert doctor.of_state(bench.connection) == []
         assert made() == before, part
 
 
 def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The first look at a queue warns. The fix quotes a hostile name."""
-    queues = [bare.queue, bare.another('x"; DROP TABLE orders; --%s]')]
+    queues = [bare.queue, bare.create_queue('x"; DROP TABLE orders; --%s]')]
     shapes = bare.dotnet.dba.shapes
     for queue in queues:
         bare.dotnet.dba.on(queue, shapes.wrong[shapes.hurt].make)
         bare.dotnet.send_many(queue, [b"1", b"2"])
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
-    names = [bare.desk.printed(queue) for queue in queues]
+    names = [bare.connection.printed(queue) for queue in queues]
     raw = {"maxMessagesPerTrigger": "2", "maxConcurrency": "1", "transactionMode": "none"}
 
-    got = bare.drain(bare.loop(None, queues=", ".join(names), **raw))
+    got = bare.drain(bare.stream_driver(None, queues=", ".join(names), **raw))
 
     assert sorted(got) == [b"1", b"1", b"2", b"2"]
     texts = [record.getMessage() for record in caplog.records]
@@ -245,9 +245,9 @@ def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptu
 
 def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: Bench) -> None:
     """An absent table, or one that is no queue, is an error before a message is received."""
-    errors = bare.beside("absent")
+    errors = bare.table_beside("absent")
     bare.dotnet.send(bare.queue)
-    loop = bare.loop(errorQueue=bare.address("absent"), transactionMode="none")
+    loop = bare.stream_driver(errorQueue=bare.address("absent"), transactionMode="none")
 
     with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
         loop.latest(INITIAL)
@@ -281,14 +281,14 @@ def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureF
 
     def starting(**raw: str) -> str:
         caplog.clear()
-        doctor.at_start(bare.desk, bare.source(**raw))
+        doctor.at_start(bare.connection, bare.source_options(**raw))
         return caplog.text
 
     for each in NO_SIGNS:
         bare.dotnet.send(bare.queue, headers=each)
     assert "shared_queue" not in starting()
     with bare.transaction():
-        assert queue_checks.of_owner(bare.desk, bare.queue) == []
+        assert queue_checks.of_owner(bare.connection, bare.queue) == []
     for _ in range(2):
         bare.dotnet.send(bare.queue, headers=headers)
 
@@ -304,10 +304,10 @@ def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureF
 
 def test_the_fix_of_poison_is_that_of_its_queue(bench: Bench) -> None:
     """No stream reads an error queue: `errorQueue` would not move what is there."""
-    for queue in (bench.queue, bench.errors):
+    for queue in (bench.queue, bench.error_queue):
         bench.dotnet.send(queue, "[]")
 
-    fixes = [wrong(bench, queue).fix for queue in (bench.queue, bench.errors)]
+    fixes = [wrong(bench, queue).fix for queue in (bench.queue, bench.error_queue)]
 
     assert ["set errorQueue" in fix for fix in fixes] == [True, False]
     assert ['"Poison messages"' in fix for fix in fixes] == [False, True]
@@ -319,7 +319,7 @@ COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}',
 @only("postgresql", "rows that are inserted with their seq")
 def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None:
     """After a copy of rows each send fails until the sequence is set. Poison gets past them."""
-    for queue in (bench.queue, bench.errors):
+    for queue in (bench.queue, bench.error_queue):
         bench.dotnet.dba.on(queue, f"{COPIED} FROM generate_series(1, 500) AS n")
     staged = stage(bench, chunk(b"ours"))
     bench.dotnet.dba.on(bench.queue, "UPDATE {queue} SET headers = '[]' WHERE seq = 500")
@@ -327,16 +327,16 @@ def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None
     with pytest.raises(StatementRefused) as sent:
         dispatch(bench, staged)
 
-    assert f"the sequence of {bench.printed} is behind" in str(sent.value)
+    assert f"the sequence of {bench.queue_address} is behind" in str(sent.value)
     (found,) = [each for each in look(bench, bench.queue) if each.name == "sequence_behind"]
     assert found.fix.startswith("SELECT setval('")
     run(bench, found.fix)
     assert look(bench, bench.queue) == []
     assert dispatch(bench, staged) == 1
     assert bench.dotnet.rows(bench.queue)[-1].seq == 501
-    assert bench.receive(bench.task(None, error_address=bench.errors)).num_rows == 500
-    assert bench.dotnet.rows(bench.errors)[-1].seq == 501
-    assert [each.name for each in look(bench, bench.errors)] == []
+    assert bench.receive(bench.task(None, error_address=bench.error_queue)).num_rows == 500
+    assert bench.dotnet.rows(bench.error_queue)[-1].seq == 501
+    assert [each.name for each in look(bench, bench.error_queue)] == []
 
 
 @only("postgresql", "a column whose numbers end early")
@@ -380,7 +380,7 @@ def test_a_login_that_may_not_see_the_sequence_gets_no_guess(bare: Bench) -> Non
     """A sequence that the login cannot see is not reported as behind."""
     bare.dotnet.dba.on(bare.queue, f"{COPIED} FROM generate_series(1, 500) AS n")
 
-    with bare.login("SELECT, DELETE, UPDATE") as (_, connection):
+    with bare.login_with_rights("SELECT, DELETE, UPDATE") as (_, connection):
         found = doctor.of_any_queue(connection, bare.queue)
 
     assert [each for each in found if each.name == "sequence_behind"] == []

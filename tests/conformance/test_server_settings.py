@@ -61,12 +61,12 @@ def with_settings(url: str, *settings: str) -> str:
 def test_what_a_login_sets_changes_nothing(bench: Bench) -> None:
     """Statements set isolation, names, texts and times themselves, where they matter."""
     url = with_settings(bench.dotnet.url, *SETTINGS)
-    odd = bench.open("odd", url=url)
+    odd = bench.open_connection("odd", url=url)
     dispatch(
         bench, stage(bench, chunk("é".encode(), lives=60_000), chunk(b"\x00\\")), connection=odd
     )
 
-    got = bench.drain(bench.loop(url=url))
+    got = bench.drain(bench.stream_driver(url=url))
 
     assert got == ["é".encode(), b"\x00\\"]
     assert [each for each in queue_checks.of_table(odd, bench.queue) if each.is_problem] == []
@@ -83,7 +83,7 @@ def test_a_commit_waits_for_synchronous_standbys(bench: Bench, level: str, used:
     for table in tables:
         default = "current_setting('synchronous_commit')"
         bench.dotnet.dba.run(f"ALTER TABLE {table} ADD COLUMN level text DEFAULT {default}")
-    odd = bench.open("odd", url=url)
+    odd = bench.open_connection("odd", url=url)
 
     def levels() -> list[tuple[str]]:
         return [
@@ -101,7 +101,7 @@ def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Ben
     """It is a standby, or no primary any more. The error says how a url finds another server."""
     url = with_settings(bench.dotnet.url, "default_transaction_read_only=on")
     bench.dotnet.send(bench.queue)
-    odd = bench.open("odd", url=url)
+    odd = bench.open_connection("odd", url=url)
 
     with pytest.raises(errors.ReadOnly, match="target_session_attrs=read-write"):
         dispatch(bench, stage(bench, chunk(b"1")), connection=odd)
@@ -115,7 +115,7 @@ def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Ben
 def test_statement_pooling_is_refused(bench: Bench) -> None:
     """The first statement fails, and the error names the pool mode that works."""
     with relayed(bench.dotnet.url, begins=False) as (url, _):
-        session = bench.session(url=url)
+        session = bench.new_session(url=url)
         with pytest.raises(errors.StatementPooling, match="pool_mode=transaction"):
             session.run_with_retries(lambda connection: connection.value("clock"))
 
@@ -132,21 +132,21 @@ def limited(bench: Bench, limit: str) -> str:
 @pytest.mark.parametrize("is_between", [True, False])
 def test_a_time_limit_of_the_login_is_named_at_once(bench: Bench, *, is_between: bool) -> None:
     """It ends a statement, or a session between two, without a SQLSTATE. There is no retry."""
-    session = bench.session("limited", url=limited(bench, "300ms"))
+    session = bench.new_session("limited", url=limited(bench, "300ms"))
     attempts = []
 
     def work(connection: Connection) -> None:
         attempts.append(1)
         with transaction(connection):
-            bench.desk.begin()
-            bench.desk.run("install_lock", state_name="r")
+            bench.connection.begin()
+            bench.connection.run("install_lock", state_name="r")
             if is_between:
-                until(lambda: bench.dotnet.sessions(f"{bench.name} limited"), 0)
+                until(lambda: bench.dotnet.sessions(f"{bench.session_prefix} limited"), 0)
             connection.run("install_lock", state_name="r")
 
     with pytest.raises(errors.TransactionLimited, match=r"transaction_timeout = 0\.3 s"):
         session.run_with_retries(work)
-    bench.desk.run("rollback")
+    bench.connection.run("rollback")
 
     assert attempts == [1]
 
@@ -155,12 +155,14 @@ def test_a_time_limit_of_the_login_is_named_at_once(bench: Bench, *, is_between:
 def test_a_time_limit_below_query_timeout_is_found(bench: Bench) -> None:
     """The fix sets the limit for this login in this database. A longer limit is accepted."""
     for limit, names in (("1s", ["transaction_limit"]), ("2h", []), ("0", [])):
-        connection = bench.open(f"limit {limit}", url=limited(bench, limit))
+        connection = bench.open_connection(f"limit {limit}", url=limited(bench, limit))
         found = [each for each in doctor.of_server(connection) if each.is_problem]
 
         assert [each.name for each in found] == names
         assert all("SET transaction_timeout = 0" in each.fix for each in found)
-    bench.dotnet.dba.run(doctor.of_server(bench.open("x", url=limited(bench, "1s")))[0].fix)
+    bench.dotnet.dba.run(
+        doctor.of_server(bench.open_connection("x", url=limited(bench, "1s")))[0].fix
+    )
 
 
 @ALONE
@@ -172,7 +174,7 @@ def test_no_notice_is_printed(bench: Bench, capfd: pytest.CaptureFixture[str]) -
         $$BEGIN RAISE WARNING 'body %', NEW.body; RETURN NEW; END$$;
         CREATE TRIGGER say BEFORE INSERT ON {table}
             FOR EACH ROW EXECUTE FUNCTION "{bench.dotnet.schema}".say()""")
-    connection = bench.open("é" * 60)
+    connection = bench.open_connection("é" * 60)
 
     dispatch(bench, stage(bench, chunk(b"x")), connection=connection)
 
@@ -230,22 +232,22 @@ POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transacti
 @POOLED
 def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
     """A prepared statement might be gone. A statement that fails leaves no transaction open."""
-    topics = bench.beside("SubscriptionRouting")
+    topics = bench.table_beside("SubscriptionRouting")
     bench.dotnet.dba.do("own", bench.queue)
     bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
     with relayed(bench.dotnet.url) as (url, relay):
-        pooled = bench.open("pooled", url=url)
+        pooled = bench.open_connection("pooled", url=url)
         schema.install(pooled)
         schema.create_queue(pooled, bench.queue, body_string=True)
         schema.create_delayed(pooled, bench.queue)
         names = {"topics": ["Shop.Placed"], "endpoint": "Lake", "queue": bench.queue}
         subscriptions.subscribe(pooled, topics, **names)  # type: ignore[arg-type]
-        got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
+        got = bench.drain(bench.stream_driver(url=url, delayedDelivery="true"))
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
         found = doctor.run_all_checks(pooled, [bench.queue])
-        look = stats.take_look(pooled, [bench.printed], bench.source(url=url))
-        absent = bench.open("absent", url=url, stateSchema="nowhere")
+        look = stats.take_look(pooled, [bench.queue_address], bench.source_options(url=url))
+        absent = bench.open_connection("absent", url=url, stateSchema="nowhere")
         with pytest.raises(errors.StateNotInstalled):
             absent.value("version")
         assert absent.value("clock") is not None
@@ -263,11 +265,13 @@ class Workers:
     """Workers of one process, and the connections that one leaves to the next."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bench, self.name, self.idle = bench, f"{bench.name} own", sessions.Idle()
+        self.bench, self.name, self.idle = bench, f"{bench.session_prefix} own", sessions.Idle()
 
     def session(self, name: str = "task", **raw: str) -> Session:
         """Begin a session as a worker does."""
-        return StateSession(self.bench.source(**raw), f"{self.name} {name}", keep_connection=True)
+        return StateSession(
+            self.bench.source_options(**raw), f"{self.name} {name}", keep_connection=True
+        )
 
     def use(self, session: Session | None = None) -> Connection:
         """Use a session as a worker does."""
@@ -310,7 +314,7 @@ def test_only_sessions_of_workers_that_did_not_fail_are_kept(workers: Workers) -
     """A failed worker closes its connection, and so do a command and a driver."""
     with pytest.raises(ZeroDivisionError), workers.session() as session:
         session.run_with_retries(lambda connection: connection.value("version") / 0)
-    workers.use(StateSession(workers.bench.source(), f"{workers.name} command"))
+    workers.use(StateSession(workers.bench.source_options(), f"{workers.name} command"))
 
     assert workers.kept() == 0
 
@@ -367,9 +371,9 @@ def is_there(bench: Bench, pid: int, more: str = "") -> bool:
 def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
     """A stream, and all work that waits for its rows: an attempt, its driver, and a sink."""
     stream, short = bench.new_stream(), {"queryTimeout": f"{SOON}s"}
-    bench.plan(stream, 1)
+    bench.store_empty_plan(stream, 1)
     bench.dotnet.send(bench.queue, "{}", b"received")
-    session = bench.session("waits", **short)
+    session = bench.new_session("waits", **short)
     stage_ = partial(send.stage, session, [chunk(b"sent")], sink="app:sink", sink_batch=0)
     staged, again = stage_(), session.run_with_retries
 
@@ -385,7 +389,7 @@ def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
         "acknowledge": lambda: again(ack),
         "stage": stage_,
         "dispatch": lambda: again(
-            partial(send.dispatch, staged=[staged], options=bench.sink(**short))
+            partial(send.dispatch, staged=[staged], options=bench.sink_options(**short))
         ),
     }
 

@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def table(bare: Bench) -> QueueAddress:
     """Give the address of a table of subscriptions that is not there yet."""
-    return bare.beside("SubscriptionRouting")
+    return bare.table_beside("SubscriptionRouting")
 
 
 @dataclass
@@ -60,8 +60,8 @@ class Shop:
 
     def sink(self, **raw: str) -> SinkOptions:
         """Options of a sink that publishes."""
-        table = self.bench.desk.printed(self.table)
-        return self.bench.sink(**({"queue": None, "subscriptionTable": table} | raw))
+        table = self.bench.connection.printed(self.table)
+        return self.bench.sink_options(**({"queue": None, "subscriptionTable": table} | raw))
 
     def publish(self, *chunks: pa.Table, batch: int = 0, **raw: str) -> int:
         """Stage and dispatch a batch."""
@@ -69,17 +69,17 @@ class Shop:
 
     def dispatch(self, *staged: Staged, **raw: str) -> int:
         """Run the driver's commit."""
-        return dispatch.dispatch(self.bench.desk, staged, self.sink(**raw))
+        return dispatch.dispatch(self.bench.connection, staged, self.sink(**raw))
 
     def got(self) -> dict[str, list[bytes | None]]:
         """What waits in the queues of subscribers."""
-        return {name: self.bench.bodies(queue) for name, queue in self.queues.items()}
+        return {name: self.bench.waiting_bodies(queue) for name, queue in self.queues.items()}
 
 
 @pytest.fixture
 def shop(bench: Bench, table: QueueAddress) -> Shop:
     """Give a table with subscribers."""
-    queues = {name: bench.another(name) for name in ("web", "mail", "stock")}
+    queues = {name: bench.create_queue(name) for name in ("web", "mail", "stock")}
     bench.dotnet.create_subscriptions(table)
     shop = Shop(bench, table, queues)
     for endpoint, topic in (("web", PLACED), ("mail", PLACED), ("web", EVENT), ("stock", EVENT)):
@@ -96,28 +96,28 @@ def events(*bodies: bytes, topics: Sequence[str] | None = (PLACED,)) -> pa.Table
 def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
     """Subscribe by our own statements."""
     whole = {"topics": [PLACED], "endpoint": "web", "queue": bench.queue, **parts}
-    (made,) = subscriptions.subscribe(bench.desk, table, **whole)
+    (made,) = subscriptions.subscribe(bench.connection, table, **whole)
     return Subscription(made.topic, made.endpoint, made.address)
 
 
 def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: QueueAddress) -> None:
     """The first one makes the table as an endpoint does. The last address for a topic counts."""
-    listed = partial(subscriptions.list_subscriptions, bare.desk, table)
-    take_back = partial(subscriptions.unsubscribe, bare.desk, table)
-    theirs, mail = bare.beside("theirs"), '"x"."mail"'
+    listed = partial(subscriptions.list_subscriptions, bare.connection, table)
+    take_back = partial(subscriptions.unsubscribe, bare.connection, table)
+    theirs, mail = bare.table_beside("theirs"), '"x"."mail"'
     bare.dotnet.create_subscriptions(theirs)
 
     ours = subscribe(bare, table)
-    schema.create_subscriptions(bare.desk, table)
+    schema.create_subscriptions(bare.connection, table)
     for topic in (PLACED, EVENT):
         bare.dotnet.subscribe(table, "mail", topic, mail)
 
     assert bare.dotnet.catalog(table) == bare.dotnet.catalog(theirs) != []
-    assert set(bare.dotnet.subscribers(table, PLACED, EVENT)) == {bare.printed, mail}
+    assert set(bare.dotnet.subscribers(table, PLACED, EVENT)) == {bare.queue_address, mail}
     assert listed([PLACED]) == [Subscription(PLACED, "mail", mail), ours]
     assert [each.topic for each in listed()] == [EVENT, PLACED, PLACED]
     for _ in range(2):  # the same one again changes nothing
-        subscribe(bare, table, endpoint="mail", queue=bare.errors)
+        subscribe(bare, table, endpoint="mail", queue=bare.error_queue)
     bare.dotnet.subscribe(table, "web", PLACED, mail)
     error = bare.address("error")
     assert set(bare.dotnet.subscribers(table, PLACED)) == {error, mail}
@@ -180,7 +180,7 @@ def test_subscribers_are_read_again_after_5_seconds(bench: Bench, shop: Shop, cl
         shop.publish(events(b"2"), batch=2)
     clock.now += 0.1
     shop.publish(events(b"3"), batch=3)
-    other = replace(shop, table=bench.beside("other"))
+    other = replace(shop, table=bench.table_beside("other"))
     bench.dotnet.create_subscriptions(other.table)
     other.subscribe("stock", PLACED)
     other.publish(events(b"4"), batch=4)
@@ -199,7 +199,7 @@ def test_a_locked_table_stops_no_publisher_for_a_minute(
     """A publisher uses the topics that it has read, and warns. Then it fails, as a new one does."""
     caplog.set_level(logging.WARNING, "sqlq_spark")
     shop.publish(events(b"1"), batch=1)
-    monkeypatch.setattr(bench.desk, "timeout", 2.0)
+    monkeypatch.setattr(bench.connection, "timeout", 2.0)
 
     with bench.dotnet.locked(shop.table):
         for batch, age in enumerate((6.0, 1.0, 52.0), 2):  # 6 s, 7 s and 59 s after the read
@@ -227,9 +227,9 @@ def test_rows_of_other_topics_are_not_read(
     for each in range(9):
         shop.subscribe(f"other {each}", f"Shop.Other{each}", "x")
     topics = [*(f"Shop.T{each}" for each in range(250)), "x" * 300, "a\0", "\ud800"]
-    read = partial(subscriptions.list_subscriptions, bench.desk, shop.table)
+    read = partial(subscriptions.list_subscriptions, bench.connection, shop.table)
 
-    with transaction(bench.desk):
+    with transaction(bench.connection):
         found, own = read(topics), read([*topics, PLACED])
 
         others = read([*topics, *(f"Shop.Other{each}" for each in range(9))])
@@ -240,7 +240,7 @@ def test_rows_of_other_topics_are_not_read(
         shop.subscribe(f"flood {each}", PLACED, "x")
     with pytest.raises(errors.TooManySubscriptions, match="has more than 3 rows"):
         read([PLACED])
-    (finding,) = doctor.of_subscriptions(bench.desk, shop.table)
+    (finding,) = doctor.of_subscriptions(bench.connection, shop.table)
     assert (finding.name, finding.severity) == ("subscribers_many", "error")
 
 
@@ -252,8 +252,8 @@ def test_what_is_known_of_topics_is_bounded(
     cache, options = subscriptions.cache, shop.sink()
 
     for each in range(30):
-        with transaction(bench.desk):
-            found = cache.find(bench.desk, options, [PLACED, f"Shop.T{each}"])
+        with transaction(bench.connection):
+            found = cache.find(bench.connection, options, [PLACED, f"Shop.T{each}"])
         assert [len(its) for its in found.values()] == [2, 0]
         assert len(cache._known[options.url, shop.table]) <= 7  # noqa: SLF001
 

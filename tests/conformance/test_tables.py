@@ -50,87 +50,87 @@ HOSTILE = [
 
 def test_our_tables_are_the_ones_that_an_endpoint_makes(bare: Bench) -> None:
     """Columns and indexes are equal, also where a name has no room for the suffix."""
-    bare.dotnet.create_delayed(bare.delayed)
+    bare.dotnet.create_delayed(bare.delayed_table)
 
     for table in ("ours", "x" * 55):
-        queue = bare.beside(table)
+        queue = bare.table_beside(table)
         for _ in range(2):
-            schema.create_queue(bare.desk, queue)
-            schema.create_delayed(bare.desk, queue)
+            schema.create_queue(bare.connection, queue)
+            schema.create_delayed(bare.connection, queue)
         delayed = delayed_of(queue)
 
         assert bare.dotnet.catalog(queue) == bare.dotnet.catalog(bare.queue) != []
-        assert bare.dotnet.catalog(delayed) == bare.dotnet.catalog(bare.delayed) != []
+        assert bare.dotnet.catalog(delayed) == bare.dotnet.catalog(bare.delayed_table) != []
 
 
 def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     """Each waits for the one before. A column is added once, also to a table with rows."""
-    new, body_string = bare.beside("new"), bare.dotnet.has_body_string
+    new, body_string = bare.table_beside("new"), bare.dotnet.has_body_string
     bare.dotnet.dba.do("own", bare.queue)
     bare.dotnet.send(bare.queue, body=b"before")
 
     def work(name: str) -> None:
-        connection = bare.open(name)
+        connection = bare.open_connection(name)
         schema.install(connection)
         for queue in (new, bare.queue):
             schema.create_queue(connection, queue, body_string=body_string)
 
-    for done in [bare.thread(partial(work, f"installer {at}")) for at in range(4)]:
+    for done in [bare.run_in_thread(partial(work, f"installer {at}")) for at in range(4)]:
         done.result(timeout=TIMEOUT)
 
     assert bare.dotnet.state_rows("version", "version") == [(schema.VERSION,)]
     for queue in (new, bare.queue):
-        assert ("bodystring" in bare.desk.columns(queue)) == body_string
-    assert bare.bodies() == [b"before"]
+        assert ("bodystring" in bare.connection.columns(queue)) == body_string
+    assert bare.waiting_bodies() == [b"before"]
     assert bare.dotnet.receive(bare.queue) is not None
 
 
 def test_an_install_gives_up_behind_another(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A DBA's script may hold the tables. A later install succeeds."""
     monkeypatch.setattr(schema, "LOCK_WAIT", 0.3)
-    desk = bare.desk
-    with transaction(desk, timeout=TIMEOUT):
-        desk.run("install_schema")
-        desk.run("install_state")
+    connection = bare.connection
+    with transaction(connection, timeout=TIMEOUT):
+        connection.run("install_schema")
+        connection.run("install_state")
 
         with pytest.raises(errors.InstallBlocked) as caught:
-            schema.install(bare.open("installer"))
+            schema.install(bare.open_connection("installer"))
 
     assert f"nothing was installed in schema {bare.dotnet.state}" in str(caught.value)
-    schema.install(bare.open("installer"))
+    schema.install(bare.open_connection("installer"))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     """A queue, endpoint, topic and table of subscriptions have it, and everything works."""
-    queue, table = bench.beside(name), bench.beside((name + "s")[1:])
+    queue, table = bench.table_beside(name), bench.table_beside((name + "s")[1:])
     printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
-    bench.dotnet.send(bench.errors, body=b"bystander")
+    bench.dotnet.send(bench.error_queue, body=b"bystander")
     bench.dotnet.dba.do("own", bench.queue)  # a header leads to tables of the same owner
     with pytest.raises(errors.QueueNotFound):
         dispatch(bench, stage(bench, chunk(b"x", queue=printed), sink="absent"))
 
-    schema.create_queue(bench.desk, queue)
-    schema.create_delayed(bench.desk, queue)
-    subscriptions.subscribe(bench.desk, table, topics=[topic], endpoint=name, queue=queue)
+    schema.create_queue(bench.connection, queue)
+    schema.create_delayed(bench.connection, queue)
+    subscriptions.subscribe(bench.connection, table, topics=[topic], endpoint=name, queue=queue)
     frame = {
         "body": [b"sent", b"published", b"delayed"],
         "queue": [printed, None, printed],
         "topics": [None, [topic], None],
         "delay": [None, None, 0],
     }
-    raw: dict[str, Any] = {"subscriptionTable": bench.desk.printed(table)}
-    sender = Sender(options=bench.sink(queue=None, **raw), partition=0)
+    raw: dict[str, Any] = {"subscriptionTable": bench.connection.printed(table)}
+    sender = Sender(options=bench.sink_options(queue=None, **raw), partition=0)
     dispatch(bench, stage(bench, *sender.chunks([pa.RecordBatch.from_pydict(frame)])), **raw)
     bench.dotnet.send(bench.queue, dumps({FORWARD_DESTINATION: printed}), b"forwarded")
-    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-    Mover(queue, bench.source()).move(bench.desk)
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.error_queue))
+    Mover(queue, bench.source_options()).move(bench.connection)
 
     assert bench.dotnet.subscribers(table, topic) == [printed]
     rows = bench.receive(bench.task(bench.new_stream(), queue=queue))
     assert sorted(bodies(rows)) == [b"delayed", b"forwarded", b"published", b"sent"]
-    assert bench.bodies(queue) == bench.bodies() == []
-    assert bench.bodies(bench.errors) == [b"bystander"]
+    assert bench.waiting_bodies(queue) == bench.waiting_bodies() == []
+    assert bench.waiting_bodies(bench.error_queue) == [b"bystander"]
 
 
 def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> None:
@@ -141,20 +141,23 @@ def test_absent_state_tables_are_an_error_that_has_the_command(bare: Bench) -> N
     """
     said = f"not found in schema {bare.dotnet.state} .*`sqlqueue install`"
     with (
-        StateSession(bare.source(), "x") as session,
+        StateSession(bare.source_options(), "x") as session,
         pytest.raises(errors.StateNotInstalled, match=said),
     ):
         session.open()
-    schema.install(bare.desk)
+    schema.install(bare.connection)
     bare.dotnet.dba.forget("version")
-    with StateSession(bare.source(), "x") as session, pytest.raises(errors.StateNotInstalled):
+    with (
+        StateSession(bare.source_options(), "x") as session,
+        pytest.raises(errors.StateNotInstalled),
+    ):
         session.open()
 
-    (found,) = doctor.of_state(bare.desk)
+    (found,) = doctor.of_state(bare.connection)
     bare.dotnet.dba.run(found.fix)
 
     assert (found.name, found.severity) == ("state", "error")
-    assert doctor.of_state(bare.desk) == []
+    assert doctor.of_state(bare.connection) == []
 
 
 @pytest.mark.parametrize(
@@ -171,13 +174,13 @@ def test_state_tables_of_another_release_are_left_alone(
     bench.dotnet.dba.change("version", version=version)
     said = f"have version {version}, but this release supports {schema.VERSION}"
 
-    with StateSession(bench.source(), "x") as session:
+    with StateSession(bench.source_options(), "x") as session:
         for _ in range(2):  # not with the connection that was opened for the check
             with pytest.raises(error, match=f"{said}. {fix}"):
                 session.open()
     with pytest.raises(error):
-        schema.install(bench.desk)
-    (found,) = doctor.of_state(bench.desk)
+        schema.install(bench.connection)
+    (found,) = doctor.of_state(bench.connection)
 
     assert (found.name, found.severity) == ("state", "error")
     assert said in found.found
@@ -186,7 +189,7 @@ def test_state_tables_of_another_release_are_left_alone(
 def test_a_state_schema_may_have_any_name(bare: Bench) -> None:
     """Its name is quoted like that of a queue."""
     state = bare.dotnet.state[-6:] + " a.b;q\"uo'te{queue}$do$%s"
-    options = bare.source(stateSchema=state)
+    options = bare.source_options(stateSchema=state)
     try:
         with Session(options, "install") as session:
             schema.install(session.open())
@@ -202,7 +205,7 @@ def test_a_state_schema_may_have_any_name(bare: Bench) -> None:
 
 def alter(bench: Bench, text: str) -> None:
     """Run statements of the DBA on both queues."""
-    for queue in (bench.queue, bench.errors):
+    for queue in (bench.queue, bench.error_queue):
         bench.dotnet.dba.on(queue, text)
 
 
@@ -210,8 +213,8 @@ def browsed(bench: Bench, queue: QueueAddress) -> list[dict[str, Any]]:
     """What a browse shows of a queue."""
     return [
         row
-        for _, first, stop in browse.split_queues(bench.desk, [queue], count=2)
-        for page in browse.read_pages(bench.desk, queue, first, stop, narrow=False)
+        for _, first, stop in browse.split_queues(bench.connection, [queue], count=2)
+        for page in browse.read_pages(bench.connection, queue, first, stop, narrow=False)
         for row in page.to_pylist()
     ]
 
@@ -221,24 +224,24 @@ def test_a_table_that_was_made_otherwise_is_a_queue(bench: Bench, otherwise: str
     """It can be browsed, received from, returned to and sent to. The doctor reports nothing."""
     dotnet = bench.dotnet
     alter(bench, dotnet.dba.shapes.otherwise[otherwise])
-    assert doctor.of_any_queue(bench.desk, bench.queue) == []
+    assert doctor.of_any_queue(bench.connection, bench.queue) == []
     sent = dotnet.send(bench.queue, '{"a":"b"}', b"good", lives=3_600_000)
     dotnet.send(bench.queue, "[]", b"poison")
     dotnet.send(bench.queue, body=b"gone", lives=-1)
 
     shown = browsed(bench, bench.queue)
-    loop = bench.loop(errorQueue=bench.address("error"), maxConcurrency="1")
-    end, (rows,) = bench.batch(loop)
-    bench.return_(str(end.stream))
+    loop = bench.stream_driver(errorQueue=bench.address("error"), maxConcurrency="1")
+    end, (rows,) = bench.run_batch(loop)
+    bench.return_receipt(str(end.stream))
     dispatch(bench, stage(bench, chunk(b"ours", lives=-1)))
 
     assert [row["body"] for row in shown] == [b"good", b"poison", b"gone"]
     assert rows.to_pylist() == [shown[0]]
     assert (shown[0]["id"], shown[0]["headers"]) == (sent.bytes, '{"a":"b"}')
-    assert bench.bodies(bench.errors) == [b"poison"]
-    assert bench.bodies() == [b"good", b"ours"]
+    assert bench.waiting_bodies(bench.error_queue) == [b"poison"]
+    assert bench.waiting_bodies() == [b"good", b"ours"]
     assert dotnet.rows(bench.queue)[0].id == sent
-    assert list(purge_expired(bench.desk, bench.queue)) == [1]
+    assert list(purge_expired(bench.connection, bench.queue)) == [1]
     got = dotnet.receive(bench.queue)
     assert (got and got.body) == b"good"
 
@@ -260,9 +263,9 @@ def test_a_body_of_text_and_an_expiry_of_days_are_read(bench: Bench) -> None:
     )
 
     shown = browsed(bench, bench.queue)
-    _, (rows,) = bench.batch(bench.loop(maxConcurrency="1"))
+    _, (rows,) = bench.run_batch(bench.stream_driver(maxConcurrency="1"))
 
-    assert doctor.of_any_queue(bench.desk, bench.queue) == []
+    assert doctor.of_any_queue(bench.connection, bench.queue) == []
     expected = [("ü".encode(), datetime(2999, 12, 31)), (b"b", None), (b"c", None)]  # noqa: DTZ001
     assert [(row["body"], row["expires"]) for row in rows.to_pylist()] == expected
     assert [(row["body"], row["expires"]) for row in shown[:3]] == expected
@@ -277,7 +280,7 @@ def test_a_domain_counts_as_its_base_type(bench: Bench) -> None:
     )
     bench.dotnet.send(bench.queue, body=b"1")
 
-    assert doctor.of_any_queue(bench.desk, bench.queue) == []
+    assert doctor.of_any_queue(bench.connection, bench.queue) == []
     assert bodies(bench.receive(bench.task(None))) == [b"1"]
 
 
@@ -290,7 +293,7 @@ def test_an_expiry_of_days_is_never_too_early(bench: Bench) -> None:
     stream = bench.new_stream()
 
     rows = bench.receive(bench.task(stream))
-    bench.return_(stream)
+    bench.return_receipt(stream)
 
     assert bodies(rows) == [b"ours"]
     (after,) = bench.dotnet.rows(bench.queue)
@@ -302,17 +305,19 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
     """Quoted names with capitals are other names, to endpoints too. Nothing is taken from it."""
     bench.dotnet.send(bench.queue, lives=-1)
     alter(bench, bench.dotnet.dba.shapes.no_queue[how])
-    queue, desk = bench.queue, bench.desk
+    queue, connection = bench.queue, bench.connection
     before = bench.dotnet.dba.count(queue)
 
     for work in (
-        lambda: bench.loop().latest(INITIAL),
-        lambda: bench.loop(purgeOnStartup="true").latest(INITIAL),
+        lambda: bench.stream_driver().latest(INITIAL),
+        lambda: bench.stream_driver(purgeOnStartup="true").latest(INITIAL),
         lambda: bench.receive(bench.task(None)),
         lambda: browsed(bench, queue),
-        lambda: list(purge_expired(desk, queue)),
-        lambda: return_to_source.plan_return(desk, queue, return_to_source.Choice()),
-        lambda: bench.loop(queue=bench.address("error"), errorQueue=bench.printed).latest(INITIAL),
+        lambda: list(purge_expired(connection, queue)),
+        lambda: return_to_source.plan_return(connection, queue, return_to_source.Choice()),
+        lambda: bench.stream_driver(
+            queue=bench.address("error"), errorQueue=bench.queue_address
+        ).latest(INITIAL),
     ):
         with pytest.raises(errors.NotAQueue, match="is not a queue: "):
             work()
@@ -332,7 +337,7 @@ def test_a_stream_names_the_column_its_type_and_the_right_one(bench: Bench) -> N
     )
 
     with pytest.raises(errors.NotAQueue) as caught:
-        bench.loop().latest(INITIAL)
+        bench.stream_driver().latest(INITIAL)
 
     assert (
         "is not a queue: column id is text: expected uuid; "
@@ -365,9 +370,9 @@ KINDS = {
 def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench, kind: str) -> None:
     """The place of a row is unique within one table only. Delayed messages are not moved either."""
     bench.dotnet.dba.run(KINDS[kind].format(bench.dotnet.schema, COLUMNS))
-    odd = bench.beside("odd")
+    odd = bench.table_beside("odd")
 
-    found = {each.name: each for each in queue_checks.of_table(bench.desk, odd)}["table_kind"]
+    found = {each.name: each for each in queue_checks.of_table(bench.connection, odd)}["table_kind"]
     if kind == "a foreign table":
         bench.dotnet.dba.run(f"DROP FOREIGN DATA WRAPPER {bench.dotnet.schema} CASCADE")
         return
@@ -377,12 +382,12 @@ def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench,
     elif kind == "a materialized view":  # which the server locks for nobody
         refused = errors.NotAQueue, "not supported for materialized views"
     with pytest.raises(refused[0], match=refused[1]):
-        bench.batch(bench.loop(queue=bench.address("odd")))
+        bench.run_batch(bench.stream_driver(queue=bench.address("odd")))
     if "partitions" in kind:
         bench.dotnet.dba.on(odd, 'ALTER TABLE {queue} RENAME TO "orders.Delayed"')
-        bench.dotnet.dba.on(bench.delayed, "ALTER TABLE {queue} ADD COLUMN due timestamptz")
+        bench.dotnet.dba.on(bench.delayed_table, "ALTER TABLE {queue} ADD COLUMN due timestamptz")
         with pytest.raises(errors.NotAQueue, match="several partitions or descendants"):
-            bench.batch(bench.loop(delayedDelivery="true"))
+            bench.run_batch(bench.stream_driver(delayedDelivery="true"))
 
     assert found.severity == "error"
     assert f"it is {kind}" in found.found
@@ -392,7 +397,7 @@ def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench,
 def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
     """The error has the server's words, and the doctor's fix works."""
     state, queues = bench.dotnet.state, bench.dotnet.schema
-    with bench.login("SELECT, INSERT, UPDATE, DELETE") as (login, connection):
+    with bench.login_with_rights("SELECT, INSERT, UPDATE, DELETE") as (login, connection):
         bench.dotnet.dba.enlist(login)
         bench.dotnet.dba.run(
             f"GRANT USAGE ON SCHEMA {state} TO {login.name};"
@@ -414,10 +419,10 @@ def test_row_security_is_found_and_no_grant_is_asked_for(bench: Bench) -> None:
 
 def work(bench: Bench, source: QueueAddress, login: Login) -> None:
     """Do all that a service does: move, plan, receive, divert, browse, ack, delay, dispatch."""
-    queue, delayed = bench.desk.printed(source), bench.desk.printed(delayed_of(source))
+    queue, delayed = bench.connection.printed(source), bench.connection.printed(delayed_of(source))
     raw = {"queue": queue, "errorQueue": bench.address("error"), "url": login.url}
-    options = bench.source(**raw, delayedDelivery="true")
-    to = {"queue": bench.printed, "delayedQueue": delayed, "url": login.url}
+    options = bench.source_options(**raw, delayedDelivery="true")
+    to = {"queue": bench.queue_address, "delayedQueue": delayed, "url": login.url}
     loop = StreamDriver(options, Clock(), doctor.at_start)
     try:
         end = loop.latest(INITIAL)
@@ -428,7 +433,7 @@ def work(bench: Bench, source: QueueAddress, login: Login) -> None:
             assert browse.split_queues(connection, [source], count=2) == []
             out = chunk(b"out", lives=1000), delayed_chunk({"delay": 0})
             staged = send.stage(session, out, sink=login.name, sink_batch=0)
-            send.dispatch(connection, [staged], bench.sink(**to))
+            send.dispatch(connection, [staged], bench.sink_options(**to))
         loop.latest(end)
     finally:
         loop.close()
@@ -441,9 +446,9 @@ def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) ->
     An error on a state schema has none, because the schema may be another team's.
     """
     dba = bench.dotnet.dba
-    source = bench.another("sequence schema")  # it may pass for words of the server's sentence
+    source = bench.create_queue("sequence schema")  # it may pass for words of the server's sentence
     dba.do("own", source)
-    schema.create_delayed(bench.desk, source)
+    schema.create_delayed(bench.connection, source)
     bench.dotnet.send(source)
     bench.dotnet.send(source, "[]")
     bench.dotnet.store(delayed_of(source), "", b"", delay=-3600)
@@ -478,5 +483,5 @@ def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) ->
     assert state == []
     said = f"stateSchema to your team's schema instead of {bench.dotnet.state}, or ask"
     assert all(said in each and "GRANT" not in each for each in asked)
-    assert len(bench.bodies(bench.errors)) == 1
-    assert len(bench.bodies()) >= 1
+    assert len(bench.waiting_bodies(bench.error_queue)) == 1
+    assert len(bench.waiting_bodies()) >= 1

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 def look(bench: Bench) -> stats.QueueLook:
     """Look at the queue."""
-    return stats.look_at(bench.desk, bench.queue, bench.source(), {})
+    return stats.look_at(bench.connection, bench.queue, bench.source_options(), {})
 
 
 def counts(before: stats.QueueLook, now: stats.QueueLook) -> list[int | None]:
@@ -104,11 +104,15 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
             "NServiceBus.FailedQ": "Shop",
             "NServiceBus.TimeOfFailure": format_wire_time(moment),
         }
-        bare.dotnet.send(bare.errors, dumps(failure))
-    bare.dotnet.send(bare.errors)
+        bare.dotnet.send(bare.error_queue, dumps(failure))
+    bare.dotnet.send(bare.error_queue)
 
-    look = stats.take_look(bare.desk, [bare.printed, bare.desk.printed(bare.errors)], bare.source())
-    (found,) = report.find_failures(bare.desk, look, are_named=True)
+    look = stats.take_look(
+        bare.connection,
+        [bare.queue_address, bare.connection.printed(bare.error_queue)],
+        bare.source_options(),
+    )
+    (found,) = report.find_failures(bare.connection, look, are_named=True)
 
     x, y, none = found["groups"]
     assert (x["messages"], x["queues"], x["example"]) == (2, {"Shop": 2}, "no stock")
@@ -122,7 +126,7 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
 
 def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[pa.Table]:
     """Read a range."""
-    return list(browse.read_pages(bench.desk, bench.queue, first, stop, narrow=narrow))
+    return list(browse.read_pages(bench.connection, bench.queue, first, stop, narrow=narrow))
 
 
 @ON_DATABASE
@@ -133,10 +137,10 @@ def test_ranges_hold_every_message_once(
     """Ranges ascend, do not overlap, and are not more than asked for, whatever gaps there are."""
     bench.dotnet.dba.empty(bench.queue)
     bench.dotnet.send_many(bench.queue, [b"%d" % at + b"x" * size for at in range(40)])
-    base = bench.seqs()[0]
+    base = bench.waiting_seqs()[0]
     bench.dotnet.dba.do("delete", bench.queue, seqs=[base + at for at in gone])
 
-    ranges = browse.split_queues(bench.desk, [bench.queue], count=parts)
+    ranges = browse.split_queues(bench.connection, [bench.queue], count=parts)
     tables = [page for _, first, stop in ranges for page in pages(bench, first, stop)]
 
     assert len(ranges) <= parts
@@ -151,7 +155,7 @@ def test_heavy_messages_come_in_small_pages(bench: Bench) -> None:
     bench.dotnet.send_many(bench.queue, [b"x"] * browse.FIRST_PAGE + [bytes(1 << 20)] * 70)
 
     found = [(page.num_rows, page.nbytes) for page in pages(bench, 1, 1000)]
-    begun = browse.read_pages(bench.desk, bench.queue, 1, 1000, narrow=False)
+    begun = browse.read_pages(bench.connection, bench.queue, 1, 1000, narrow=False)
     next(begun)
     bench.dotnet.dba.do("truncate", bench.queue)  # waits for every transaction on it
 
@@ -171,18 +175,18 @@ def fill(bench: Bench, *lives: int | None) -> None:
 
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
     """What is sent meanwhile stays. An empty queue has no batch."""
-    assert list(purge_parts(bare.desk, bare.queue, look(bare).depth)) == []
+    assert list(purge_parts(bare.connection, bare.queue, look(bare).depth)) == []
     fill(bare, *[None] * 25)
     depth = look(bare).depth
     bare.dotnet.send(bare.queue, body=b"new")
 
-    batches = purge_parts(bare.desk, bare.queue, depth, batch=10)
+    batches = purge_parts(bare.connection, bare.queue, depth, batch=10)
     first = next(batches)
-    left = len(bare.seqs())
+    left = len(bare.waiting_seqs())
 
     assert (first, left) == (9, 17)
     assert first + sum(batches) == 25
-    assert bare.bodies() == [b"new"]
+    assert bare.waiting_bodies() == [b"new"]
 
 
 def test_only_what_has_expired_is_purged(bare: Bench) -> None:
@@ -192,15 +196,15 @@ def test_only_what_has_expired_is_purged(bare: Bench) -> None:
     It does not wait for a message that a consumer holds, but the next purge finds it.
     """
     fill(bare, None, -1, 3_600_000, 0, -86_400_000, *[-1] * 5)
-    purged = partial(purge_expired, bare.desk, bare.queue, batch=3)
+    purged = partial(purge_expired, bare.connection, bare.queue, batch=3)
 
-    with bare.dotnet.hold(bare.queue, bare.seqs()[1:2]):
+    with bare.dotnet.hold(bare.queue, bare.waiting_seqs()[1:2]):
         assert list(purged()) == [3, 3, 1]
 
-    assert bare.bodies() == [b"0", b"1", b"2"]
+    assert bare.waiting_bodies() == [b"0", b"1", b"2"]
     assert list(purged()) == [1]
     assert list(purged()) == []
-    assert bare.bodies() == [b"0", b"2"]
+    assert bare.waiting_bodies() == [b"0", b"2"]
 
 
 class Victim(RecordedConnection):
@@ -222,34 +226,34 @@ def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
     fill(bare, *[-1] * 2, *[None] * 3)
 
     waits = look(bare).depth
-    expired, rest = Victim(bare.desk), Victim(bare.desk)
+    expired, rest = Victim(bare.connection), Victim(bare.connection)
 
     assert list(purge_expired(expired, bare.queue)) == [2]
     assert sum(purge_parts(rest, bare.queue, waits)) == 3
     assert expired.undone
     assert rest.undone
-    assert bare.seqs() == []
+    assert bare.waiting_seqs() == []
 
 
 def test_purge_on_startup_waits_for_consumers(
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a consumer gives back is purged too. What comes later waits for another run."""
-    sessions = bare.use_own_name()
+    sessions = bare.use_unique_queue()
     fill(bare, *[None] * 3)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
-    loop = bare.loop(purgeOnStartup="true", transactionMode="none")
+    loop = bare.stream_driver(purgeOnStartup="true", transactionMode="none")
 
-    with bare.dotnet.hold(bare.queue, bare.seqs()[:1]):
-        started = bare.thread(loop.freeze)
+    with bare.dotnet.hold(bare.queue, bare.waiting_seqs()[:1]):
+        started = bare.run_in_thread(loop.freeze)
         until(lambda: bare.dotnet.waiting(sessions))
     started.result(timeout=TIMEOUT)
     fill(bare, None)
 
     assert bare.drain(loop) == []
-    assert len(bare.seqs()) == 1
+    assert len(bare.waiting_seqs()) == 1
     (record,) = caplog.records
-    assert record.getMessage() == f"{bare.printed}: 3 messages purged (purgeOnStartup=true)"
+    assert record.getMessage() == f"{bare.queue_address}: 3 messages purged (purgeOnStartup=true)"
 
 
 # ----- return to source -----------------------------------------------------------------------
@@ -260,39 +264,39 @@ EXCEPTION = f"{EXCEPTION_INFO}ExceptionType"
 
 def fail(bench: Bench, body: bytes = b"{}", /, **headers: str | None) -> uuid.UUID:
     """Put a message into the error queue, as an endpoint does; `headers` are more of them."""
-    failed = {FAILED_Q: bench.printed, TIME_OF_FAILURE: "2026-06-30 17:05:39:000001 Z"}
+    failed = {FAILED_Q: bench.queue_address, TIME_OF_FAILURE: "2026-06-30 17:05:39:000001 Z"}
     whole = {MESSAGE_ID: "m", EXCEPTION: "System.Bad", **failed, **headers}
-    return bench.dotnet.send(bench.errors, dumps(whole), body)
+    return bench.dotnet.send(bench.error_queue, dumps(whole), body)
 
 
 def planned(bench: Bench, **choice: Any) -> ReturnPlan:
     """Look at the error queue."""
-    return return_to_source.plan_return(bench.desk, bench.errors, Choice(**choice))
+    return return_to_source.plan_return(bench.connection, bench.error_queue, Choice(**choice))
 
 
 def give_back(
     bench: Bench, found: ReturnPlan, application: str = "retry", batch: int = 2
 ) -> Iterator[Returned]:
     """Return what can be returned, batch by batch."""
-    session = bench.session(application)
-    return return_to_source.give_back(session, bench.errors, found, batch=batch)
+    session = bench.new_session(application)
+    return return_to_source.give_back(session, bench.error_queue, found, batch=batch)
 
 
 def waiting(bench: Bench) -> list[bytes | None]:
     """The bodies of the error queue."""
-    return bench.bodies(bench.errors)
+    return bench.waiting_bodies(bench.error_queue)
 
 
 def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> None:
     """Headers that the endpoint added are removed. The others stay byte for byte."""
     failures = [case for case in golden() if FAILED_Q in (case.read or {})]
-    here = f'"{FAILED_Q}":"{escape(bare.printed)}"'
+    here = f'"{FAILED_Q}":"{escape(bare.queue_address)}"'
     texts = [
         re.sub(rf'"{FAILED_Q}":"(\\"|[^"])*"', lambda _: here, str(each.headers))
         for each in failures
     ]
     for text, each in zip(texts, failures, strict=True):
-        bare.dotnet.send(bare.errors, text, each.body)
+        bare.dotnet.send(bare.error_queue, text, each.body)
 
     found = planned(bare, exceptions=frozenset({"InvalidOperationException"}))
     (done,) = give_back(bare, found, batch=100)
@@ -308,7 +312,7 @@ def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> No
 
 def test_a_message_keeps_its_identity(bare: Bench) -> None:
     """Without a message id the row's id counts. It changes, so it becomes a header."""
-    row = bare.dotnet.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
+    row = bare.dotnet.send(bare.error_queue, dumps({FAILED_Q: bare.queue_address}), None)
 
     (done,) = give_back(bare, planned(bare, ids=frozenset({str(row)})))
 
@@ -362,7 +366,7 @@ def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
     reasons |= {dumps({FAILED_Q: bare.address("error")}): "error queue itself", "{}": "no header"}
     reasons |= {"[]": "corrupt", '{"NServiceBus.FailedQ":7}': "corrupt"}
     for text in reasons:
-        bare.dotnet.send(bare.errors, text)
+        bare.dotnet.send(bare.error_queue, text)
     fail(bare, b"good")
 
     found = planned(bare)
@@ -370,18 +374,18 @@ def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
 
     assert done.messages == 1
     said = {row: reason for reason, some in found.staying.items() for row in some.ids}
-    rows = {row.headers: said.get(str(row.id), "") for row in bare.dotnet.rows(bare.errors)}
+    rows = {row.headers: said.get(str(row.id), "") for row in bare.dotnet.rows(bare.error_queue)}
     assert rows.keys() == reasons.keys()
     for text, reason in reasons.items():
         assert reason in rows[text] != ""
-    assert bare.bodies() == [b"good"]
+    assert bare.waiting_bodies() == [b"good"]
 
 
 def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
     """One queue was dropped, and one has a constraint. A refused batch is undone as a whole."""
-    gone, strict = bare.another("gone"), bare.another("strict")
+    gone, strict = bare.create_queue("gone"), bare.create_queue("strict")
     for at, each in enumerate((gone, strict, strict, bare.queue)):
-        fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed(each)})
+        fail(bare, b"%d" % at, **{FAILED_Q: bare.connection.printed(each)})
     found = planned(bare)
     bare.dotnet.dba.drop(gone)
     bare.dotnet.dba.do("refuse", strict)
@@ -393,7 +397,7 @@ def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) 
     assert isinstance(done[0].reason, QueueNotFound | QueueNotWritable)
     assert done[1].reason is done[2].reason
     assert "not today" in str(done[1].reason)
-    assert [bare.bodies(), waiting(bare)] == [[b"3"], [b"0", b"1", b"2"]]
+    assert [bare.waiting_bodies(), waiting(bare)] == [[b"3"], [b"0", b"1", b"2"]]
 
 
 def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,12 +417,12 @@ def test_a_message_that_is_another_now_is_not_returned(bare: Bench) -> None:
         fail(bare, body)
     batches = give_back(bare, planned(bare), batch=1)
     assert next(batches).messages == 1
-    bare.dotnet.dba.do("rewrite", bare.errors, headers=dumps({FAILED_Q: "elsewhere"}))
+    bare.dotnet.dba.do("rewrite", bare.error_queue, headers=dumps({FAILED_Q: "elsewhere"}))
 
     with pytest.raises(MessageChanged, match="Nothing of its batch was returned"):
         next(batches)
 
-    assert [bare.bodies(), waiting(bare)] == [[b"0"], [b"1", b"2"]]
+    assert [bare.waiting_bodies(), waiting(bare)] == [[b"0"], [b"1", b"2"]]
 
 
 def test_a_message_with_the_seq_of_one_that_is_gone_stays(bare: Bench) -> None:
@@ -427,15 +431,15 @@ def test_a_message_with_the_seq_of_one_that_is_gone_stays(bare: Bench) -> None:
         fail(bare, body)
     batches = give_back(bare, planned(bare), batch=1)
     assert next(batches).messages == 1
-    bare.dotnet.dba.drop(bare.errors)
-    bare.dotnet.create(bare.errors)
+    bare.dotnet.dba.drop(bare.error_queue)
+    bare.dotnet.create(bare.error_queue)
     for body in (b"other", b"same seq"):
         fail(bare, body)
 
     (done,) = batches
 
     assert (done.messages, done.skipped) == (0, 1)
-    assert [bare.bodies(), waiting(bare)] == [[b"0"], [b"other", b"same seq"]]
+    assert [bare.waiting_bodies(), waiting(bare)] == [[b"0"], [b"other", b"same seq"]]
 
 
 def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
@@ -443,8 +447,8 @@ def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
     for body in (b"0", b"1"):
         fail(bare, body)
     found = planned(bare)
-    for queue in (bare.another("late"), bare.queue):
-        fail(bare, b"late", **{FAILED_Q: bare.desk.printed(queue)})
+    for queue in (bare.create_queue("late"), bare.queue):
+        fail(bare, b"late", **{FAILED_Q: bare.connection.printed(queue)})
 
     assert [each.messages for each in give_back(bare, found)] == [2]
     assert waiting(bare) == [b"late", b"late"]
@@ -463,7 +467,7 @@ def test_a_return_keeps_no_text_that_a_sender_chose(
     for each in range(3):
         fail(bare, **{EXCEPTION: f"{each}" * 100_000})
         fail(bare, **{FAILED_Q: f'"{each}'})
-        fail(bare, **{FAILED_Q: bare.desk.printed(bare.another(f"q{each}"))})
+        fail(bare, **{FAILED_Q: bare.connection.printed(bare.create_queue(f"q{each}"))})
 
     found = planned(bare)
     done = [*give_back(bare, found)]
@@ -485,12 +489,14 @@ def test_a_return_holds_a_page(bare: Bench) -> None:
         try:
             found = planned(bare)
             parts = [
-                *return_to_source.cut_batches(bare.session("retry"), bare.errors, found, most=99)
+                *return_to_source.cut_batches(
+                    bare.new_session("retry"), bare.error_queue, found, most=99
+                )
             ]
             _, largest = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert sum(len(part) for _, part in parts) == bare.dotnet.dba.count(bare.errors)
+        assert sum(len(part) for _, part in parts) == bare.dotnet.dba.count(bare.error_queue)
         return largest
 
     peaks = []

@@ -107,7 +107,7 @@ def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str
     before = bench.dotnet.rows(bench.queue)
     first, stop = (before[0].seq, before[-1].seq + 1) if before else (0, 0)
 
-    pages = browse.read_pages(bench.desk, bench.queue, first, stop, narrow=False)
+    pages = browse.read_pages(bench.connection, bench.queue, first, stop, narrow=False)
     assert read(pages, MAPS) == expected(rows)
     assert bench.dotnet.rows(bench.queue) == before
 
@@ -118,20 +118,20 @@ def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str
     sound = {str(case.id): case.columns for case in rows if not case.poison}
     found = read(tables, ALONE)  # a header alone is the one among all of them
     assert {name: found[name] for name in sound} == sound
-    assert bench.seqs() == []
+    assert bench.waiting_seqs() == []
 
 
 def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str, bytes | None]]:
     """Headers and bodies as they are in the queue after they went through the staging."""
     frame = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "headers": column})
     sender = Sender(
-        options=bench.sink(),
+        options=bench.sink_options(),
         partition=0,
         seed=bytes(16),
         sent=datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
     )
-    staged = dispatch.stage(bench.session(), sender.chunks([frame]), sink="sink", sink_batch=0)
-    dispatch.dispatch(bench.desk, [staged], bench.sink())
+    staged = dispatch.stage(bench.new_session(), sender.chunks([frame]), sink="sink", sink_batch=0)
+    dispatch.dispatch(bench.connection, [staged], bench.sink_options())
     return [(row.headers or "", row.body) for row in bench.dotnet.rows(bench.queue)]
 
 

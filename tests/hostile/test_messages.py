@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pytest
 from cli.database import own_database
-from conformance.conftest import Bench, bench_of
+from conformance.conftest import Bench, create_bench
 from conformance.test_send import chunk, dispatch, stage
 from payloads import forged
 
@@ -38,8 +38,8 @@ HUGE = "repeat('x', 270000000)"
 
 def bench_at(place: Place) -> Bench:
     """Give a queue, an error queue and state tables in a place."""
-    bench = bench_of(place.dotnet)
-    schema.install(bench.desk)
+    bench = create_bench(place.dotnet)
+    schema.install(bench.connection)
     return bench
 
 
@@ -61,7 +61,7 @@ def put(place: Place, headers: str, body: str, table: str = "orders", late: str 
 
 def drain(bench: Bench) -> list[bytes]:
     """Run a stream with an error queue until nothing waits."""
-    return bench.drain(bench.loop(errorQueue=bench.address("error")))
+    return bench.drain(bench.stream_driver(errorQueue=bench.address("error")))
 
 
 # ----- large headers ---------------------------------------------------------------------------
@@ -71,15 +71,15 @@ def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Ben
     """They have 3 MB on disk. `stats`, `doctor` and a stream's look read their beginning."""
     put(place, f"'{TYPED},\"a\":\"' || {HUGE} || '\"}}'", "''", late="now() + interval '1 day'")
     put(place, f"'{TYPED}}}'", "'next'")
-    options = bench.source(errorQueue=bench.address("error"))
+    options = bench.source_options(errorQueue=bench.address("error"))
 
-    look = stats.take_look(bench.desk, [bench.printed], options)
-    rows = [*report.read_headers(bench.desk, look.queues[0].depth, is_named=True)]
-    findings = doctor.run_all_checks(bench.desk, [bench.queue])
+    look = stats.take_look(bench.connection, [bench.queue_address], options)
+    rows = [*report.read_headers(bench.connection, look.queues[0].depth, is_named=True)]
+    findings = doctor.run_all_checks(bench.connection, [bench.queue])
 
     assert look.queues[0].oldest is not None
     assert len(rows) == 1
-    assert [each.where for each in findings if each.name == "long_headers"] == [bench.printed]
+    assert [each.where for each in findings if each.name == "long_headers"] == [bench.queue_address]
     assert drain(bench) == [b"next"]
     assert place.sql(f'SELECT octet_length(headers) > 270000000 FROM "{place.schema}".error') == [
         (True,)
@@ -142,12 +142,15 @@ def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
     put(place, f"'{{{elsewhere},' || {TINY} || '}}'", "'tiny'", table="error")
     put(place, f"'{{{elsewhere}}}'", "'small'", table="error")
     settings = error_triage.TriageSettings(
-        url=bench.source().url, error_queue=bench.address("error"), table="t", checkpoint="c"
+        url=bench.source_options().url,
+        error_queue=bench.address("error"),
+        table="t",
+        checkpoint="c",
     )
     options = settings.read() | {"stateSchema": place.state}
     del options["url"]
 
-    got = bench.drain(bench.loop(None, **options))
+    got = bench.drain(bench.stream_driver(None, **options))
 
     assert got == [b"tiny", b"small"]
     assert len(parsed) == 1
@@ -187,7 +190,7 @@ def test_a_browse_leaves_out_what_is_too_large(
     for body in ("'1'", "convert_to(repeat('y', 2000), 'UTF8')", "'3'"):
         put(place, "'{}'", body)
 
-    pages = browse.read_pages(bench.desk, bench.queue, 1, 4, narrow=False, largest=1000)
+    pages = browse.read_pages(bench.connection, bench.queue, 1, 4, narrow=False, largest=1000)
 
     assert [body for page in pages for body in page["body"].to_pylist()] == [b"1", b"3"]
     assert "messages larger than 1000 bytes are left out: seq 2" in caplog.text
@@ -208,7 +211,7 @@ def ascii_bench(server: str) -> Iterator[Bench]:
 
 def put_bytes(bench: Bench, headers: bytes, body: str) -> None:
     """Insert a message whose headers are any bytes."""
-    text = f"INSERT INTO {bench.printed} (id, headers, body) VALUES (gen_random_uuid(), "
+    text = f"INSERT INTO {bench.queue_address} (id, headers, body) VALUES (gen_random_uuid(), "
     bench.dotnet.execute(text + "convert_from(%s, 'SQL_ASCII'), %s)", headers, body)
 
 
@@ -226,16 +229,16 @@ def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) 
     assert bench.receive(task).equals(rows)
     for headers, body in ((BAD, "bad"), (GOOD, "good"), (b"[]", "poison"), (sent, "sent")):
         put_bytes(bench, headers, body)
-    look = stats.take_look(bench.desk, [bench.printed], bench.source())
-    list(report.read_headers(bench.desk, look.queues[0].depth, is_named=True))
-    doctor.run_all_checks(bench.desk, [bench.queue])
-    shown = [*list_messages(bench.desk, bench.queue, limit=9)]
+    look = stats.take_look(bench.connection, [bench.queue_address], bench.source_options())
+    list(report.read_headers(bench.connection, look.queues[0].depth, is_named=True))
+    doctor.run_all_checks(bench.connection, [bench.queue])
+    shown = [*list_messages(bench.connection, bench.queue, limit=9)]
 
     got = drain(bench)
 
     assert [each.headers for each in shown[:2]] == [{"a": "\ufffd\ufffd"}, {"a": "é"}]
     assert got == [b"good"]
-    moved = bench.failures()
+    moved = bench.error_queue_headers()
     assert [*moved] == [b"bad", b"poison", b"sent"]
     assert moved[b"poison"]["SqlQueue.CorruptHeaders"] == "[]"
     for name, octets in ((b"bad", BAD), (b"sent", sent)):
@@ -270,9 +273,9 @@ def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
             bench.receive(task)
         if size == 57:
             with pytest.raises(PayloadRefused):
-                bench.return_(stream)
-        assert bench.drop(stream) == 1
-        assert bench.seqs() == []
+                bench.return_receipt(stream)
+        assert bench.drop_receipt(stream) == 1
+        assert bench.waiting_seqs() == []
 
 
 @pytest.mark.parametrize("kind", ["garbage", "another good one"])
@@ -285,7 +288,7 @@ def test_a_rewritten_chunk_is_not_sent(place: Place, bench: Bench, kind: str) ->
 
     with pytest.raises(PayloadRefused, match="the payload of staged chunk 0 of attempt"):
         dispatch(bench, staged)
-    assert bench.seqs() == []
+    assert bench.waiting_seqs() == []
 
 
 @pytest.mark.parametrize("law", ["octet_length(body) < 3", "headers::json ->> 'a' IS NULL"])
