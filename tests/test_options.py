@@ -382,7 +382,7 @@ def test_a_function_gets_the_url_as_the_user_wrote_it(
     """Its password is a part of the url that connects, and of no name of the server."""
     written = f"{LOGIN}?sslmode=require"
     connect = Mock(side_effect=InterruptedError)
-    monkeypatch.setattr(drivers, "connect", connect)
+    monkeypatch.setattr(drivers, "open_session", connect)
 
     with pytest.raises(InterruptedError):
         Session(DatabaseOptions.parse({"url": written, **given}), "test").open()

@@ -346,7 +346,7 @@ def test_a_lost_commit_may_lose_the_lesson_of_a_batch_and_never_counts_it_twice(
     bench.planned_kill = StrikeAtCommit(0, kill, after=is_done)
     end, second = bench.run_batch(loop, end)
 
-    assert bench.planned_kill.fell == "commit"
+    assert bench.planned_kill.killed_at == "commit"
     assert loop.memory.ramp.successes == counted
     assert (loop.memory.closed.batch, end.batch) == (1, 2)
     assert bodies(*first, *second) == sent
